@@ -1,0 +1,58 @@
+"""Exact equivariant attention for escnn."""
+
+from importlib.util import find_spec
+
+__version__ = "0.1.0"
+
+# An exported network is loaded where escnn need not be installed; all else needs it.
+if find_spec("escnn") is not None:
+    from escnn_attention import compat, pickling
+
+    compat.apply()
+    pickling.register()
+
+    from escnn_attention.checks import EquivarianceReport, assert_equivariant, equivariance_report
+    from escnn_attention.encodings import (
+        AbsoluteEncoding,
+        Encoding,
+        FourierEncoding,
+        MLPEncoding,
+        NoEncoding,
+        SeparableEncoding,
+    )
+    from escnn_attention.nn import (
+        FieldLayerNorm,
+        GroupSelfAttention,
+        LiftingSelfAttention,
+        PoseLinear,
+        SiLU,
+        TransformerBlock,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise ImportError(
+                f"escnn_attention.{name} needs escnn. With a Fortran compiler: pip install 'escnn-attention[escnn]'; "
+                "without one: pip install --no-deps escnn"
+            )
+        raise AttributeError(f"module 'escnn_attention' has no attribute {name!r}")
+
+
+__all__ = [
+    "AbsoluteEncoding",
+    "Encoding",
+    "EquivarianceReport",
+    "FieldLayerNorm",
+    "FourierEncoding",
+    "GroupSelfAttention",
+    "LiftingSelfAttention",
+    "MLPEncoding",
+    "NoEncoding",
+    "PoseLinear",
+    "SeparableEncoding",
+    "SiLU",
+    "TransformerBlock",
+    "assert_equivariant",
+    "equivariance_report",
+]

@@ -1,0 +1,28 @@
+"""Keeps one fault of escnn away from whoever imports :mod:`escnn_attention`.
+
+escnn 1.0.11 solves for kernel bases with scikit-learn's ``randomized_svd`` whenever scikit-learn can be imported, and
+hands it a :class:`numpy.matrix`. Recent releases of scikit-learn refuse that type, so the first kernel basis that is
+not yet in escnn's cache on disk raises ``TypeError: np.matrix is not supported``; bases that are cached hide the fault.
+Without scikit-learn escnn uses scipy's singular value decomposition, which is exact, deterministic and accepts the
+matrix. :func:`apply` selects that path always.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+__all__ = ["apply"]
+
+
+def apply() -> None:
+    """Let escnn compute its bases with scipy, as it does where scikit-learn is not installed.
+
+    Called when :mod:`escnn_attention` is imported; calling it again changes nothing.
+    """
+    with warnings.catch_warnings():
+        # escnn warns at import that py3nj, which only the Clebsch-Gordan coefficients of SO(3) would use, is missing:
+        # no finite group needs them, and the documented installation leaves py3nj out on purpose.
+        warnings.filterwarnings("ignore", message=".*py3nj.*")
+        from escnn.group import _numerical
+
+    _numerical.randomized_svd = None

@@ -1,0 +1,221 @@
+r"""What a layer needs of a fiber group, read off escnn's group objects as index tables and matrices.
+
+escnn's conventions, which everything above relies on: a regular field stores :math:`f(x, h)` in channel
+``H.elements.index(h)``, and an element acts by :math:`(g \cdot f)(x, h) = f(g^{-1}x, g^{-1}h)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from escnn.group import Group, GroupElement, Representation
+from escnn.gspaces import GSpace
+
+if TYPE_CHECKING:
+    from escnn.nn import FieldType
+
+__all__ = ["Fibers", "FrameSegment", "fibers", "frames", "invariant_vectors", "is_regular", "regular_fields"]
+
+
+_Result = TypeVar("_Result")
+
+
+def _once(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Compute once for each object.
+
+    escnn's groups are singletons that hold their representations, but products of groups cannot be hashed: objects are
+    told apart by identity, and kept so that no other can take their place.
+    """
+    results: dict[int, tuple[Any, _Result]] = {}
+
+    @wraps(function)
+    def wrapper(key: Any) -> _Result:
+        if id(key) not in results:
+            results[id(key)] = (key, function(key))
+        return results[id(key)][1]
+
+    return wrapper
+
+
+@dataclass(frozen=True, eq=False)
+class Fibers:
+    """The finite fiber group H of a gspace over R^d, as arrays.
+
+    Attributes:
+        elements: the elements, in escnn's order, which is the order of the channels of a regular field.
+        inverse: ``(|H|,)``; ``inverse[h]`` is the index of the inverse of element ``h``.
+        quotient: ``(|H|, |H|)``; ``quotient[g, h]`` is the index of ``g⁻¹h``, the pose h seen from the pose g.
+        action: ``(|H|, d, d)`` float64; the matrix with which each element acts on the base space.
+    """
+
+    elements: tuple[GroupElement, ...]
+    inverse: np.ndarray
+    quotient: np.ndarray
+    action: np.ndarray
+
+    @property
+    def order(self) -> int:
+        """The number of elements |H|, which is the number of poses of a regular field."""
+        return len(self.elements)
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d of the base space."""
+        return self.action.shape[-1]
+
+    @property
+    def preserves_square(self) -> bool:
+        """Whether every element maps the axes of the grid onto each other (up to sign), and so a square onto itself."""
+        return bool(is_signed_permutation(self.action).all())
+
+    def index(self, element: GroupElement) -> int:
+        """The channel of a regular field that belongs to ``element``."""
+        return self.elements.index(element)
+
+
+def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
+    """For each of the orthogonal ``(..., d, d)`` matrices, whether its entries are all 0, 1 or -1."""
+    return np.isclose(np.abs(matrices), np.round(np.abs(matrices)), atol=1e-6).all(axis=(-2, -1))
+
+
+@_once
+def fibers(gspace: GSpace) -> Fibers:
+    """The tables of the fiber group of ``gspace``.
+
+    Raises:
+        NotImplementedError: the fiber group is continuous.
+    """
+    group = gspace.fibergroup
+    if group.continuous:
+        raise NotImplementedError(
+            f"gspace: the fiber group {group.name} is continuous; group self-attention needs a finite fiber group. "
+            "Restrict the gspace to a finite subgroup, for example gspaces.rot2dOnR2(8) for gspaces.rot2dOnR2(-1)."
+        )
+    products = _products(group)
+    inverse = np.argmax(products == group.elements.index(group.identity), axis=1)
+    action = gspace.basespace_action
+    return Fibers(
+        elements=tuple(group.elements),
+        inverse=inverse,
+        quotient=products[inverse],
+        action=np.stack(
+            [np.zeros((0, 0)) if action is None else np.asarray(action(h), dtype=np.float64) for h in group.elements]
+        ),
+    )
+
+
+@_once
+def _products(group: Group) -> np.ndarray:
+    """The Cayley table: ``products[g, h]`` is the index of ``gh``.
+
+    Only the products with generators are computed by escnn. Every other row is a composition of theirs, which for the
+    full icosahedral group is the difference between milliseconds and seconds.
+    """
+    elements = list(group.elements)
+    index = {element: i for i, element in enumerate(elements)}
+    rows = {index[group.identity]: np.arange(len(elements))}
+    generators = {
+        index[s]: np.array([index[s @ h] for h in elements]) for s in group.generators or elements if s in index
+    }
+    frontier = list(rows)
+    while frontier:
+        found = []
+        for h in frontier:
+            for row in generators.values():
+                product = int(row[h])
+                if product not in rows:
+                    rows[product] = row[rows[h]]
+                    found.append(product)
+        frontier = found
+    return np.stack([rows[i] for i in range(len(elements))])
+
+
+@_once
+def _inverse_matrices(representation: Representation) -> np.ndarray:
+    """``(|H|, n, n)`` float64: the matrix of the inverse of each element."""
+    return np.stack([np.asarray(representation(~h), dtype=np.float64) for h in representation.group.elements])
+
+
+def is_regular(representation: Representation) -> bool:
+    """Whether a representation is the regular representation of its group, as escnn builds it."""
+    return representation.name == "regular" and representation.size == representation.group.order()
+
+
+def regular_fields(field_type: FieldType) -> int:
+    """The number of regular fields in a type."""
+    return sum(is_regular(r) for r in field_type.representations)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameSegment:
+    r"""How the fields of one representation look from every pose.
+
+    Attributes:
+        columns: ``(m, n)``; the channels of the m fields of this representation, each of size n.
+        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h.
+        permutation: ``(|H|, n)`` or None; where the matrices are permutations, the index that does the same:
+            ``(w @ matrices[h])[j] == w[permutation[h, j]]``.
+    """
+
+    columns: np.ndarray
+    matrices: np.ndarray
+    permutation: np.ndarray | None
+
+
+def frames(field_type: FieldType, *, dual: bool = False) -> Sequence[FrameSegment]:
+    r"""The matrices :math:`\rho(h^{-1})` of a field type, one segment for each distinct representation.
+
+    With them every equivariant map to a regular field is written down at once: it reads a vector w in the frame of each
+    pose, :math:`q(h) = w\,\rho(h)^{-1} f` (Frobenius reciprocity), and every map from a regular field places w in it,
+    :math:`\sum_h f(h)\,\rho(h)\,w`. ``dual=True`` gives :math:`\rho(h)^T`, which the second one multiplies with; for
+    orthogonal representations both are the same.
+    """
+    inverse = fibers(field_type.gspace).inverse
+    starts: dict[Representation, list[int]] = {}
+    start = 0
+    for representation in field_type.representations:
+        starts.setdefault(representation, []).append(start)
+        start += representation.size
+    segments = []
+    for representation, first in starts.items():
+        matrices = _inverse_matrices(representation)
+        if dual:
+            matrices = np.swapaxes(matrices[inverse], 1, 2)
+        columns = np.array(first)[:, None] + np.arange(representation.size)
+        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices)))
+    return segments
+
+
+def _as_permutation(matrices: np.ndarray) -> np.ndarray | None:
+    rounded = np.round(matrices)
+    is_permutation = (
+        np.allclose(matrices, rounded, atol=1e-9)
+        and (rounded >= 0).all()
+        and (rounded.sum(axis=1) == 1).all()
+        and (rounded.sum(axis=2) == 1).all()
+    )
+    return rounded.argmax(axis=1) if is_permutation else None
+
+
+def invariant_vectors(field_type: FieldType) -> np.ndarray:
+    """``(size, k)``: a basis of the vectors of a type that no element moves, the only ones a bias may add.
+
+    Each column lies in one field and is scaled to a largest entry of 1: on a regular field it is the vector of ones.
+    """
+    columns = []
+    start = 0
+    for representation in field_type.representations:
+        position = 0
+        for irrep in (field_type.fibergroup.irrep(*i) for i in representation.irreps):
+            if irrep.is_trivial():
+                vector = np.zeros(field_type.size)
+                part = np.asarray(representation.change_of_basis[:, position], dtype=np.float64)
+                vector[start : start + representation.size] = part / part[np.abs(part).argmax()]
+                columns.append(vector)
+            position += irrep.size
+        start += representation.size
+    return np.stack(columns, axis=1) if columns else np.zeros((field_type.size, 0))

@@ -1,0 +1,113 @@
+r"""Attention on plain tensors: no escnn, and no group but for index tables and coordinates.
+
+:func:`attention` dispatches to a backend, each of which is one file here:
+
+- :mod:`~escnn_attention.functional.reference`: the formula, written out.
+- :mod:`~escnn_attention.functional.blocked`: bounded pieces, on every device.
+
+A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which says what it cannot serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional import blocked, reference
+from escnn_attention.functional.reference import probabilities
+from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.positions import Positions
+
+__all__ = ["BACKENDS", "Backend", "QueryMode", "Terms", "attention", "check_backend", "probabilities"]
+
+
+class _Attention(Protocol):
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute the attention.
+
+    Attributes:
+        attention: the function.
+        refuses: given the arguments of a call, why this backend cannot serve it, or None if it can.
+    """
+
+    attention: _Attention
+    refuses: Callable[[Tensor, Positions, Terms, QueryMode, float], str | None] = lambda *_: None
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": Backend(reference.attention),
+    "blocked": Backend(blocked.attention),
+}
+"""The backends by name. ``"auto"`` takes the first of :data:`PREFERENCE` that can serve the call."""
+
+PREFERENCE = ("blocked",)
+
+
+def check_backend(backend: str) -> str:
+    """``backend``, if there is one of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, needed 'auto', {', '.join(map(repr, BACKENDS))}")
+    return backend
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Positions,
+    terms: Terms,
+    *,
+    query: QueryMode = "own",
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Group self-attention (design of GSA-Nets, Eqs. 14 and 16, corrected).
+
+    Args:
+        q: ``(B, M, P, N, C)``, the queries of M heads of C channels at N positions and P poses.
+        k, v: ``(B, M, P, N, C)``, keys and values. P is :math:`|H|`, or 1 for features without poses (lifting).
+        positions: where they are and who sees whom.
+        terms: the positional encoding, seen from each of the :math:`|H|` output poses.
+        query: which query poses contribute to an output pose h: ``"own"`` only h, ``"all"`` the sum over all of q's.
+        dropout: the probability with which a key is dropped from a query's attention.
+        backend: ``"auto"`` or one of :data:`BACKENDS`.
+
+    Returns:
+        ``(B, M, |H|, N, C)``.
+
+    Raises:
+        ValueError: an unknown backend, or one that cannot serve this call (it says why).
+    """
+    check_backend(backend)
+    if backend == "auto":
+        backend = next(b for b in PREFERENCE if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
+    elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
+        raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
+    k, v = _contain(k, v)
+    return BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout)
+
+
+def _contain(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep values that are not finite from spreading beyond the queries that attend to them.
+
+    A backend multiplies values outside a window with a probability of zero, and 0 · NaN is NaN. Here such a value is
+    taken out, and its key made NaN in its place: the scores, and with them the output, of the queries that see it are
+    NaN, and masked for all others.
+    """
+    finite = torch.isfinite(v)
+    poison = torch.where(finite.all(-1, keepdim=True), 0.0, torch.nan).to(k.dtype)
+    return k + poison, torch.where(finite, v, 0.0)

@@ -1,0 +1,87 @@
+"""The checks that all layers make of their arguments and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention.fibers import is_regular
+
+__all__ = ["check_input", "check_int", "check_option", "check_probability", "check_same_gspace", "check_type"]
+
+
+def check_type(name: str, value: Any) -> FieldType:
+    """``value``, if it is a field type with at least one field."""
+    if not isinstance(value, FieldType):
+        raise TypeError(f"{name}: got {type(value).__name__}, needed an escnn.nn.FieldType")
+    return value
+
+
+def check_same_gspace(in_type: FieldType, out_type: FieldType) -> None:
+    """Both types live on one gspace."""
+    if in_type.gspace != out_type.gspace:
+        raise ValueError(
+            f"out_type: its gspace is {out_type.gspace.name}, needed that of in_type, {in_type.gspace.name}"
+        )
+
+
+def check_regular(name: str, field_type: FieldType, why: str) -> None:
+    """All fields are regular."""
+    others = sorted({r.name for r in field_type.representations if not is_regular(r)})
+    if others:
+        raise ValueError(f"{name}: {why} needs regular fields only, got also {', '.join(others)}")
+
+
+def check_int(name: str, value: Any, *, least: int = 1) -> int:
+    """``value``, if it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: got {value!r}, needed an integer")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, needed at least {least}")
+    return value
+
+
+def check_option(name: str, value: Any, options: Iterable[str]) -> Any:
+    """``value``, if it is one of the options."""
+    options = tuple(options)
+    if value not in options:
+        raise ValueError(f"{name}: got {value!r}, needed one of {', '.join(map(repr, options))}")
+    return value
+
+
+def check_probability(name: str, value: Any) -> float:
+    """``value``, if it is a probability below 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ValueError(f"{name}: got {value!r}, needed a probability in [0, 1)")
+    return float(value)
+
+
+def check_input(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` on a grid."""
+    if not isinstance(x, GeometricTensor):
+        raise TypeError(f"input: {layer} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
+    if x.type.gspace != in_type.gspace:
+        raise ValueError(
+            f"input: {layer} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
+        )
+    if x.type != in_type:
+        raise ValueError(f"input: {layer} got a tensor of type {x.type}, needed {in_type}")
+    if x.coords is not None:
+        raise ValueError(
+            f"input: {layer} got scattered points (coords are set), needed features on a grid, of shape "
+            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
+        )
+    return x
+
+
+def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, ...]:
+    """``input_shape``, if it is the shape of a feature field of type ``in_type`` on a grid."""
+    shape = tuple(input_shape)
+    if len(shape) != 2 + in_type.gspace.dimensionality or shape[1] != in_type.size:
+        raise ValueError(
+            f"input_shape: {layer} got {shape}, needed (batch, {in_type.size}"
+            f"{', size' * in_type.gspace.dimensionality})"
+        )
+    return shape

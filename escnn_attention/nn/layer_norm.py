@@ -1,0 +1,76 @@
+"""Layer normalisation of feature fields."""
+
+from __future__ import annotations
+
+import numpy as np
+from escnn.nn import FieldType
+
+from escnn_attention.fibers import FrameSegment, frames, invariant_vectors
+from escnn_attention.nn._checks import check_option, check_type
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.layer_norm import LayerNorm, NormScope
+
+__all__ = ["FieldLayerNorm"]
+
+
+class FieldLayerNorm(PlainModule):
+    r"""Layer normalisation over all fields and poses.
+
+    .. math:: y = \gamma \, \frac{x - \mu}{\sqrt{\operatorname{mean}_c(x - \mu)_c^2 + \epsilon}} + \beta
+
+    The mean :math:`\mu` is taken over, and from, the channels of permutation fields (regular, quotient, trivial), whose
+    sum no element changes; other fields (irreps, for instance vectors) have no invariant mean and are only divided by
+    the common root mean square, which is invariant because the representations are orthogonal. :math:`\gamma` is one
+    number a field and :math:`\beta` one a trivial component, both learned, so that the layer commutes with the group.
+
+    Args:
+        in_type: the type of the input and of the output.
+        scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
+            sample together, as the published GSA-Nets do (there: group norm with one group).
+        eps: added to the mean square.
+        affine: whether to learn :math:`\gamma` and :math:`\beta`.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same.
+
+    Raises:
+        ValueError: an unknown scope, or a representation in ``in_type`` that is not orthogonal.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import FieldLayerNorm
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 8 * [g.regular_repr] + 2 * [g.irrep(1)])
+        >>> norm = FieldLayerNorm(fields)
+        >>> y = norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
+        >>> bool((y.square().mean(1) - 1).abs().max() < 1e-3)
+        True
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1.
+    """
+
+    plain: LayerNorm
+
+    def __init__(self, in_type: FieldType, scope: NormScope = "position", *, eps: float = 1e-5, affine: bool = True):
+        check_type("in_type", in_type)
+        check_option("scope", scope, ("position", "sample"))
+        if not eps >= 0:
+            raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
+        mean = np.zeros(in_type.size)
+        for segment in frames(in_type):
+            _check_orthogonal(segment, in_type)
+            if segment.permutation is not None:
+                mean[segment.columns.ravel()] = 1.0
+        field = np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
+        plain = LayerNorm(field, mean, invariant_vectors(in_type), scope=scope, eps=eps, affine=affine)
+        super().__init__(in_type, in_type, plain)
+
+
+def _check_orthogonal(segment: FrameSegment, in_type: FieldType) -> None:
+    products = segment.matrices @ np.swapaxes(segment.matrices, 1, 2)
+    if not np.allclose(products, np.eye(products.shape[-1]), atol=1e-8):
+        channel = int(segment.columns[0, 0])
+        raise ValueError(
+            f"in_type: the field at channel {channel} of {in_type} is not orthogonal; its norm is not invariant"
+        )

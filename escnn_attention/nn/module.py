@@ -1,0 +1,106 @@
+"""What all modules of this package share."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from escnn.group import GroupElement
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+
+from escnn_attention.nn._checks import check_input, check_shape
+
+__all__ = ["GridModule", "PlainModule"]
+
+
+class GridModule(EquivariantModule):
+    """An equivariant module on feature fields that are sampled on a grid, and that leaves the grid as it is.
+
+    Attributes:
+        in_type: the type of the input.
+        out_type: the type of the output.
+        space: the gspace of both.
+    """
+
+    in_type: FieldType
+    out_type: FieldType
+
+    def __init__(self, in_type: FieldType, out_type: FieldType):
+        super().__init__()
+        self.in_type = in_type
+        self.out_type = out_type
+        self.space = in_type.gspace
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape: the grid stays as it is."""
+        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        return (batch, self.out_type.size, *space)
+
+    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
+        """Check on random features that the module commutes with every element that maps the grid onto itself.
+
+        Args:
+            atol: the largest absolute error, in float64.
+            rtol: the largest error relative to the output.
+
+        Returns:
+            each element with the mean of its absolute errors.
+
+        Raises:
+            AssertionError: an error is too large.
+        """
+        from escnn_attention.checks import equivariance_report
+
+        shape = (2, self.in_type.size, *[7] * self.in_type.gspace.dimensionality)
+        report = equivariance_report(self, shape, layers=False)
+        errors: list[tuple[GroupElement, float]] = []
+        for row in report.rows:
+            if row.exact:
+                limit = atol + rtol * row.scale
+                assert row.absolute <= limit, f"{row.element}: the error is {row.absolute:.2e}, more than {limit:.2e}"
+                errors.append((row.element, row.mean))
+        return errors
+
+    def extra_repr(self) -> str:
+        return f"{self.in_type} -> {self.out_type}" if self.out_type != self.in_type else f"{self.in_type}"
+
+
+class PlainModule(GridModule):
+    """An equivariant module around a plain torch module, which does the work on tensors.
+
+    Attributes:
+        plain: the torch module, from ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+    """
+
+    def __init__(self, in_type: FieldType, out_type: FieldType, plain: torch.nn.Module):
+        super().__init__(in_type, out_type)
+        self.plain = plain
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        """Apply the module.
+
+        Args:
+            input: features of type ``in_type`` on a grid.
+
+        Returns:
+            features of type ``out_type`` on the same grid.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: it has another gspace or type, or lies on scattered points.
+        """
+        x = check_input(input, self.in_type, type(self).__name__)
+        return GeometricTensor(self.plain(x.tensor), self.out_type)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
+
+        It gives the same values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def __repr__(self) -> str:
+        # One line, like escnn's layers; the plain module inside repeats what it says.
+        return f"{type(self).__name__}({self.extra_repr()})"

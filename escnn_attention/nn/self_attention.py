@@ -1,0 +1,394 @@
+"""Group self-attention and its lifting layer, on grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from escnn.group import GroupElement
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, regular_fields
+from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.nn._checks import (
+    check_input,
+    check_int,
+    check_option,
+    check_probability,
+    check_regular,
+    check_same_gspace,
+    check_type,
+)
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
+from escnn_attention.plain.self_attention import SelfAttention
+from escnn_attention.positions import Window
+
+__all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
+
+
+class _SelfAttention(PlainModule):
+    """What both layers share: everything but the projection of the input."""
+
+    plain: SelfAttention
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int,
+        kernel_size: int | None,
+        *,
+        head_fields: int | None,
+        query: QueryMode,
+        encoding: Encoding | str | None,
+        window: str,
+        dilation: int,
+        projection: ProjectionKind,
+        dropout: float,
+        bias: bool,
+        backend: str,
+    ):
+        check_type("in_type", in_type)
+        check_type("out_type", out_type)
+        check_same_gspace(in_type, out_type)
+        check_option("query", query, ("own", "all"))
+        check_option("projection", projection, ("group", "pointwise"))
+        group = fibers(in_type.gspace)
+        num_heads = check_int("num_heads", num_heads)
+        fields = _head_fields(out_type, num_heads, head_fields, group.order)
+        if projection == "pointwise":
+            check_regular("out_type", out_type, 'projection="pointwise"')
+        project_in, num_poses = self._project_in(in_type, num_heads * fields, group, projection, bool(bias))
+        super().__init__(
+            in_type,
+            out_type,
+            SelfAttention(
+                project_in,
+                FromPoses(
+                    frames(out_type, dual=True),
+                    out_type.size,
+                    num_heads * fields,
+                    group.order,
+                    kind=projection,
+                    invariants=invariant_vectors(out_type) if bias else None,
+                ),
+                as_encoding(encoding).bind(group.dimension, num_heads, fields, num_poses),
+                inverse_action=group.action[group.inverse],
+                quotient=group.quotient,
+                num_heads=num_heads,
+                window=_window(group, in_type, kernel_size, window, dilation),
+                query=query,
+                dropout=check_probability("dropout", dropout),
+                backend=check_backend(backend),
+            ),
+        )
+        self.num_heads = num_heads
+        self.head_fields = fields
+
+    def _project_in(
+        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+    ) -> tuple[ToPoses | Scalars, int]:
+        """The projection to queries, values and keys, and the number of poses they have."""
+        raise NotImplementedError
+
+    def attention_maps(
+        self,
+        input: GeometricTensor,
+        positions: Sequence[Sequence[int]] | Tensor,
+        poses: Sequence[int | GroupElement] | None = None,
+    ) -> Tensor:
+        r"""What chosen queries attend to.
+
+        Args:
+            input: features of type ``in_type``.
+            positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid; negative ones
+                count from the end.
+            poses: the output poses h, as elements or as their indices; all by default.
+
+        Returns:
+            Probabilities of shape ``(B, num_heads, poses, positions, query poses, key poses, *space)``. The query
+            poses are :math:`Q(h)`, one for ``query="own"`` and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, or
+            one in lifting. Each map sums to 1 over the key poses and the space. Dropout is not applied.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: it has the wrong type, or a position or pose does not exist.
+
+        Example:
+            >>> import torch
+            >>> from escnn import gspaces, nn
+            >>> from escnn_attention import GroupSelfAttention
+            >>> g = gspaces.rot2dOnR2(4)
+            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+            >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3)
+            >>> maps = layer.attention_maps(fields(torch.randn(1, 8, 5, 5)), positions=[(2, 2), (0, 4)], poses=[0])
+            >>> maps.shape
+            torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
+        """
+        x = check_input(input, self.in_type, type(self).__name__)
+        shape = x.tensor.shape[2:]
+        index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
+        if index.shape[1] != len(shape):
+            raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
+        size = torch.tensor(shape, dtype=torch.long)
+        if ((index < -size) | (index >= size)).any():
+            raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
+        flat = torch.zeros(len(index), dtype=torch.long)
+        for axis, n in enumerate(shape):
+            flat = flat * n + index[:, axis] % n
+        return self.plain.attention_maps(x.tensor, flat, None if poses is None else [self._pose(h) for h in poses])
+
+    def _pose(self, pose: int | GroupElement) -> int:
+        group = fibers(self.space)
+        if isinstance(pose, GroupElement):
+            if pose.group != self.space.fibergroup:
+                raise ValueError(f"poses: got an element of {pose.group.name}, needed {self.space.fibergroup.name}")
+            return group.index(pose)
+        if not 0 <= pose < group.order:
+            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
+        return int(pose)
+
+    def extra_repr(self) -> str:
+        core = self.plain
+        window = core.window
+        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
+        parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
+        if window.dilation > 1:
+            parts.append(f"dilation={window.dilation}")
+        parts += [f"query={core.query!r}", f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})"]
+        if core.dropout:
+            parts.append(f"dropout={core.dropout}")
+        return ", ".join([*parts, f"backend={core.backend!r}"])
+
+
+def _head_fields(out_type: FieldType, num_heads: int, head_fields: int | None, order: int) -> int:
+    if head_fields is not None:
+        return check_int("head_fields", head_fields)
+    regular = regular_fields(out_type)
+    if regular % num_heads:
+        raise ValueError(
+            f"num_heads: the {regular} regular fields of out_type do not divide among {num_heads} heads; "
+            "set head_fields, the number of regular fields of a head"
+        )
+    # Without regular fields to share: the least number whose heads together have the channels of the output.
+    return regular // num_heads if regular else -(-out_type.size // (num_heads * order))
+
+
+def _window(group: Fibers, in_type: FieldType, kernel_size: int | None, window: str, dilation: int) -> Window:
+    check_option("window", window, ("auto", "square", "disc"))
+    check_int("dilation", dilation)
+    if kernel_size is None:
+        if dilation != 1:
+            raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
+        return Window()
+    if group.dimension == 0:
+        raise ValueError(
+            f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
+        )
+    if check_int("kernel_size", kernel_size) % 2 == 0:
+        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number or None for global attention")
+    if window == "square" and not group.preserves_square:
+        raise ValueError(
+            f'window: got "square", which the fiber group of {in_type.gspace.name} does not map onto itself; needed '
+            '"disc" or "auto"'
+        )
+    square = window == "square" or (window == "auto" and group.preserves_square)
+    return Window(kernel_size, "square" if square else "disc", dilation)
+
+
+class GroupSelfAttention(_SelfAttention):
+    r"""Group self-attention: from any fields to any fields, equivariant to translations and to the fiber group H.
+
+    For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with
+    :math:`\Delta = x' - x` and heads of C channels:
+
+    .. math::
+        s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h),\; k(x', \hat h)
+            + \rho(h^{-1}\Delta,\, h^{-1}\hat h) \rangle / \sqrt C \\
+        \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x)}
+            \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
+
+    and an equivariant projection of all heads together to ``out_type``. Queries, keys and values are regular fields,
+    made from ``in_type`` by the complete space of equivariant pointwise maps: scalars, vectors, quotient and regular
+    fields come in and go out alike, and vector fields are lifted as they are. The positional encoding
+    :math:`\rho` is a continuous function, evaluated at the turned offset.
+
+    It is GSA-Nets' Eq. 16 with one correction: as printed, the encoding sees :math:`h^{-1}(\tilde h^{-1}\hat h)`,
+    which is not invariant to the group.
+
+    Equivariance is exact (to the precision of the arithmetic) under translations away from the border, and about the
+    centre of the grid under every element of H that maps the grid onto itself. On a grid that is not square, an
+    element that swaps the sides maps features of shape (n, m) to features of shape (m, n), and the layer commutes with
+    it too; as a symmetry of one given grid only the elements that keep its shape remain.
+
+    Args:
+        in_type: the type of the input. Any fields, over any gspace with a finite fiber group.
+        out_type: the type of the output, over the same gspace.
+        num_heads: the number of heads.
+        kernel_size: the odd width of the window in positions; None attends to the whole grid. Outside the grid there is
+            nothing to attend to, so the size of the grid stays as it is, whatever it is.
+        head_fields: the number C of regular fields of a head. By default the regular fields of ``out_type`` divided by
+            ``num_heads``, or, where it has none, the least number with which all heads together have as many channels.
+        query: the query poses Q(h) that contribute to a pose. ``"own"`` is h itself, at a cost in :math:`|H|^2`, the
+            form of LieSelfAttention; ``"all"`` is H, at a cost in :math:`|H|^3`, the form of GSA-Nets.
+        encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
+            ``"absolute"``, ``"none"``; None is :class:`MLPEncoding`.
+        window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
+            where the group maps it onto itself, which is for subgroups of D4 and of the full octahedral group, the
+            disc elsewhere.
+        dilation: the step between the positions of the window.
+        projection: ``"group"`` for every equivariant pointwise map, ``"pointwise"`` to mix fields and leave poses
+            alone, as in the published GSA-Nets (regular fields only).
+        dropout: the probability with which an attention probability is dropped during training.
+        bias: whether queries, values and the output have biases, where they are invariant. A bias of the keys adds
+            the same to all scores of a query, and there is none.
+        backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        TypeError: a type or number is none.
+        ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
+            that the group does not preserve.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> vectors = nn.FieldType(g, 3 * [g.irrep(1, 1)])
+        >>> hidden = nn.FieldType(g, 8 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(vectors, hidden, num_heads=2, kernel_size=5)
+        >>> layer(vectors(torch.randn(1, 6, 12, 12))).shape
+        torch.Size([1, 64, 12, 12])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16;
+    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        kernel_size: int | None = None,
+        *,
+        head_fields: int | None = None,
+        query: QueryMode = "own",
+        encoding: Encoding | str | None = None,
+        window: str = "auto",
+        dilation: int = 1,
+        projection: ProjectionKind = "group",
+        dropout: float = 0.0,
+        bias: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(
+            in_type,
+            out_type,
+            num_heads,
+            kernel_size,
+            head_fields=head_fields,
+            query=query,
+            encoding=encoding,
+            window=window,
+            dilation=dilation,
+            projection=projection,
+            dropout=dropout,
+            bias=bias,
+            backend=backend,
+        )
+
+    def _project_in(
+        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+    ) -> tuple[ToPoses, int]:
+        if projection == "pointwise":
+            check_regular("in_type", in_type, 'projection="pointwise"')
+        project = ToPoses(
+            frames(in_type), in_type.size, 3 * fields, group.order, kind=projection, bias=2 * fields if bias else 0
+        )
+        return project, group.order
+
+
+class LiftingSelfAttention(_SelfAttention):
+    r"""Lifting self-attention: from scalar fields to regular fields, and on to any ``out_type``.
+
+    .. math::
+        s_h(x; x') &= \langle q(x),\; k(x') + \rho(h^{-1}\Delta) \rangle / \sqrt C \\
+        \mathrm{out}(x, h) &= \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
+
+    Scalars look the same from every pose, so the scores of the content are computed once and shared by all of them. The
+    poses differ by the turned encoding alone: with ``encoding="none"`` they are all equal.
+
+    Args:
+        in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
+        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation, projection, dropout, bias, backend:
+            as in :class:`GroupSelfAttention`. ``projection`` is that of the output.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        ValueError: ``in_type`` has a field that is not trivial, and all that :class:`GroupSelfAttention` raises.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import LiftingSelfAttention
+        >>> g = gspaces.rot2dOnR2(8)
+        >>> image, hidden = nn.FieldType(g, 3 * [g.trivial_repr]), nn.FieldType(g, 4 * [g.regular_repr])
+        >>> layer = LiftingSelfAttention(image, hidden, num_heads=2, kernel_size=5)
+        >>> layer(image(torch.randn(1, 3, 16, 16))).shape
+        torch.Size([1, 32, 16, 16])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 14.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        kernel_size: int | None = None,
+        *,
+        head_fields: int | None = None,
+        encoding: Encoding | str | None = None,
+        window: str = "auto",
+        dilation: int = 1,
+        projection: ProjectionKind = "group",
+        dropout: float = 0.0,
+        bias: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(
+            in_type,
+            out_type,
+            num_heads,
+            kernel_size,
+            head_fields=head_fields,
+            # One query without a pose contributes to every output pose.
+            query="all",
+            encoding=encoding,
+            window=window,
+            dilation=dilation,
+            projection=projection,
+            dropout=dropout,
+            bias=bias,
+            backend=backend,
+        )
+
+    def _project_in(
+        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+    ) -> tuple[Scalars, int]:
+        others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
+        if others:
+            raise ValueError(
+                f"in_type: LiftingSelfAttention needs trivial (scalar) fields only, got also {', '.join(others)}; "
+                "GroupSelfAttention lifts any fields"
+            )
+        return Scalars(in_type.size, 3 * fields, bias=2 * fields if bias else 0), 1

@@ -1,0 +1,46 @@
+"""The SiLU nonlinearity."""
+
+from __future__ import annotations
+
+import torch
+from escnn.nn import FieldType
+
+from escnn_attention.nn._checks import check_type
+from escnn_attention.nn.module import PlainModule
+
+__all__ = ["SiLU"]
+
+
+class SiLU(PlainModule):
+    r"""The nonlinearity :math:`x \mapsto x\,\sigma(x)` (also Swish), on every channel.
+
+    Args:
+        in_type: the type of the input and of the output: fields that support pointwise nonlinearities, which are
+            those that the group acts on by permuting channels (regular, quotient, trivial).
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same.
+
+    Raises:
+        ValueError: a field does not support pointwise nonlinearities.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import SiLU
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> SiLU(fields)(fields(torch.zeros(1, 4, 3, 3))).shape
+        torch.Size([1, 4, 3, 3])
+
+    Source: Ramachandran, Zoph and Le, "Searching for Activation Functions", 2017.
+    """
+
+    def __init__(self, in_type: FieldType):
+        check_type("in_type", in_type)
+        others = sorted({r.name for r in in_type.representations if "pointwise" not in r.supported_nonlinearities})
+        if others:
+            raise ValueError(
+                f"in_type: SiLU acts on every channel by itself, which {', '.join(others)} does not support"
+            )
+        super().__init__(in_type, in_type, torch.nn.SiLU())

@@ -1,0 +1,213 @@
+"""Transformer blocks around group self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from escnn.group import GroupElement
+from escnn.nn import (
+    EquivariantModule,
+    FieldDropout,
+    FieldType,
+    GeometricTensor,
+    IdentityModule,
+    PointwiseDropout,
+    SequentialModule,
+)
+from torch import Tensor
+
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional import QueryMode
+from escnn_attention.nn._checks import check_input, check_int, check_option, check_probability, check_type
+from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.self_attention import GroupSelfAttention
+from escnn_attention.nn.silu import SiLU
+from escnn_attention.plain.layer_norm import NormScope
+from escnn_attention.plain.projections import ProjectionKind
+from escnn_attention.plain.transformer import TransformerBlock as PlainTransformerBlock
+
+__all__ = ["TransformerBlock"]
+
+
+class TransformerBlock(GridModule):
+    r"""Group self-attention and a pointwise network, each with a residual connection.
+
+    ``norm="gsa"`` is the block of GSA-Nets (Figure F.1, with the details of the published code), which activates in
+    front of the attention and normalises after it:
+
+    .. math::
+        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\sigma(\mathrm{LN}(\mathrm{Attention}(\sigma(\mathrm{LN}(x)))))) \\
+        z &= y + \mathrm{LN}(W_2\,\sigma(\mathrm{LN}(W_1 y)))
+
+    ``norm="pre"`` is the pre-norm transformer:
+
+    .. math::
+        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
+        z &= y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
+
+    with LN a :class:`FieldLayerNorm`, :math:`\sigma` a :class:`SiLU` and W equivariant maps. The shortcut is the
+    identity where the types agree and an equivariant map elsewhere; the hidden fields of the pointwise network are
+    regular.
+
+    Args:
+        in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
+        out_type: the type of the output, likewise.
+        num_heads, kernel_size, head_fields, query, encoding, window, dilation, bias, backend: of the attention, as in
+            :class:`GroupSelfAttention`.
+        norm: ``"gsa"`` or ``"pre"``.
+        norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
+            ``"position"`` for ``"pre"``.
+        hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
+            for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
+        projection: of the attention and of the pointwise network.
+        attention_dropout: the dropout of the attention probabilities.
+        dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        ValueError: as the layers inside raise.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import TransformerBlock
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
+        >>> block = TransformerBlock(fields, fields, num_heads=2, kernel_size=5, norm="pre")
+        >>> block(fields(torch.randn(1, 32, 9, 9))).shape
+        torch.Size([1, 32, 9, 9])
+
+    Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Xiong et al., "On Layer Normalization in the Transformer
+    Architecture", ICML 2020, for the pre-norm.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        kernel_size: int | None = None,
+        *,
+        norm: Literal["gsa", "pre"] = "gsa",
+        norm_scope: NormScope | None = None,
+        hidden_fields: int | None = None,
+        head_fields: int | None = None,
+        query: QueryMode = "own",
+        encoding: Encoding | str | None = None,
+        window: str = "auto",
+        dilation: int = 1,
+        projection: ProjectionKind = "group",
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        bias: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
+        check_option("norm", norm, ("gsa", "pre"))
+        dropout = check_probability("dropout", dropout)
+        scope: NormScope = norm_scope or ("sample" if norm == "gsa" else "position")
+        self.norm = norm
+        attention = GroupSelfAttention(
+            in_type,
+            out_type,
+            num_heads,
+            kernel_size,
+            head_fields=head_fields,
+            query=query,
+            encoding=encoding,
+            window=window,
+            dilation=dilation,
+            projection=projection,
+            dropout=attention_dropout,
+            bias=bias,
+            backend=backend,
+        )
+        order = in_type.gspace.fibergroup.order()
+        if hidden_fields is None:
+            hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
+        hidden = FieldType(in_type.gspace, check_int("hidden_fields", hidden_fields) * [in_type.gspace.regular_repr])
+        expand = PoseLinear(out_type, hidden, projection=projection, bias=bias)
+        contract = PoseLinear(hidden, out_type, projection=projection, bias=bias)
+        if norm == "gsa":
+            self.before = SequentialModule(FieldLayerNorm(in_type, scope), SiLU(in_type))
+            after: list[EquivariantModule] = [FieldLayerNorm(out_type, scope), SiLU(out_type)]
+            feed_forward = [
+                expand,
+                FieldLayerNorm(hidden, scope),
+                SiLU(hidden),
+                contract,
+                FieldLayerNorm(out_type, scope),
+            ]
+        else:
+            self.before = SequentialModule(FieldLayerNorm(in_type, scope))
+            after = []
+            feed_forward = [FieldLayerNorm(out_type, scope), expand, SiLU(hidden), contract]
+        self.attention = attention
+        self.after = SequentialModule(*after, _dropout(out_type, dropout))
+        self.shortcut = (
+            IdentityModule(in_type) if in_type == out_type else PoseLinear(in_type, out_type, projection=projection)
+        )
+        tail = [_dropout(out_type, dropout)] if norm == "pre" else []
+        self.feed_forward = SequentialModule(*feed_forward, *tail)
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        """Apply the block.
+
+        Args:
+            input: features of type ``in_type`` on a grid.
+
+        Returns:
+            features of type ``out_type`` on the same grid.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: it has another gspace or type, or lies on scattered points.
+        """
+        x = check_input(input, self.in_type, type(self).__name__)
+        y = self.shortcut(x) + self.after(self.attention(self.before(x)))
+        return y + self.feed_forward(y)
+
+    def attention_maps(
+        self,
+        input: GeometricTensor,
+        positions: Sequence[Sequence[int]] | Tensor,
+        poses: Sequence[int | GroupElement] | None = None,
+    ) -> Tensor:
+        """What chosen queries of the block's attention attend to, for an input of the block.
+
+        See :meth:`GroupSelfAttention.attention_maps`.
+        """
+        x = check_input(input, self.in_type, type(self).__name__)
+        return self.attention.attention_maps(self.before(x), positions, poses)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
+
+        It gives the same values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        attention = torch.nn.Sequential(self.before.export(), self.attention.export(), _export(self.after))
+        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
+        return PlainTransformerBlock(attention, shortcut, _export(self.feed_forward)).eval()
+
+    def extra_repr(self) -> str:
+        return f"norm={self.norm!r}"
+
+
+def _dropout(field_type: FieldType, p: float) -> EquivariantModule:
+    if p == 0:
+        return IdentityModule(field_type)
+    pointwise = all("pointwise" in r.supported_nonlinearities for r in field_type.representations)
+    return PointwiseDropout(field_type, p) if pointwise else FieldDropout(field_type, p)
+
+
+def _export(modules: SequentialModule) -> torch.nn.Sequential:
+    """Without the dropouts: an exported module is in eval mode, and escnn's FieldDropout cannot be exported."""
+    kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout))]
+    return torch.nn.Sequential(*(m.export() for m in kept))

@@ -1,0 +1,175 @@
+r"""Equivariant linear maps between the features at a position and the poses of regular fields.
+
+By Frobenius reciprocity every equivariant map from a representation :math:`\rho` to a regular field is
+:math:`q(h) = w\,\rho(h)^{-1} f` for one vector w: it reads the same combination of f in the frame of every pose. Every
+map from a regular field is :math:`\sum_h f(h)\,\rho(h)\,w`. Both are complete, exact in any precision, and for
+permutation representations (regular, quotient, trivial) a gather of the weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention.plain.buffers import ExactBuffers
+
+__all__ = ["FromPoses", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
+
+ProjectionKind = Literal["group", "pointwise"]
+
+
+class Segment(Protocol):
+    """How the channels of one representation look from every pose: see ``escnn_attention.fibers.FrameSegment``."""
+
+    @property
+    def columns(self) -> np.ndarray: ...
+    @property
+    def matrices(self) -> np.ndarray: ...
+    @property
+    def permutation(self) -> np.ndarray | None: ...
+
+
+class _Frames(ExactBuffers):
+    r"""Writes weight vectors w in the frame of every pose, :math:`w\,\rho(h)^{-1}`.
+
+    Maps ``(F, size)`` to ``(|H|, F, size)``.
+    """
+
+    def __init__(self, segments: Sequence[Segment]):
+        super().__init__()
+        self._num_segments = len(segments)
+        order = np.concatenate([s.columns.ravel() for s in segments])
+        if (order == np.arange(len(order))).all():
+            self.order = None
+        else:
+            self.register_buffer("order", torch.as_tensor(order.argsort()), persistent=False)
+        for i, segment in enumerate(segments):
+            self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
+            if segment.permutation is None:
+                self.register_exact(f"matrices_{i}", segment.matrices)
+            else:
+                self.register_buffer(f"permutation_{i}", torch.as_tensor(segment.permutation), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        parts = []
+        for i in range(self._num_segments):
+            fields = weight[:, getattr(self, f"columns_{i}")]
+            if f"permutation_{i}" in self._buffers:
+                seen = fields[:, :, getattr(self, f"permutation_{i}")].permute(2, 0, 1, 3)
+            else:
+                seen = torch.einsum("fmi,hij->hfmj", fields, getattr(self, f"matrices_{i}"))
+            parts.append(seen.flatten(2))
+        frames = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        return frames if self.order is None else frames[:, :, self.order]
+
+
+class ToPoses(torch.nn.Module):
+    r"""From any features to regular fields, position by position.
+
+    Maps ``(B, N, size)`` to ``(B, N, |H|, fields)``.
+
+    Args:
+        segments: the representation of the features (``escnn_attention.fibers.frames``).
+        size: the channels of the features.
+        fields: the number of regular fields to make.
+        order: :math:`|H|`.
+        kind: ``"group"`` for every equivariant map; ``"pointwise"`` mixes fields and leaves the poses where they are,
+            for features that are regular fields.
+        bias: how many of the first fields get a bias, one a field: on a regular field only a constant is invariant.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        size: int,
+        fields: int,
+        order: int,
+        *,
+        kind: ProjectionKind = "group",
+        bias: int = 0,
+    ):
+        super().__init__()
+        self.kind = kind
+        self.order = order
+        fan_in = size if kind == "group" else size // order
+        self.frames = _Frames(segments) if kind == "group" else None
+        self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
+        self.bias = Parameter(torch.zeros(bias)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.frames is None:
+            y = F.linear(x.unflatten(-1, (-1, self.order)).transpose(-1, -2), self.weight)
+        else:
+            y = F.linear(x, self.frames(self.weight).flatten(0, 1)).unflatten(-1, (self.order, -1))
+        if self.bias is None:
+            return y
+        return y + F.pad(self.bias, (0, self.weight.shape[0] - len(self.bias))).to(y.dtype)
+
+
+class FromPoses(ExactBuffers):
+    """From regular fields to any features, position by position.
+
+    Maps ``(B, N, |H|, fields)`` to ``(B, N, size)``.
+
+    Args:
+        segments: the representation of the features (``escnn_attention.fibers.frames`` with ``dual=True``).
+        invariants: ``(size, k)``, a basis of the invariant vectors, along which a bias is learned; None for no bias.
+        size, fields, order, kind: as in :class:`ToPoses`.
+    """
+
+    invariants: Tensor
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        size: int,
+        fields: int,
+        order: int,
+        *,
+        kind: ProjectionKind = "group",
+        invariants: np.ndarray | None = None,
+    ):
+        super().__init__()
+        self.kind = kind
+        self.order = order
+        fan_in = fields * order if kind == "group" else fields
+        self.frames = _Frames(segments) if kind == "group" else None
+        shape = (fields, size) if kind == "group" else (size // order, fields)
+        self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
+        self.bias: Parameter | None = None
+        if invariants is not None and invariants.shape[1]:
+            self.register_exact("invariants", invariants)
+            self.bias = Parameter(torch.zeros(invariants.shape[1]))
+
+    def forward(self, y: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.invariants @ self.bias
+        if self.frames is not None:
+            return F.linear(y.flatten(-2), self.frames(self.weight).flatten(0, 1).T, bias)
+        x = F.linear(y, self.weight).transpose(-1, -2).flatten(-2)
+        return x if bias is None else x + bias.to(x.dtype)
+
+
+class Scalars(torch.nn.Module):
+    """From scalar fields to scalar fields, position by position: ``(B, N, size)`` to ``(B, N, 1, fields)``.
+
+    Args:
+        size: the channels of the features.
+        fields: the number of scalar fields to make.
+        bias: how many of the first fields get a bias.
+    """
+
+    def __init__(self, size: int, fields: int, *, bias: int = 0):
+        super().__init__()
+        self.weight = Parameter(torch.randn(fields, size) / math.sqrt(size))
+        self.bias = Parameter(torch.zeros(bias)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else F.pad(self.bias, (0, self.weight.shape[0] - len(self.bias)))
+        return F.linear(x, self.weight, bias).unsqueeze(-2)

@@ -1,0 +1,117 @@
+"""Group self-attention on plain tensors: what the equivariant layers wrap and what their ``export()`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional import QueryMode, Terms, attention, probabilities
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.positions import Grid, Positions, Window
+
+__all__ = ["SelfAttention"]
+
+
+class SelfAttention(ExactBuffers):
+    """Projections to heads, attention between poses on a grid, projection to the output.
+
+    Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by two tables only and needs no escnn.
+
+    Args:
+        project_in: from the features to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
+        project_out: from ``num_heads`` · C regular fields to the output.
+        encoding: a bound encoding.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
+        num_heads, window, query, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
+    """
+
+    inverse_action: Tensor
+    quotient: Tensor
+
+    def __init__(
+        self,
+        project_in: ToPoses | Scalars,
+        project_out: FromPoses,
+        encoding: Encoding,
+        *,
+        inverse_action: np.ndarray,
+        quotient: np.ndarray,
+        num_heads: int,
+        window: Window,
+        query: QueryMode,
+        dropout: float,
+        backend: str,
+    ):
+        super().__init__()
+        self.project_in = project_in
+        self.project_out = project_out
+        self.encoding = encoding
+        self.num_heads = num_heads
+        self.window = window
+        self.query: QueryMode = query
+        self.dropout = dropout
+        self.backend = backend
+        self.register_exact("inverse_action", inverse_action)
+        self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, self.positions(x))
+
+    def positions(self, x: Tensor) -> Positions:
+        """The grid of a tensor of features."""
+        return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
+
+    def attend(self, x: Tensor, positions: Positions) -> Tensor:
+        """The layer on features ``(B, in, *space)`` that lie at the given positions."""
+        q, k, v = self._project(x)
+        y = attention(
+            q,
+            k,
+            v,
+            positions,
+            self._terms(positions),
+            query=self.query,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        y = self.project_out(y.permute(0, 3, 2, 1, 4).flatten(-2))
+        return y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+
+    def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
+        """``(B, M, poses, queries, query poses, key poses, *space)``: see ``GroupSelfAttention.attention_maps``."""
+        q, k, _ = self._project(x)
+        positions = self.positions(x)
+        p = probabilities(
+            q,
+            k,
+            positions,
+            self._terms(positions),
+            query=self.query,
+            queries=queries.to(x.device),
+            poses=None if poses is None else torch.tensor(poses, device=x.device),
+        )
+        return p.transpose(3, 4).reshape(*p.shape[:3], p.shape[4], p.shape[3], p.shape[5], *x.shape[2:])
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``(B, M, P, N, C)``."""
+        fields = self.project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
+        q, v, k = fields.unflatten(-1, (3, self.num_heads, -1)).permute(3, 0, 4, 2, 1, 5)
+        return q, k, v
+
+    def _terms(self, positions: Positions) -> Terms:
+        points = positions.coordinates if self.encoding.absolute else positions.offsets
+        # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
+        spatial = self.encoding.offsets(points @ self.inverse_action.transpose(-1, -2))
+        poses = self.encoding.poses()
+        return Terms(
+            num_poses=len(self.quotient),
+            spatial=spatial,
+            pose=None if poses is None else poses[:, self.quotient],
+            absolute=self.encoding.absolute,
+        )
