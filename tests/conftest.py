@@ -1,0 +1,64 @@
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# The first use of a group or a kernel basis takes escnn seconds: no limit on the time of a single example.
+_SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, suppress_health_check=_SLOW)
+hypothesis.settings.register_profile("exhaustive", max_examples=100, deadline=None, suppress_health_check=_SLOW)
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw new examples at every run. ``--hypothesis-seed`` with the number that the header shows draws them again."""
+    profile = "exhaustive" if config.option.markexpr == "exhaustive" else "quick"
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = random.randrange(2**31)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"rerun with --hypothesis-seed={config.option.hypothesis_seed} to draw the same examples"
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def start_python() -> Callable[..., subprocess.Popen]:
+    """Start code in a fresh Python that can import the package."""
+
+    def start(code: str, *arguments: object) -> subprocess.Popen:
+        root = Path(__file__).parents[1]
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., str]:
+    """Run code in a fresh Python that can import the package, and return what it prints."""
+
+    def run(code: str, *arguments: object) -> str:
+        process = start_python(code, *arguments)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        return output
+
+    return run

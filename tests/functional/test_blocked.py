@@ -1,0 +1,136 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.functional import Terms, attention, blocked, reference
+from escnn_attention.positions import Grid, Window
+
+
+def case(
+    order, key_poses, query_poses, shape, window, terms, heads=2, channels=3, batch=2, dtype=torch.float64, seed=0
+):
+    """Random arguments of an attention: tensors that require gradients, positions and terms."""
+    generator = torch.Generator().manual_seed(seed)
+    grid = Grid(shape, window, dtype=dtype)
+
+    def random(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    n = grid.num_positions
+    q = random(batch, heads, query_poses, n, channels)
+    k, v = random(batch, heads, key_poses, n, channels), random(batch, heads, key_poses, n, channels)
+    table_heads = 1 if "shared" in terms else heads
+    rows = n if "absolute" in terms else len(grid.offsets)
+    spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
+    pose = random(table_heads, order, key_poses, channels) if "pose" in terms else None
+    return (q, k, v), grid, Terms(order, spatial, pose, absolute="absolute" in terms)
+
+
+def outputs_and_gradients(backend, tensors, grid, terms, query):
+    leaves = [t for t in (*tensors, terms.spatial, terms.pose) if t is not None]
+    out = attention(*tensors, grid, terms, query=query, backend=backend)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)]
+
+
+@st.composite
+def cases(draw):
+    order = draw(st.integers(1, 4))
+    lifting = draw(st.booleans())
+    poses = 1 if lifting else order
+    terms = {t for t in ("spatial", "pose", "shared") if draw(st.booleans())}
+    if terms & {"spatial", "pose"} and draw(st.booleans()):
+        terms.add("absolute")
+    if lifting:
+        terms.discard("pose")
+    kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
+    window = Window(kernel, draw(st.sampled_from(["square", "disc"])), draw(st.integers(1, 2))) if kernel else Window()
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=3)))
+    query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
+    arguments = case(order, poses, poses, shape, window, terms, seed=draw(st.integers(0, 99)))
+    return *arguments, query, draw(st.sampled_from([1, 50, 1000, 2**22]))
+
+
+@given(cases())
+def test_agrees_with_the_reference_in_pieces_of_any_size(arguments):
+    tensors, grid, terms, query, piece = arguments
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocked, "PIECE", piece)
+        got = outputs_and_gradients("blocked", tensors, grid, terms, query)
+    expected = outputs_and_gradients("reference", tensors, grid, terms, query)
+    for a, b in zip(got, expected, strict=True):
+        if b is None or a is None:
+            # A term that cannot change the output may be left out of the graph.
+            assert all(t is None or t.abs().max() < 1e-12 for t in (a, b))
+        else:
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query):
+    arguments = (4, 4, 4, (6, 5), Window(3), {"spatial", "pose"})
+    tensors, grid, terms = case(*arguments, dtype=dtype)
+    exact = [t.detach().double().requires_grad_() for t in (*tensors, terms.spatial, terms.pose)]
+    got = outputs_and_gradients("blocked", tensors, grid, terms, query)
+    expected = outputs_and_gradients("reference", exact[:3], grid, Terms(4, *exact[3:]), query)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == dtype
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"spatial", "pose", "absolute"}], ids=["relative", "absolute"])
+def test_gradients_numerically(monkeypatch, query, terms):
+    monkeypatch.setattr(blocked, "PIECE", 20)
+    (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), terms, heads=1, channels=1, batch=1)
+
+    def function(q, k, v, spatial, pose):
+        return attention(q, k, v, grid, Terms(2, spatial, pose, terms.absolute), query=query, backend="blocked")
+
+    assert torch.autograd.gradcheck(function, (q, k, v, terms.spatial, terms.pose))
+
+
+def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
+    monkeypatch.setattr(blocked, "PIECE", 3000)
+    largest = 0
+    softmax = torch.Tensor.softmax
+
+    def watch(score, *args, **kwargs):
+        nonlocal largest
+        largest = max(largest, score.numel())
+        return softmax(score, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", watch)
+    for window in (Window(), Window(5)):
+        tensors, grid, terms = case(2, 2, 2, (12, 12), window, {"spatial", "pose"}, batch=3)
+        attention(*tensors, grid, terms, query="own", backend="blocked").sum().backward()
+    assert 0 < largest <= 3000
+
+
+def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(blocked, "PIECE", 200)
+    (q, k, v), grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
+
+    def function(v):
+        torch.manual_seed(3)
+        return attention(q, k, v, grid, terms, query="all", dropout=0.4, backend="blocked")
+
+    # The output is linear in the values with the probabilities that are left: a second draw would break this.
+    (gradient,) = torch.autograd.grad(function(v).sum(), v)
+    direction = torch.randn_like(v)
+    step = function(v + direction).sum() - function(v).sum()
+    torch.testing.assert_close((gradient * direction).sum(), step)
+
+
+def test_dropout_drops_probabilities_and_keeps_the_mean():
+    torch.manual_seed(0)
+    (q, k, v), grid, terms = case(1, 1, 1, (2, 2), Window(), {"spatial"}, heads=1, batch=1)
+    plain = reference.attention(q, k, v, grid, terms, query="own")
+    for backend in ("blocked", "reference"):
+        draws = torch.stack(
+            [attention(q, k, v, grid, terms, dropout=0.5, backend=backend).detach() for _ in range(800)]
+        )
+        assert draws.std(0).min() > 0
+        torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
