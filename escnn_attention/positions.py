@@ -43,10 +43,12 @@ class Blocks(ABC):
     Attributes:
         queries: ``(T, Q)``; the positions of the queries of each of the T blocks. -1 fills up.
         keys: ``(T, S)`` or ``(1, S)``; the positions of the candidate keys of a block. -1 fills up.
+        place: ``(N,)``; where among all ``T · Q`` queries each position stands.
     """
 
     queries: Tensor
     keys: Tensor
+    place: Tensor
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
@@ -85,6 +87,7 @@ class _SharedRows(Blocks):
 
     queries: Tensor
     keys: Tensor
+    place: Tensor
     shared: Tensor
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -97,6 +100,7 @@ class _ComputedRows(Blocks):
 
     queries: Tensor
     keys: Tensor
+    place: Tensor
     positions: Positions
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -159,7 +163,7 @@ class Grid(Positions):
             size = max(1, min(max_queries, self.num_positions))
             padding = -self.num_positions % size
             queries = torch.cat([everything, everything.new_full((padding,), -1)]).view(-1, size)
-            return _ComputedRows(queries, everything[None], self)
+            return _ComputedRows(queries, everything[None], everything, self)
         return _SharedRows(*_tiles(*self._key[:4], self._key[-1]))
 
 
@@ -216,21 +220,23 @@ def _cached_tables(
 @torch.compiler.assume_constant_result
 def _tiles(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and shared rows of the tiles of a grid: see :class:`Blocks`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, places and shared rows of the tiles of a grid: see :class:`Blocks`."""
     return _cached_tiles(shape, kernel_size, window_shape, dilation, device)
 
 
 @lru_cache(maxsize=64)
 def _cached_tiles(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     radius = kernel_size // 2
     # Neighbouring queries share most of their keys: a tile of them against its halo reads a key once for all. Larger
     # windows pay for larger tiles; a tile of one position in a window of one has no halo to share.
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
     axes = [_axis_tiles(n, tile, radius, dilation) for n in shape]
     queries, keys = (_ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
+    # Every position is a query once, and what fills up sorts in front.
+    place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :]
     # Whatever the tile, query number i and key number j lie apart by the same steps.
     step = _indices([torch.arange(-radius, tile + radius)] * len(shape))
     start = _indices([torch.arange(tile)] * len(shape))
@@ -240,7 +246,7 @@ def _cached_tiles(
         row = row * kernel_size + offset[..., axis].clamp(-radius, radius) + radius
     lookup = _cached_tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
     shared = lookup[row].masked_fill((offset.abs() > radius).any(-1), -1)
-    return queries.to(device), keys.to(device), shared[None].to(device)
+    return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
 
 
 def _ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:

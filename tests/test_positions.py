@@ -57,6 +57,7 @@ def test_blocks_hold_every_query_once_and_all_that_it_sees(shape, window, max_qu
     blocks = grid.blocks(max_queries)
     real = blocks.queries[blocks.queries >= 0]
     assert sorted(real.tolist()) == list(range(grid.num_positions))
+    assert torch.equal(blocks.queries.flatten()[blocks.place], torch.arange(grid.num_positions))
     if window.kernel_size is None:
         assert blocks.queries.shape[1] <= max_queries
     rows = blocks.rows(0, len(blocks.queries)).expand(len(blocks.queries), -1, -1)

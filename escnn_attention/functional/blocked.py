@@ -11,7 +11,6 @@ each pair, and ``query="all"`` sums the probabilities over the query poses befor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +31,14 @@ def attention(
 ) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
     num_heads, num_positions = q.shape[1], q.shape[3]
-    # The scores that one query position has with one key position.
-    depth = terms.num_poses * k.shape[2] * (1 if query == "own" else q.shape[2])
-    blocks = positions.blocks(max(1, PIECE // (depth * num_positions)))
+    key_poses = k.shape[2]
+    # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
+    # of all keys, or the products with all rows of the table of offsets, are held.
+    pairs = terms.num_poses * (1 if query == "own" else q.shape[2])
+    rows = 0 if terms.spatial is None or terms.absolute else len(positions.offsets)
+    blocks = positions.blocks(max(1, PIECE // (pairs * max(num_positions * key_poses, rows))))
     num_blocks, block_size = blocks.queries.shape
-    scores = block_size * blocks.keys.shape[1] * depth
+    scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
     images = max(1, PIECE // (scores * num_blocks))
     stretch = min(num_blocks, max(1, PIECE // scores))
 
@@ -44,43 +46,30 @@ def attention(
     order = blocks.queries.flatten()
     q = q.permute(1, 0, 3, 2, 4).index_select(2, order.clamp(min=0)).unflatten(2, (num_blocks, block_size))
     k, v = k.permute(1, 0, 3, 2, 4), v.permute(1, 0, 3, 2, 4)
-    save = torch.is_grad_enabled() and (num_heads > 1 or images < q.shape[1] or stretch < num_blocks)
+    recompute = torch.is_grad_enabled() and (num_heads > 1 or images < q.shape[1] or stretch < num_blocks)
+
+    def piece(head: Terms, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+        arguments = (q, k, v, head, blocks, start, query, dropout)
+        if recompute:
+            return checkpoint(_piece, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
+        return _piece(*arguments)
 
     heads = []
-    for head, (q_head, k_head, v_head) in enumerate(zip(q.unbind(), k.unbind(), v.unbind(), strict=True)):
-        tables = terms.of_head(head)
+    for i, q_k_v in enumerate(zip(q.unbind(), k.unbind(), v.unbind(), strict=True)):
+        head = terms.of_head(i)
         batches = []
-        for q_, k_, v_ in zip(q_head.split(images), k_head.split(images), v_head.split(images), strict=True):
-            done = []
-            for q_piece, start in _stretches(q_, stretch):
-                arguments = (q_piece, k_, v_, tables.spatial, tables.pose, terms, blocks, start, query, dropout)
-                if save:
-                    done.append(checkpoint(_piece, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0))
-                else:
-                    done.append(_piece(*arguments))
-            batches.append(torch.cat(done, dim=1) if len(done) > 1 else done[0])
-        heads.append(torch.cat(batches) if len(batches) > 1 else batches[0])
+        for q_i, k_i, v_i in zip(*(t.split(images) for t in q_k_v), strict=True):
+            stretches = enumerate(q_i.split(stretch, dim=1))
+            batches.append(torch.cat([piece(head, q_s, k_i, v_i, s * stretch) for s, q_s in stretches], dim=1))
+        heads.append(torch.cat(batches))
     out = torch.stack(heads).flatten(2, 3)  # M, B, T·Q, H, C
-    place = torch.empty(num_positions, dtype=torch.long, device=q.device)
-    real = order >= 0
-    place[order[real]] = torch.arange(len(order), device=q.device)[real]
-    return out.index_select(2, place).permute(1, 0, 3, 2, 4)
-
-
-def _stretches(q: Tensor, stretch: int) -> Iterator[tuple[Tensor, int]]:
-    """The blocks of queries in stretches, each with the number of its first block."""
-    start = 0
-    for piece in q.split(stretch, dim=1):
-        yield piece, start
-        start += stretch
+    return out.index_select(2, blocks.place).permute(1, 0, 3, 2, 4)
 
 
 def _piece(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
     terms: Terms,
     blocks: Blocks,
     start: int,
@@ -101,19 +90,18 @@ def _piece(
     k = k.unsqueeze(2)  # b, T, 1, S, P, C
 
     if terms.absolute:
-        q, k = _add_absolute(q, k, spatial, pose, blocks.queries[start:stop], keys, query)
+        q, k = _add_absolute(q, k, terms, blocks.queries[start:stop], keys, query)
     # Queries of all poses are rows of one product with the keys, unless the keys depend on the output pose.
     q_rows, k_rows = (q.flatten(3, 4), k.flatten(3, 4)) if k.shape[2] > 1 else (q.flatten(2, 4), k.flatten(2, 4))
     score = (q_rows @ k_rows.transpose(-1, -2)).view(*q.shape[:5], *k.shape[3:5])
     if not terms.absolute:
-        if spatial is not None:
-            table = torch.einsum("bthqjc,hlc->bthqjl", q.expand(-1, -1, terms.num_poses, -1, -1, -1), spatial)
+        by_pose = q.expand(-1, -1, terms.num_poses, -1, -1, -1)
+        if terms.spatial is not None:
+            table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, terms.spatial)
             index = rows.clamp(min=0)[None, :, None, :, None].expand(*table.shape[:5], -1)
             score = score + table.gather(-1, index).unsqueeze(-1)
-        if pose is not None:
-            score = score + torch.einsum(
-                "bthqjc,hpc->bthqjp", q.expand(-1, -1, terms.num_poses, -1, -1, -1), pose
-            ).unsqueeze(-2)
+        if terms.pose is not None:
+            score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, terms.pose).unsqueeze(-2)
 
     unseen = (rows < 0) | (keys < 0).unsqueeze(1)
     # A number, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
@@ -127,21 +115,15 @@ def _piece(
 
 
 def _add_absolute(
-    q: Tensor,
-    k: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    queries: Tensor,
-    keys: Tensor,
-    query: QueryMode,
+    q: Tensor, k: Tensor, terms: Terms, queries: Tensor, keys: Tensor, query: QueryMode
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys with the encoding of their own positions and poses, one for every output pose."""
-    if spatial is not None:
-        q = q + spatial[:, queries.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, Q, 1, C
-        k = k + spatial[:, keys.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, S, 1, C
-    if pose is not None:
+    if terms.spatial is not None:
+        q = q + terms.spatial[:, queries.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, Q, 1, C
+        k = k + terms.spatial[:, keys.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, S, 1, C
+    if terms.pose is not None:
         # In the own mode h̃ = h: the identity, seen from every pose.
-        seen = pose.diagonal(dim1=0, dim2=1).T.unsqueeze(1) if query == "own" else pose
+        seen = terms.pose.diagonal(dim1=0, dim2=1).T.unsqueeze(1) if query == "own" else terms.pose
         q = q + seen.unsqueeze(1)  # H, 1, J, C
-        k = k + pose.unsqueeze(1)  # H, 1, P, C
+        k = k + terms.pose.unsqueeze(1)  # H, 1, P, C
     return q, k

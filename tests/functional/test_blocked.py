@@ -95,14 +95,18 @@ def test_gradients_numerically(monkeypatch, query, terms):
 def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
     monkeypatch.setattr(blocked, "PIECE", 3000)
     largest = 0
-    softmax = torch.Tensor.softmax
 
-    def watch(score, *args, **kwargs):
-        nonlocal largest
-        largest = max(largest, score.numel())
-        return softmax(score, *args, **kwargs)
+    def watch(method):
+        def watched(tensor, *args, **kwargs):
+            nonlocal largest
+            largest = max(largest, tensor.numel())
+            return method(tensor, *args, **kwargs)
 
-    monkeypatch.setattr(torch.Tensor, "softmax", watch)
+        return watched
+
+    # The scores, and the products with the table of offsets.
+    monkeypatch.setattr(torch.Tensor, "softmax", watch(torch.Tensor.softmax))
+    monkeypatch.setattr(torch.Tensor, "gather", watch(torch.Tensor.gather))
     for window in (Window(), Window(5)):
         tensors, grid, terms = case(2, 2, 2, (12, 12), window, {"spatial", "pose"}, batch=3)
         attention(*tensors, grid, terms, query="own", backend="blocked").sum().backward()
