@@ -9,7 +9,8 @@ import torch
 from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
-from escnn_attention.nn._checks import check_input, check_shape
+from escnn_attention.checks import equivariance_report
+from escnn_attention.nn._arguments import check_input, check_shape
 
 __all__ = ["GridModule", "PlainModule"]
 
@@ -50,8 +51,6 @@ class GridModule(EquivariantModule):
         Raises:
             AssertionError: an error is too large.
         """
-        from escnn_attention.checks import equivariance_report
-
         shape = (2, self.in_type.size, *[7] * self.in_type.gspace.dimensionality)
         report = equivariance_report(self, shape, layers=False)
         errors: list[tuple[GroupElement, float]] = []

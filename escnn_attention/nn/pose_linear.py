@@ -5,7 +5,7 @@ from __future__ import annotations
 from escnn.nn import FieldType
 
 from escnn_attention.fibers import fibers, frames, invariant_vectors, regular_fields
-from escnn_attention.nn._checks import check_option, check_regular, check_same_gspace, check_type
+from escnn_attention.nn._arguments import check_option, check_regular, check_same_gspace, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_linear import PoseLinear as PlainPoseLinear
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, ToPoses

@@ -12,7 +12,7 @@ from torch import Tensor
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, regular_fields
 from escnn_attention.functional import QueryMode, check_backend
-from escnn_attention.nn._checks import (
+from escnn_attention.nn._arguments import (
     check_input,
     check_int,
     check_option,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import QueryMode
-from escnn_attention.nn._checks import check_input, check_int, check_option, check_probability, check_type
+from escnn_attention.nn._arguments import check_input, check_int, check_option, check_probability, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pose_linear import PoseLinear

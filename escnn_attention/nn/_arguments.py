@@ -9,7 +9,16 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention.fibers import is_regular
 
-__all__ = ["check_input", "check_int", "check_option", "check_probability", "check_same_gspace", "check_type"]
+__all__ = [
+    "check_input",
+    "check_int",
+    "check_option",
+    "check_probability",
+    "check_regular",
+    "check_same_gspace",
+    "check_shape",
+    "check_type",
+]
 
 
 def check_type(name: str, value: Any) -> FieldType:
