@@ -6,9 +6,12 @@ __version__ = "0.1.0"
 
 # An exported network is loaded where escnn need not be installed; all else needs it.
 if find_spec("escnn") is not None:
-    from escnn_attention import compat, pickling
+    from escnn_attention import compat
 
     compat.apply()
+
+    from escnn_attention import pickling
+
     pickling.register()
 
     from escnn_attention.checks import EquivarianceReport, assert_equivariant, equivariance_report

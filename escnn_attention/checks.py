@@ -65,12 +65,12 @@ class EquivarianceReport:
     @property
     def absolute_error(self) -> float:
         """The largest absolute error of the whole module, over the elements that map the grid onto itself."""
-        return max((r.absolute for r in self._whole()), default=0.0)
+        return max((r.absolute for r in self._whole()), key=_order, default=0.0)
 
     @property
     def relative_error(self) -> float:
         """The largest relative error of the whole module, over the elements that map the grid onto itself."""
-        return max((r.relative for r in self._whole()), default=0.0)
+        return max((r.relative for r in self._whole()), key=_order, default=0.0)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class EquivarianceReport:
     @property
     def inexact_layers(self) -> tuple[str, ...]:
         """The layers whose relative error is above the tolerance for an element that maps the grid onto itself."""
-        return tuple(name for name in self.layers if self._worst(name).relative > self.tolerance)
+        return tuple(name for name in self.layers if not self._worst(name).relative <= self.tolerance)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
@@ -187,7 +187,9 @@ def equivariance_report(
             f"input_shape: got {shape}, needed (batch, {module.in_type.size}{', size' * space.dimensionality})"
         )
     # escnn's layers keep expanded weights in eval mode: going through train mode has them expanded again, in float64.
-    module = copy.deepcopy(module).double().train().eval()
+    # They belong to a graph then, of which deepcopy makes no copies.
+    expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
+    module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
     elements = list(group.testing_elements()) if group.continuous else list(group.elements)
     exact = [g for g in elements if _maps_grid(space, g)]

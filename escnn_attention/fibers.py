@@ -59,7 +59,7 @@ class Fibers:
 
     @property
     def order(self) -> int:
-        """The number of elements |H|, which is the number of poses of a regular field."""
+        """The number of elements, which is the number of poses of a regular field."""
         return len(self.elements)
 
     @property

@@ -33,8 +33,8 @@ def register() -> None:
     copyreg.pickle(eg.IrreducibleRepresentation, _reduce_irrep)  # type: ignore[arg-type]
     copyreg.pickle(eg.Representation, _reduce_representation)  # type: ignore[arg-type]
     copyreg.pickle(GSpace0D, lambda space: (GSpace0D, (space.fibergroup,)))  # type: ignore[arg-type]
-    copyreg.pickle(GSpace2D, lambda space: (GSpace2D, (space._sg_id,)))  # type: ignore[arg-type]
-    copyreg.pickle(GSpace3D, lambda space: (GSpace3D, (space._sg_id,)))  # type: ignore[arg-type]
+    copyreg.pickle(GSpace2D, _reduce_gspace)  # type: ignore[arg-type]
+    copyreg.pickle(GSpace3D, _reduce_gspace)  # type: ignore[arg-type]
     copyreg.pickle(FieldType, lambda t: (FieldType, (t.gspace, tuple(t.representations))))  # type: ignore[arg-type]
 
 
@@ -43,7 +43,19 @@ def _reduce_group(group: eg.Group) -> tuple[Any, ...]:
 
 
 def _make_group(cls: type[eg.Group], keys: dict[str, Any]) -> eg.Group:
+    if issubclass(cls, eg.directproduct.DirectProductGroup):
+        keys = {"name": None, **keys}  # as direct_product and double_group call it, whose groups are to be found again
     return cls._generator(**keys)
+
+
+def _reduce_gspace(space: GSpace2D | GSpace3D) -> tuple[Any, ...]:
+    return _make_gspace, (type(space), space._sg_id, space.name)
+
+
+def _make_gspace(cls: type[GSpace2D | GSpace3D], sg_id: tuple[Any, ...], name: str) -> GSpace2D | GSpace3D:
+    space = cls(sg_id)
+    space.name = name  # part of escnn's hash; the factories make it from the id as it was given
+    return space
 
 
 def _reduce_element(element: eg.GroupElement) -> tuple[Any, ...]:
@@ -87,12 +99,13 @@ def _make_representation(
 ) -> eg.Representation:
     made = eg.Representation(
         group,
-        name,
+        "",  # escnn refuses the name of a representation that the group holds already
         list(irreps),
         change_of_basis,
         supported_nonlinearities,
         change_of_basis_inv=change_of_basis_inv,
         **attributes,
     )
+    made.name = name
     known = group.representations.get(name)
     return known if known == made else made

@@ -43,6 +43,13 @@ def check_regular(name: str, field_type: FieldType, why: str) -> None:
         raise ValueError(f"{name}: {why} needs regular fields only, got also {', '.join(others)}")
 
 
+def check_pointwise(name: str, field_type: FieldType, why: str) -> None:
+    """All fields support pointwise nonlinearities."""
+    others = sorted({r.name for r in field_type.representations if "pointwise" not in r.supported_nonlinearities})
+    if others:
+        raise ValueError(f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support")
+
+
 def check_int(name: str, value: Any, *, least: int = 1) -> int:
     """``value``, if it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -66,6 +66,9 @@ class FieldLayerNorm(PlainModule):
         plain = LayerNorm(field, mean, invariant_vectors(in_type), scope=scope, eps=eps, affine=affine)
         super().__init__(in_type, in_type, plain)
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
 
 def _check_orthogonal(segment: FrameSegment, in_type: FieldType) -> None:
     products = segment.matrices @ np.swapaxes(segment.matrices, 1, 2)

@@ -42,6 +42,8 @@ class PoseLinear(PlainModule):
         torch.Size([1, 4, 5, 5])
     """
 
+    plain: PlainPoseLinear
+
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, projection: ProjectionKind = "group", bias: bool = True
     ):
@@ -68,3 +70,7 @@ class PoseLinear(PlainModule):
                 invariants=invariant_vectors(out_type) if bias else None,
             )
         super().__init__(in_type, out_type, PlainPoseLinear(map_, order))
+
+    def extra_repr(self) -> str:
+        projection = self.plain.projection
+        return f"{super().extra_repr()}, projection={projection.kind!r}, bias={projection.bias is not None}"

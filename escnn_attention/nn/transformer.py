@@ -20,7 +20,14 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import QueryMode
-from escnn_attention.nn._arguments import check_input, check_int, check_option, check_probability, check_type
+from escnn_attention.nn._arguments import (
+    check_input,
+    check_int,
+    check_option,
+    check_pointwise,
+    check_probability,
+    check_type,
+)
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pose_linear import PoseLinear
@@ -111,6 +118,12 @@ class TransformerBlock(GridModule):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
+        attention_dropout = check_probability("attention_dropout", attention_dropout)
+        if norm_scope is not None:
+            check_option("norm_scope", norm_scope, ("position", "sample"))
+        if norm == "gsa":
+            check_pointwise("in_type", in_type, 'norm="gsa"')
+            check_pointwise("out_type", out_type, 'norm="gsa"')
         scope: NormScope = norm_scope or ("sample" if norm == "gsa" else "position")
         self.norm = norm
         attention = GroupSelfAttention(

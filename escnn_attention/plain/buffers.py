@@ -26,13 +26,16 @@ class ExactBuffers(torch.nn.Module):
 
     def register_exact(self, name: str, value: np.ndarray | Tensor) -> None:
         """Register the float64 ``value`` as the constant ``self.name``."""
-        self._exact[name] = torch.as_tensor(value, dtype=torch.float64)
-        self.register_buffer(name, self._exact[name].to(torch.get_default_dtype()), persistent=False)
+        # A copy with data, also where tensors are made on the meta device: what happens to the buffer, or to the value,
+        # does not reach it.
+        self._exact[name] = torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()
+        rounded = torch.empty_like(self._exact[name], dtype=torch.get_default_dtype(), device=torch.empty(0).device)
+        self.register_buffer(name, rounded.copy_(self._exact[name]), persistent=False)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> ExactBuffers:
         super()._apply(fn, recurse)
         for name, exact in self._exact.items():
             rounded = self._buffers[name]
             assert rounded is not None
-            self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype)
+            self._buffers[name] = exact.to(device=rounded.device, dtype=rounded.dtype, copy=True)
         return self

@@ -55,7 +55,7 @@ class LayerNorm(ExactBuffers):
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         has_mean = self.mean.to(y.dtype).view(shape)
-        count = self.mean.sum().to(y.dtype) * (y[0, 0].numel() if self.scope == "sample" else 1)
+        count = self.mean.to(y.dtype).sum() * (y[0, 0].numel() if self.scope == "sample" else 1)
         y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
         if self.weight is not None:

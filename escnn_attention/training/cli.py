@@ -1,0 +1,180 @@
+"""The command line ``escnn-attention``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from escnn_attention.training.settings import DEFAULT_EPOCHS, NETWORK_NAMES, Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+_MOST_THREADS = 8  # the networks are small: more threads than this mostly wait for each other
+
+
+class Data(str, Enum):
+    """The data sets."""
+
+    digits = "digits"
+    rotmnist = "rotmnist"
+
+
+class Accelerator(str, Enum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+@app.callback()
+def describe() -> None:
+    """Group equivariant attention for escnn."""
+
+
+@app.command()
+def compare(
+    data: Annotated[
+        Data,
+        typer.Option(
+            help="Images: scikit-learn's digits (8×8, upright), or rotated MNIST (28×28, turned already: there"
+            " 'upright' means as the data set gives them, 'rotated' turned further)."
+        ),
+    ] = Data.digits,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that holds rotmnist.npz; it is downloaded into it if it is not there.  [default:"
+            " $ESCNN_ATTENTION_DATA, or a folder in the user's cache]",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[str, typer.Option(help="Symmetry: cN, turns by 360°/N; dN, these and reflections.")] = "c4",
+    networks: Annotated[
+        str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")
+    ] = ",".join(NETWORK_NAMES),
+    parameters: Annotated[
+        int, typer.Option(min=1, help="About how many parameters each network gets.")
+    ] = Settings.parameters,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Epochs.  [default: {', '.join(f'{count} ({name})' for name, count in DEFAULT_EPOCHS.items())}]",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = Settings.batch_size,
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = Settings.learning_rate,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the initial weights and of the order of the images.")
+    ] = Settings.seed,
+    limit_train: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train on the first so many images only.", show_default="all"),
+    ] = None,
+    limit_test: Annotated[
+        int | None,
+        typer.Option(min=1, help="Test on the first so many images only.", show_default="all"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for tables, checkpoints and figures.  [default: runs/compare-DATA]", show_default=False
+        ),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start afresh; a run that the folder holds is moved aside, not deleted.")
+    ] = False,
+    accelerator: Annotated[Accelerator, typer.Option(help="Where to compute.")] = Accelerator.auto,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Threads on the CPU.  [default: $OMP_NUM_THREADS, or 1 (digits), all cores up to {_MOST_THREADS}"
+            " (rotmnist)]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train four networks on upright images and compare them on upright and on rotated ones.
+
+    A CNN that is not equivariant, a steerable CNN, a hybrid of steerable convolutions and group self-attention, and a
+    stand-alone group self-attention network, all with about the same number of parameters.
+
+    Started again, the command goes on where it was stopped or killed: no finished epoch is run again.
+    """
+    settings = Settings(
+        data=data.value,
+        data_dir=data_dir,
+        group=group,
+        networks=tuple(name.strip() for name in networks.split(",") if name.strip()),
+        parameters=parameters,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+        limit_train=limit_train,
+        limit_test=limit_test,
+        output=output,
+        restart=restart,
+        accelerator=accelerator.value,
+    )
+    _run_comparison(settings, threads)
+
+
+def _run_comparison(settings: Settings, threads: int | None) -> None:
+    console = Console()
+    # Imported late: --help and mistakes in the options are answered at once.
+    with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
+        # escnn warns at import that an optional package, which no finite group on the plane needs, is missing.
+        warnings.filterwarnings("ignore", message=".*py3nj.*")
+        from escnn_attention.training.compare import compare as run
+        from escnn_attention.training.console import ConsoleReporter, result_table
+        from escnn_attention.training.errors import UserError
+    _choose_threads(settings.data, threads)
+    try:
+        comparison = run(settings, ConsoleReporter(console))
+    except UserError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        console.print("\nstopped; the same command goes on from the last finished epoch", highlight=False)
+        raise typer.Exit(130) from error
+    console.print()
+    console.print(result_table(comparison))
+    console.print("\nwritten:")
+    for path in comparison.files:
+        console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _choose_threads(data: str, threads: int | None) -> None:
+    """Let torch use ``threads`` threads, or as many as suit ``data``.
+
+    On 8×8 images a second thread gains nothing, and where other processes want the cores, too, threads that wait for
+    each other in every small operation make it many times slower. On larger images they help. torch counts the cores of
+    the machine, also where a container may use few of them; joblib asks the system.
+    """
+    import joblib  # type: ignore[import-untyped]
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if data == Data.digits.value else min(joblib.cpu_count(), _MOST_THREADS))
+
+
+def main() -> None:
+    """Entry point of the command ``escnn-attention``."""
+    app(prog_name="escnn-attention")
+
+
+if __name__ == "__main__":
+    main()

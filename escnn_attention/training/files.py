@@ -1,0 +1,57 @@
+"""Files that are either the old one or the new one, never a part of one, wherever the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A file opened for writing that takes the place of ``path`` once the block has ended without an error.
+
+    The data goes to a temporary file in the same folder (``os.replace`` is atomic within one file system only), is
+    flushed to the disk, and is renamed. If the block raises, the temporary file is removed and ``path`` is untouched.
+
+    Args:
+        path: the file to write; its folder must exist.
+        mode: ``"wb"`` or ``"w"``; text is UTF-8.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(
+            descriptor, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else ""
+        ) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only their owner can read; give them the mode of any other new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically. NaN is an error: it is not JSON."""
+    with atomic_file(path, "w") as file:
+        json.dump(value, file, indent=2, allow_nan=False, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``rows`` (all with the keys of the first) as CSV with a header line, atomically."""
+    with atomic_file(path, "w") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

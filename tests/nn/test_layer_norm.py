@@ -1,0 +1,159 @@
+import numpy as np
+import pytest
+import torch
+from escnn import group, gspaces
+from escnn.nn import FieldType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import FieldLayerNorm
+from tests import spaces
+
+scopes = pytest.mark.parametrize("scope", ["position", "sample"])
+
+
+def drawn(module):
+    """With parameters that do something."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def offset(field_type, size=4):
+    """Features whose mean is far from zero."""
+    x = spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, size))
+    x.tensor = 2 * x.tensor + 5
+    return x
+
+
+@scopes
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant(make, scope):
+    field_type = spaces.mixed(make())
+    assert spaces.grid_error(drawn(FieldLayerNorm(field_type, scope)), offset(field_type)) < 1e-12
+
+
+@scopes
+@given(data=st.data())
+def test_equivariant_for_types_drawn(scope, data):
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    field_type = data.draw(spaces.field_types(gspace, 4))
+    assert spaces.grid_error(drawn(FieldLayerNorm(field_type, scope)), offset(field_type)) < 1e-12
+
+
+def fibers_error(module, x):
+    """Of the group on the fibers alone, for elements that turn the grid by any angle."""
+    y = module(x)
+    return max(
+        (module(x.transform_fibers(g)).tensor - y.transform_fibers(g).tensor).abs().max().item()
+        for g in x.type.fibergroup.elements
+    )
+
+
+@scopes
+def test_equivariant_to_every_element(scope):
+    """The layer does not move positions: what escnn could only interpolate is seen on the fibers."""
+    for gspace in gspaces.rot2dOnR2(5), gspaces.flipRot2dOnR2(3, axis=0.3):
+        field_type = spaces.mixed(gspace)
+        x = offset(field_type)
+        assert fibers_error(drawn(FieldLayerNorm(field_type, scope)), x) < 1e-12
+
+
+def test_a_mean_of_irreps_would_break_it():
+    """The negative control: were the vectors' mean taken, the test above would see it."""
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    module = drawn(FieldLayerNorm(field_type))
+    module.plain.mean.fill_(1)
+    assert spaces.grid_error(module, offset(field_type)) > 1e-2
+
+
+def test_a_bias_on_irreps_would_break_it():
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    module = drawn(FieldLayerNorm(field_type))
+    module.plain.invariants.fill_(1)
+    assert spaces.grid_error(module, offset(field_type)) > 1e-2
+
+
+def test_statistics():
+    gspace = gspaces.flipRot2dOnR2(3)
+    field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1, 1), gspace.trivial_repr])
+    permuted = [*range(6), 8]
+    x = offset(field_type, 5)
+    y = FieldLayerNorm(field_type, affine=False).double()(x).tensor
+    torch.testing.assert_close(y[:, permuted].mean(1), torch.zeros(2, 5, 5).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(y.square().mean(1), torch.ones(2, 5, 5).double(), rtol=1e-4, atol=0)
+    y = FieldLayerNorm(field_type, "sample", affine=False).double()(x).tensor
+    torch.testing.assert_close(y[:, permuted].mean((1, 2, 3)), torch.zeros(2).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(y.square().mean((1, 2, 3)), torch.ones(2).double(), rtol=1e-4, atol=0)
+    assert (y.square().mean(1) - 1).abs().max() > 0.1  # position by position it is not normalised
+
+
+def test_scopes_agree_where_there_is_one_position():
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    x = spaces.random_field(field_type, 1, 1)
+    one, other = FieldLayerNorm(field_type).double(), FieldLayerNorm(field_type, "sample").double()
+    torch.testing.assert_close(one(x).tensor, other(x).tensor)
+
+
+def test_vectors_keep_their_direction():
+    gspace = gspaces.rot2dOnR2(8)
+    vectors = FieldType(gspace, 3 * [gspace.irrep(1)])
+    x = offset(vectors)
+    y = FieldLayerNorm(vectors).double()(x).tensor.unflatten(1, (3, 2))
+    ratio = y / x.tensor.unflatten(1, (3, 2))
+    torch.testing.assert_close(ratio, ratio[:, :1, :1].expand_as(ratio))
+    assert (ratio > 0).all()
+
+
+def test_one_scale_a_field_and_one_shift_an_invariant():
+    gspace = gspaces.rot2dOnR2(4)
+    field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1), gspace.trivial_repr, gspace.quotient_repr(2)])
+    module = FieldLayerNorm(field_type)
+    assert [tuple(p.shape) for p in module.parameters()] == [(4,), (3,)]
+    with torch.no_grad():
+        module.plain.weight.zero_()
+        module.plain.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    y = module(spaces.random_field(field_type, 2, 2, dtype=torch.float32)).tensor
+    assert y[0, :, 0, 0].tolist() == pytest.approx([1, 1, 1, 1, 0, 0, 2, 3, 3])
+    assert not list(FieldLayerNorm(field_type, affine=False).parameters())
+
+
+def test_eps():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    x = 1e-3 * torch.randn(1, 8, 2, 2)
+    with torch.no_grad():
+        outputs = [FieldLayerNorm(field_type, eps=eps)(field_type(x)).tensor for eps in (0.0, 1e-5, 1.0)]
+    sizes = [y.square().mean().item() for y in outputs]
+    assert sizes[0] == pytest.approx(1, rel=1e-3)
+    assert 1 > sizes[1] > sizes[2] > 0
+    assert sizes[2] < 1e-4
+
+
+def test_wrong_arguments():
+    gspace = gspaces.rot2dOnR2(4)
+    field_type = spaces.regular(gspace, 1)
+    with pytest.raises(TypeError, match=r"in_type: got GeometricTensor, needed an escnn.nn.FieldType"):
+        FieldLayerNorm(spaces.random_field(field_type, 2, 2))
+    with pytest.raises(ValueError, match="scope: got 'batch', needed one of 'position', 'sample'"):
+        FieldLayerNorm(field_type, "batch")
+    for eps in -1e-5, float("nan"):
+        with pytest.raises(ValueError, match="eps: got"):
+            FieldLayerNorm(field_type, eps=eps)
+    with pytest.raises(NotImplementedError, match="continuous"):
+        FieldLayerNorm(FieldType(gspaces.rot2dOnR2(-1), [gspaces.rot2dOnR2(-1).irrep(1)]))
+
+
+def test_representations_that_are_not_orthogonal_are_refused():
+    gspace = gspaces.rot2dOnR2(4)
+    oblique = group.change_basis(gspace.irrep(1), np.array([[1.0, 1.0], [0.0, 1.0]]), name="oblique")
+    with pytest.raises(ValueError, match=r"in_type: the field at channel 4 .* is not orthogonal"):
+        FieldLayerNorm(FieldType(gspace, [gspace.regular_repr, oblique]))
+    turned = group.change_basis(gspace.irrep(1), np.array([[0.6, 0.8], [-0.8, 0.6]]), name="turned")
+    FieldLayerNorm(FieldType(gspace, [turned]))
+
+
+def test_repr():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 1)
+    assert "regular (x1)" in repr(FieldLayerNorm(field_type))
+    assert "scope='sample'" in repr(FieldLayerNorm(field_type, "sample"))

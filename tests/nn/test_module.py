@@ -1,0 +1,283 @@
+"""What all modules have in common."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from escnn import gspaces, nn
+
+from escnn_attention import (
+    FieldLayerNorm,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    PoseLinear,
+    SiLU,
+    TransformerBlock,
+    equivariance_report,
+)
+from escnn_attention.nn.module import GridModule, PlainModule
+from tests import spaces
+
+C4 = spaces.regular(gspaces.rot2dOnR2(4), 4)
+C3 = nn.FieldType(gspaces.rot2dOnR2(3), [gspaces.rot2dOnR2(3).irrep(1), *3 * [gspaces.rot2dOnR2(3).regular_repr]])
+POINT = spaces.regular(spaces.POINT["D4 on a point"](), 2)
+VOLUME = spaces.mixed(gspaces.conicalOnR3(2))
+MIXED = spaces.mixed(C4.gspace)
+SCALARS = spaces.scalars(C4.gspace, 3)
+
+# Each with a size of the grid. Biases, scales and weights that begin at zero or one are drawn below.
+MODULES = {
+    "FieldLayerNorm": lambda: (FieldLayerNorm(VOLUME, "sample"), 4),
+    "FieldLayerNorm on a point": lambda: (FieldLayerNorm(POINT), 1),
+    "SiLU": lambda: (SiLU(C4), 5),
+    "PoseLinear": lambda: (PoseLinear(C3, spaces.regular(C3.gspace, 2)), 5),
+    "PoseLinear in 3D": lambda: (PoseLinear(spaces.regular(VOLUME.gspace, 2), VOLUME), 3),
+    "GroupSelfAttention": lambda: (GroupSelfAttention(C3, C3, 3, 3, query="all"), 5),
+    "GroupSelfAttention on a point": lambda: (GroupSelfAttention(POINT, POINT, encoding="fourier"), 1),
+    "GroupSelfAttention, absolute": lambda: (GroupSelfAttention(C4, C4, 2, encoding="absolute", dropout=0.5), 4),
+    "LiftingSelfAttention": lambda: (LiftingSelfAttention(SCALARS, C4, 2, 3), 5),
+    "TransformerBlock": lambda: (TransformerBlock(C4, C4, 2, 3, dropout=0.5, attention_dropout=0.5), 5),
+    "TransformerBlock, pre": lambda: (TransformerBlock(VOLUME, VOLUME, 1, 3, norm="pre", dropout=0.5), 3),
+    "TransformerBlock of two types": lambda: (TransformerBlock(SCALARS, C4, norm="gsa"), 4),
+}
+
+
+@pytest.fixture(params=MODULES)
+def module(request):
+    return build(request.param)[0]
+
+
+def build(name):
+    torch.manual_seed(0)
+    module, size = MODULES[name]()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module, spaces.shape_of(module.in_type.gspace, size)
+
+
+@pytest.fixture
+def x(request, module):
+    name = request.node.callspec.params["module"]
+    return module.in_type(torch.randn(2, module.in_type.size, *build(name)[1]))
+
+
+def test_equivariant_in_float64(module, x):
+    assert spaces.grid_error(module.double().eval(), x.to(torch.float64)) < 1e-12
+
+
+def test_output_shape(module, x):
+    y = module(x)
+    assert y.type == module.out_type
+    assert y.shape == module.evaluate_output_shape(x.shape)
+    assert module.evaluate_output_shape((5, *x.shape[1:])) == (5, *y.shape[1:])
+
+
+def test_wrong_shapes_are_refused(module, x):
+    name = type(module).__name__
+    for shape in (x.shape[:-1], (*x.shape, 3), (2, module.in_type.size + 1, *x.shape[2:])):
+        with pytest.raises(ValueError, match=rf"input_shape: {name} got .*, needed \(batch, {module.in_type.size}"):
+            module.evaluate_output_shape(shape)
+
+
+def test_wrong_input_is_refused(module, x):
+    name = type(module).__name__
+    with pytest.raises(TypeError, match=rf"input: {name} got Tensor, needed an escnn.nn.GeometricTensor"):
+        module(x.tensor)
+    other = spaces.regular(gspaces.rot2dOnR2(7), 1)
+    with pytest.raises(ValueError, match=rf"input: {name} got a tensor on the gspace C7.*, needed one on "):
+        module(spaces.random_field(other, 3, 3))
+    more = x.type + x.type
+    with pytest.raises(ValueError, match=rf"input: {name} got a tensor of type .*, needed "):
+        module(spaces.random_field(more, *x.shape[2:]))
+
+
+def test_scattered_points_are_refused(module):
+    d = module.in_type.gspace.dimensionality
+    points = nn.GeometricTensor(torch.randn(5, module.in_type.size), module.in_type, torch.randn(5, d)) if d else None
+    if points is None:
+        pytest.skip("without a base space there are no coordinates")
+    with pytest.raises(ValueError, match=r"input: .* got scattered points"):
+        module(points)
+
+
+def test_half_precision(module, x):
+    expected = module.eval()(x).tensor
+    y = module.bfloat16()(x.to(torch.bfloat16)).tensor
+    assert y.dtype == torch.bfloat16
+    assert (y - expected).norm() < 0.1 * expected.norm()
+    # Nothing of the exactness is lost on the way back but what the parameters lost.
+    assert spaces.grid_error(module.double(), x.to(torch.float64)) < 1e-12
+
+
+def test_autocast(module, x):
+    expected = module.eval()(x).tensor
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(x).tensor
+    assert (y - expected).norm() < 0.1 * expected.norm()
+
+
+def test_export_gives_the_same_values(module, x):
+    module.train()
+    exported = module.export()
+    assert not exported.training
+    assert not module.training  # escnn's convention
+    with torch.no_grad():
+        expected = module(x).tensor
+        torch.testing.assert_close(exported(x.tensor), expected)
+        for parameter in exported.parameters():  # a copy
+            parameter.zero_()
+        torch.testing.assert_close(module(x).tensor, expected)
+    assert not any(isinstance(m, nn.EquivariantModule) for m in exported.modules())
+
+
+LOAD = """
+import sys
+sys.modules["escnn"] = None
+import torch
+for name, exported, x, expected in torch.load(sys.argv[1], weights_only=False):
+    with torch.no_grad():
+        torch.testing.assert_close(exported(x), expected)
+        torch.testing.assert_close(exported.double()(x.double()).float(), expected, rtol=1e-3, atol=1e-3)
+    print(name)
+assert not any(name.startswith("escnn.") for name in sys.modules)
+"""
+
+
+def test_exports_need_no_escnn(run_python, tmp_path):
+    saved = []
+    with torch.no_grad():
+        for name in MODULES:
+            module, space = build(name)
+            x = torch.randn(2, module.in_type.size, *space)
+            saved.append((name, module.export(), x, module(module.in_type(x)).tensor))
+        network = nn.SequentialModule(
+            nn.R2Conv(SCALARS, C4, 3, padding=1),
+            nn.ReLU(C4),
+            GroupSelfAttention(C4, C4, 2, 3),
+            SiLU(C4),
+            FieldLayerNorm(C4),
+        )
+        x = torch.randn(2, 3, 5, 5)
+        saved.append(("a network with a convolution", network.export(), x, network(SCALARS(x)).tensor))
+    torch.save(saved, tmp_path / "exported.pt")
+    assert run_python(LOAD, tmp_path / "exported.pt").splitlines() == [name for name, *_ in saved]
+
+
+def test_state_dict(request, module, x):
+    torch.manual_seed(1)
+    other = MODULES[request.node.callspec.params["module"]]()[0].eval()
+    module.eval()
+    state = module.state_dict()
+    ours = {name for name in state if "indices" not in name}  # escnn's FieldDropout has those
+    assert ours == {name for name, _ in module.named_parameters()}  # constants follow from the group
+    with torch.no_grad():
+        expected = module(x).tensor
+        if state:
+            assert (other(x).tensor - expected).abs().max() > 1e-4
+        other.load_state_dict(state)
+        assert torch.equal(other(x).tensor, expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+def test_copies(copied, module, x):
+    module.eval()
+    new = copied(module)
+    with torch.no_grad():
+        expected = module(x).tensor
+        assert torch.equal(new(x).tensor, expected)
+        for parameter in new.parameters():
+            parameter.mul_(2)
+        assert torch.equal(module(x).tensor, expected)
+    assert repr(new) == repr(module)
+
+
+def test_gradients_reach_every_parameter(module, x):
+    module.eval()  # without dropout
+    x.tensor.requires_grad_()
+    (module(x).tensor * torch.randn(module(x).shape)).sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+        assert parameter.grad.isfinite().all(), name
+    assert x.tensor.grad.abs().max() > 0
+
+
+def test_repr_is_one_line_and_names_the_types(module):
+    text = repr(module)
+    assert text.startswith(type(module).__name__)
+    if isinstance(module, PlainModule):
+        assert "\n" not in text
+        assert str(module.in_type) in text
+        assert str(module.out_type) in text
+
+
+class Broken(torch.nn.Module):
+    """A function that the group does not commute with."""
+
+    def forward(self, x):
+        return torch.cat([2 * x[:, :1], x[:, 1:]], dim=1)
+
+
+class Late(GridModule):
+    """Equivariant to the identity and the half turn, not to the quarter turns."""
+
+    def forward(self, input):
+        x = input.tensor
+        return nn.GeometricTensor(x + x.flip(-1) + 0 * x, self.out_type)
+
+
+def test_repr_tells_how_the_layers_were_made():
+    assert "scope='sample', eps=1e-05, affine=True" in repr(FieldLayerNorm(C4, "sample"))
+    assert "projection='pointwise', bias=False" in repr(PoseLinear(C4, C4, projection="pointwise", bias=False))
+    assert "projection='group', bias=True" in repr(PoseLinear(C4, MIXED))
+    text = repr(LiftingSelfAttention(SCALARS, C4, 2, 5, window="disc", dilation=2, dropout=0.5))
+    for fact in "num_heads=2", "head_fields=2", "kernel_size=5 (disc)", "dilation=2", "MLPEncoding", "dropout=0.5":
+        assert fact in text
+
+
+def test_check_equivariance_prints_nothing(capsys):
+    for name in "FieldLayerNorm", "GroupSelfAttention", "TransformerBlock", "FieldLayerNorm on a point":
+        module, _ = build(name)
+        module.train()
+        errors = module.check_equivariance()
+        assert [g for g, _ in errors] == spaces.grid_elements(module.in_type.gspace)
+        assert all(0 <= error < 1e-12 for _, error in errors)
+        assert module.training
+    assert capsys.readouterr() == ("", "")
+
+
+def test_check_equivariance_finds_broken_modules():
+    for module in PlainModule(C4, C4, Broken()), Late(C4, C4):
+        with pytest.raises(AssertionError, match=r"1.*the error is .*, more than"):
+            module.check_equivariance()
+    errors = dict(PlainModule(C4, C4, Broken()).check_equivariance(atol=100))
+    assert min(error for g, error in errors.items() if g != C4.fibergroup.identity) > 0.01
+
+
+def test_modules_work_among_those_of_escnn():
+    gspace = gspaces.flipRot2dOnR2(4)
+    image, hidden = spaces.scalars(gspace, 3), spaces.regular(gspace, 4)
+    network = nn.SequentialModule(
+        nn.R2Conv(image, hidden, 3, padding=1),
+        nn.InnerBatchNorm(hidden),
+        nn.ReLU(hidden),
+        TransformerBlock(hidden, hidden, 2, 3),
+        nn.PointwiseAvgPool2D(hidden, 2),
+        GroupSelfAttention(hidden, hidden, num_heads=4, kernel_size=7),
+        FieldLayerNorm(hidden),
+        nn.GroupPooling(hidden),
+    )
+    x = image(torch.randn(2, 3, 6, 6))
+    assert network(x).shape == network.evaluate_output_shape(x.shape) == (2, 4, 3, 3)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = (network(x).tensor.mean((2, 3)) - torch.eye(2, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert equivariance_report(network, x.shape, layers=False).relative_error < 1e-6

@@ -1,0 +1,273 @@
+import pytest
+import torch
+from escnn import gspaces, nn
+from escnn.nn import FieldType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import FieldLayerNorm, GroupSelfAttention, PoseLinear, SiLU, TransformerBlock
+from tests import spaces
+
+norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
+C4 = gspaces.rot2dOnR2(4)
+
+
+def drawn(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
+
+
+def silent_tail(block):
+    """The block without its pointwise network, whose last map gives zero."""
+    last = [m for m in block.modules() if isinstance(m, PoseLinear)][-1]
+    assert last is not block.shortcut
+    with torch.no_grad():
+        for parameter in last.parameters():
+            parameter.zero_()
+    return block
+
+
+SLOW = pytest.mark.exhaustive
+GSPACES = [
+    pytest.param(make, id=name, marks=[SLOW] if name == "octahedral" else []) for name, make in spaces.ALL.items()
+]
+
+
+@norms
+@pytest.mark.parametrize("make", GSPACES)
+def test_equivariant(make, norm):
+    gspace = make()
+    out_type = spaces.regular(gspace, 2)
+    in_type = out_type if norm == "gsa" else spaces.mixed(gspace)
+    kernel_size = 3 if gspace.dimensionality else None
+    block = drawn(TransformerBlock(in_type, out_type, 2, kernel_size, norm=norm))
+    x = spaces.random_field(in_type, *spaces.shape_of(gspace, 3 if gspace.dimensionality == 3 else 4))
+    assert spaces.grid_error(block, x) < 1e-11
+
+
+@norms
+def test_equivariant_from_scalars(norm):
+    gspace = gspaces.flipRot2dOnR2(4)
+    block = drawn(TransformerBlock(spaces.scalars(gspace, 3), spaces.regular(gspace, 2), 2, 3, norm=norm))
+    assert spaces.grid_error(block, spaces.random_field(block.in_type, 4, 4)) < 1e-11
+
+
+@given(st.data())
+def test_equivariant_for_types_and_options_drawn(data):
+    gspace = data.draw(st.sampled_from([make for name, make in spaces.PLANE.items() if name != "D6"]))()
+    in_type = data.draw(spaces.field_types(gspace))
+    out_type = data.draw(st.sampled_from([in_type, spaces.regular(gspace, 1)]))
+    block = TransformerBlock(
+        in_type,
+        out_type,
+        kernel_size=data.draw(st.sampled_from([None, 1, 3])),
+        norm="pre",
+        norm_scope=data.draw(st.sampled_from([None, "position", "sample"])),
+        hidden_fields=data.draw(st.sampled_from([None, 1, 3])),
+        query=data.draw(st.sampled_from(["own", "all"])),
+        encoding=data.draw(st.sampled_from(["mlp", "fourier", "absolute", "none"])),
+        bias=data.draw(st.booleans()),
+    )
+    assert spaces.grid_error(drawn(block), spaces.random_field(in_type, 4, 4)) < 1e-11
+
+
+@norms
+@pytest.mark.parametrize("same", [True, False])
+def test_is_the_formula(norm, same):
+    out_type = spaces.regular(C4, 4)
+    in_type = out_type if same else spaces.scalars(C4, 3)
+    block = drawn(TransformerBlock(in_type, out_type, 2, 3, norm=norm, dropout=0.3))
+    attention = next(m for m in block.modules() if isinstance(m, GroupSelfAttention))
+    ln = [m for m in block.modules() if isinstance(m, FieldLayerNorm)]
+    linear = [m for m in block.modules() if isinstance(m, PoseLinear) and m is not block.shortcut]
+    assert isinstance(block.shortcut, nn.IdentityModule if same else PoseLinear)
+
+    def silu(y):
+        return nn.GeometricTensor(torch.nn.functional.silu(y.tensor), y.type)
+
+    x = spaces.random_field(in_type, 4, 4)
+    start = x if same else block.shortcut(x)
+    if norm == "gsa":
+        before, after, inside, last = (ln[i] for i in order_of(ln, block))
+        y = start + silu(after(attention(silu(before(x)))))
+        expected = y + last(linear[1](silu(inside(linear[0](y)))))
+    else:
+        before, middle = ln
+        y = start + attention(before(x))
+        expected = y + linear[1](silu(linear[0](middle(y))))
+    torch.testing.assert_close(block(x).tensor, expected.tensor)
+
+
+def order_of(norms, block):
+    """Before the attention, after it, inside the pointwise network, at its end."""
+    names = {id(m): name for name, m in block.named_modules()}
+    places = ["before", "after", "feed_forward.1", "feed_forward.4"]
+    return [next(i for i, m in enumerate(norms) if names[id(m)].startswith(place)) for place in places]
+
+
+def test_scopes_of_the_norms():
+    hidden = spaces.regular(C4, 2)
+    for norm, norm_scope, expected in (
+        ("gsa", None, "sample"),
+        ("pre", None, "position"),
+        ("gsa", "position", "position"),
+        ("pre", "sample", "sample"),
+    ):
+        block = TransformerBlock(hidden, hidden, norm=norm, norm_scope=norm_scope)
+        assert {m.plain.scope for m in block.modules() if isinstance(m, FieldLayerNorm)} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("norm", "fields", "hidden_fields", "expected"),
+    [("gsa", 8, None, 4), ("gsa", 1, None, 1), ("pre", 8, None, 16), ("pre", 3, 5, 5), ("gsa", 3, 5, 5)],
+)
+def test_hidden_fields(norm, fields, hidden_fields, expected):
+    field_type = spaces.regular(C4, fields)
+    block = TransformerBlock(field_type, field_type, norm=norm, hidden_fields=hidden_fields)
+    expand, contract = (m for m in block.modules() if isinstance(m, PoseLinear))
+    assert expand.out_type == contract.in_type == spaces.regular(C4, expected)
+
+
+def test_hidden_fields_are_counted_in_channels():
+    vectors = FieldType(C4, 6 * [C4.irrep(1)])  # 12 channels, 3 regular fields
+    block = TransformerBlock(vectors, vectors, norm="pre")
+    assert next(m for m in block.modules() if isinstance(m, PoseLinear)).out_type == spaces.regular(C4, 6)
+
+
+def test_options_reach_the_attention():
+    hidden = spaces.regular(C4, 4)
+    block = TransformerBlock(
+        hidden, hidden, 2, 5, head_fields=3, query="all", encoding="fourier", window="disc", dilation=2,
+        projection="pointwise", attention_dropout=0.25, bias=False, backend="reference",
+    )  # fmt: skip
+    alone = GroupSelfAttention(
+        hidden, hidden, 2, 5, head_fields=3, query="all", encoding="fourier", window="disc", dilation=2,
+        projection="pointwise", dropout=0.25, bias=False, backend="reference",
+    )  # fmt: skip
+    assert repr(block.attention) == repr(alone)
+    shapes = [[tuple(p.shape) for p in m.parameters()] for m in (block.attention, alone)]
+    assert shapes[0] == shapes[1]
+    linear = [m for m in block.modules() if isinstance(m, PoseLinear)]
+    assert [len(list(m.parameters())) for m in linear] == [1, 1]  # no biases
+    assert {m.plain.projection.kind for m in linear} == {"pointwise"}
+
+
+@norms
+def test_dropout_keeps_the_mean_and_stops_in_eval_mode(norm):
+    hidden = spaces.regular(C4, 4)
+    block = silent_tail(TransformerBlock(hidden, hidden, 2, 3, norm=norm, dropout=0.4))
+    if norm == "gsa":  # its last norm gives zero for zero
+        assert not any(m.plain.bias.any() for m in block.modules() if isinstance(m, FieldLayerNorm))
+    x = hidden(torch.randn(1, 16, 5, 5).expand(400, -1, -1, -1))
+    with torch.no_grad():
+        branch = block.eval()(x).tensor - x.tensor
+        assert torch.equal(block(x).tensor - x.tensor, branch)
+        runs = block.train()(x).tensor - x.tensor
+    dropped = (runs == 0).float().mean().item()
+    assert dropped == pytest.approx(0.4, abs=0.02)
+    torch.testing.assert_close(runs[runs != 0], branch[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
+    assert (runs.mean(0) - branch[0]).norm() < 0.1 * branch[0].norm()
+
+
+def test_the_pointwise_network_has_dropout_too():
+    hidden = spaces.regular(C4, 4)
+    block = TransformerBlock(hidden, hidden, 2, 3, norm="pre", dropout=0.4)
+    with torch.no_grad():
+        block.attention.plain.project_out.weight.zero_()
+        x = hidden(torch.randn(1, 16, 5, 5).expand(100, -1, -1, -1))
+        branch = block.eval()(x).tensor - x.tensor
+        runs = block.train()(x).tensor - x.tensor
+    assert (runs == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
+    torch.testing.assert_close(runs[runs != 0], branch[runs != 0] / 0.6, rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_of_attention_stops_in_eval_mode():
+    hidden = spaces.regular(C4, 4)
+    block = silent_tail(TransformerBlock(hidden, hidden, 2, 3, norm="pre", attention_dropout=0.4))
+    x = hidden(torch.randn(1, 16, 5, 5).expand(400, -1, -1, -1))
+    with torch.no_grad():
+        branch = block.eval()(x).tensor - x.tensor
+        assert torch.equal(block(x).tensor - x.tensor, branch)
+        runs = block.train()(x).tensor - x.tensor
+    assert runs.std(0).mean() > 0.02
+    assert (runs.mean(0) - branch[0]).norm() < 0.1 * branch[0].norm()
+
+
+def test_dropout_takes_vectors_as_a_whole():
+    """Its coordinates alone would not turn like a vector."""
+    vectors = FieldType(C4, 5 * [C4.irrep(1)])
+    block = silent_tail(TransformerBlock(vectors, vectors, kernel_size=3, norm="pre", dropout=0.5)).train()
+    x = spaces.random_field(vectors, 4, 4, batch=40, dtype=torch.float32)
+    with torch.no_grad():
+        branch = (block(x).tensor - x.tensor).unflatten(1, (5, 2))
+    gone = branch.abs() < 1e-6
+    assert torch.equal(gone[:, :, 0], gone[:, :, 1])
+    assert 0.3 < gone.float().mean() < 0.7
+
+
+@norms
+def test_both_norms_train_from_the_start(norm):
+    """Every parameter has a gradient of its own, with dropout too."""
+    hidden = spaces.regular(C4, 4)
+    block = TransformerBlock(spaces.scalars(C4, 3), hidden, 2, 3, norm=norm, dropout=0.1, attention_dropout=0.1)
+    y = block(spaces.random_field(block.in_type, 5, 5, dtype=torch.float32)).tensor
+    (y * torch.randn_like(y)).sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_attention_maps_are_those_of_the_attention_inside():
+    hidden = spaces.regular(C4, 2)
+    block = drawn(TransformerBlock(hidden, hidden, 2, 3))
+    x = spaces.random_field(hidden, 4, 4)
+    maps = block.attention_maps(x, [(1, 2)], [0, 3])
+    assert maps.shape == (2, 2, 2, 1, 1, 4, 4, 4)
+    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2, 1, 1).double())
+    inside = nn.SequentialModule(FieldLayerNorm(hidden, "sample"), SiLU(hidden)).double()
+    inside.load_state_dict(block.before.state_dict())
+    torch.testing.assert_close(maps, block.attention.attention_maps(inside(x), [(1, 2)], [0, 3]))
+    with pytest.raises(TypeError, match="input: TransformerBlock got Tensor"):
+        block.attention_maps(x.tensor, [(1, 2)])
+
+
+VECTORS = FieldType(C4, [C4.irrep(1)])
+REGULAR = spaces.regular(C4, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((None, REGULAR), {}, TypeError, "in_type: got NoneType"),
+        ((REGULAR, 3), {}, TypeError, "out_type: got int"),
+        ((REGULAR, spaces.regular(gspaces.rot2dOnR2(3), 2)), {}, ValueError, "out_type: its gspace is C3"),
+        ((VECTORS, REGULAR), {}, ValueError, "in_type: .*irrep_1"),
+        ((REGULAR, VECTORS), {}, ValueError, "out_type: .*irrep_1"),
+        ((REGULAR, REGULAR, 3), {}, ValueError, "num_heads: "),
+        ((REGULAR, REGULAR, 1, 4), {}, ValueError, "kernel_size: got 4"),
+        ((REGULAR, REGULAR), {"norm": "post"}, ValueError, "norm: got 'post', needed one of 'gsa', 'pre'"),
+        ((REGULAR, REGULAR), {"norm_scope": "batch"}, ValueError, "norm_scope: got 'batch'"),
+        ((REGULAR, REGULAR), {"norm_scope": ""}, ValueError, "norm_scope: got ''"),
+        ((REGULAR, REGULAR), {"hidden_fields": 0}, ValueError, "hidden_fields: got 0, needed at least 1"),
+        ((REGULAR, REGULAR), {"hidden_fields": 1.5}, TypeError, "hidden_fields: got 1.5, needed an integer"),
+        ((REGULAR, REGULAR), {"dropout": 1}, ValueError, r"dropout: got 1, needed a probability in \[0, 1\)"),
+        ((REGULAR, REGULAR), {"attention_dropout": -0.1}, ValueError, "attention_dropout: got -0.1"),
+        ((REGULAR, REGULAR), {"encoding": "rotary"}, ValueError, "encoding: got 'rotary'"),
+        ((REGULAR, REGULAR), {"projection": "none"}, ValueError, "projection: got 'none'"),
+        ((VECTORS, REGULAR), {"norm": "pre", "projection": "pointwise"}, ValueError, 'in_type: projection="pointwise"'),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, options, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        TransformerBlock(*arguments, **options)
+
+
+@norms
+def test_repr(norm):
+    text = repr(TransformerBlock(REGULAR, REGULAR, kernel_size=3, norm=norm, encoding="fourier"))
+    assert f"norm='{norm}'" in text
+    assert "kernel_size=3" in text
+    assert "FourierEncoding" in text
+    assert "PoseLinear" in text

@@ -1,0 +1,142 @@
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from escnn_attention.plain.buffers import ExactBuffers
+
+
+def values():
+    return np.cos(np.arange(1.0, 13.0)).reshape(3, 4)
+
+
+class Parent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.child = ExactBuffers()
+        self.child.register_exact("values", values())
+
+
+def assert_rounded_once(buffer, dtype):
+    assert buffer.dtype == dtype
+    assert torch.equal(buffer.cpu(), torch.tensor(values()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("through", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_change_of_precision_starts_from_the_exact_values(through, dtype):
+    module = Parent().to(through)
+    assert_rounded_once(module.child.values, through)
+    module = module.to(dtype)
+    assert_rounded_once(module.child.values, dtype)
+    assert module.linear.weight.dtype == dtype
+
+
+def test_an_ordinary_buffer_would_not_keep_them():
+    module = torch.nn.Module()
+    module.register_buffer("values", torch.tensor(values(), dtype=torch.float32))
+    assert not torch.equal(module.double().values, torch.tensor(values()))
+
+
+def test_shorthands():
+    module = Parent()
+    for change, dtype in (
+        ("double", torch.float64),
+        ("half", torch.float16),
+        ("float", torch.float32),
+        ("bfloat16", torch.bfloat16),
+    ):
+        assert_rounded_once(getattr(module, change)().child.values, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_made_in_the_default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        module = Parent()
+    finally:
+        torch.set_default_dtype(before)
+    assert_rounded_once(module.child.values, dtype)
+    assert_rounded_once(module.double().child.values, torch.float64)
+
+
+def test_tensors_and_arrays_are_taken_at_float64():
+    module = ExactBuffers()
+    module.register_exact("third", torch.tensor(1 / 3, dtype=torch.float64))
+    module.register_exact("ones", np.ones(2, dtype=np.int64))
+    assert module.double().third.item() == 1 / 3
+    assert module.ones.tolist() == [1, 1]
+
+
+def test_the_source_is_not_changed():
+    source = values()
+    module = ExactBuffers()
+    module.register_exact("values", source)
+    module.double().values.mul_(2)
+    np.testing.assert_array_equal(source, values())
+    source[:] = 0
+    assert_rounded_once(module.float().values, torch.float32)
+
+
+def test_the_exact_values_cannot_be_changed_through_the_buffer():
+    module = Parent().double()
+    module.child.values.zero_()
+    assert_rounded_once(module.float().child.values, torch.float32)
+
+
+def test_state_dict_does_not_hold_them():
+    module = Parent()
+    assert set(module.state_dict()) == {"linear.weight", "linear.bias"}
+    other = Parent().double()
+    other.load_state_dict(module.state_dict())
+    assert_rounded_once(other.child.values, torch.float64)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+def test_copies_keep_them(how):
+    module = Parent().bfloat16()
+    if how == "deepcopy":
+        copied = copy.deepcopy(module)
+    else:
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        copied = torch.load(file, weights_only=False)
+    assert_rounded_once(copied.child.values, torch.bfloat16)
+    assert_rounded_once(copied.double().child.values, torch.float64)
+    assert_rounded_once(module.child.values, torch.bfloat16)
+
+
+def test_through_the_meta_device_and_back():
+    module = Parent().to("meta")
+    assert module.child.values.device.type == "meta"
+    assert_rounded_once(module.to_empty(device="cpu").child.values, torch.float32)
+    with torch.device("meta"):
+        made = Parent()
+    assert made.child.values.device.type == "meta"
+    assert_rounded_once(made.to_empty(device="cpu").child.values, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_through_a_gpu_and_back():
+    module = Parent().half().cuda()
+    assert_rounded_once(module.child.values, torch.float16)
+    assert_rounded_once(module.double().child.values, torch.float64)
+    assert module.child.values.is_cuda
+    assert_rounded_once(module.cpu().child.values, torch.float64)
+
+
+def test_several_constants_and_none():
+    module = ExactBuffers()
+    module.register_exact("a", values())
+    module.register_exact("b", np.array(math.pi))
+    module.double()
+    assert module.b.item() == math.pi
+    assert torch.equal(module.a, torch.tensor(values()))
+    assert not list(ExactBuffers().double().buffers())

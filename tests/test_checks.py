@@ -1,0 +1,274 @@
+import copy
+import json
+import math
+
+import pytest
+import torch
+from escnn import gspaces, nn
+
+import escnn_attention
+from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU, assert_equivariant, equivariance_report
+from tests import spaces
+
+
+class Pointwise(nn.EquivariantModule):
+    """Whatever function of the features."""
+
+    def __init__(self, in_type, function):
+        super().__init__()
+        self.in_type = self.out_type = in_type
+        self.function = function
+
+    def forward(self, input):
+        return nn.GeometricTensor(self.function(input.tensor), self.out_type)
+
+    def evaluate_output_shape(self, input_shape):
+        return input_shape
+
+
+def ramp(x):
+    """Depends on the position along one axis."""
+    return x * torch.arange(x.shape[-1], dtype=x.dtype)
+
+
+def first_channel(x):
+    """Depends on the order of the poses."""
+    return x + x[:, :1]
+
+
+@pytest.fixture(scope="module")
+def c4():
+    return spaces.regular(gspaces.rot2dOnR2(4), 1)
+
+
+@pytest.fixture(scope="module")
+def strided(c4):
+    return nn.SequentialModule(nn.ReLU(c4), nn.R2Conv(c4, c4, 3, padding=1, stride=2), nn.ReLU(c4))
+
+
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_exact_layers_are_exact(make):
+    gspace = make()
+    field_type = spaces.mixed(gspace)
+    space = spaces.shape_of(gspace, 4)
+    report = equivariance_report(FieldLayerNorm(field_type), (1, field_type.size, *space))
+    assert report.relative_error <= 1e-14
+    assert 0 < report.absolute_error <= 1e-13 or gspace.fibergroup.order() == 1
+    # Every element is reported, and marked where the grid does not come back onto itself.
+    assert [r.element for r in report.rows if r.exact] == spaces.grid_elements(gspace)
+    assert {r.element for r in report.rows} == set(gspace.fibergroup.elements)
+
+
+@pytest.mark.parametrize("function", [ramp, first_channel])
+def test_a_broken_layer_is_reported_by_name(c4, function):
+    network = nn.SequentialModule(nn.ReLU(c4), Pointwise(c4, function), nn.ELU(c4))
+    report = equivariance_report(network, (2, 4, 5, 5))
+    assert report.relative_error > 1e-2
+    assert report.layers == ("0 (ReLU)", "1 (Pointwise)", "2 (ELU)")
+    assert report.inexact_layers == ("1 (Pointwise)",)
+    assert "NOT equivariant" in str(report)
+    assert "1 (Pointwise) loses exactness at input size 5×5" in str(report)
+    with pytest.raises(AssertionError, match=r"(?s)SequentialModule is not equivariant\n.*1 \(Pointwise\) loses"):
+        assert_equivariant(network, (2, 4, 5, 5))
+
+
+def test_the_error_is_that_of_the_definition(c4):
+    """The norm of m(g x) - g m(x) over that of m(x), element by element."""
+    module = Pointwise(c4, first_channel)
+    report = equivariance_report(module, (2, 4, 5, 5), seed=3)
+    x = c4(torch.randn(2, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+    output = module(x).tensor
+    for row, g in zip(report.rows, c4.fibergroup.elements, strict=True):
+        difference = module(x.transform(g)).tensor - module(x).transform(g).tensor
+        assert row.element == g
+        assert row.exact
+        assert row.absolute == pytest.approx(difference.abs().max().item(), abs=1e-14)
+        assert row.mean == pytest.approx(difference.abs().mean().item(), abs=1e-14)
+        assert row.scale == pytest.approx(output.abs().max().item())
+        assert row.relative == pytest.approx((difference.norm() / output.norm()).item(), abs=1e-14)
+
+
+def test_strides_are_found_with_the_sizes_at_which_they_are_exact(strided):
+    report = equivariance_report(strided, (1, 4, 8, 8))
+    assert report.inexact_layers == ("1 (R2Conv)",)
+    assert report.exact_sizes == {"1 (R2Conv)": ((7, 7), (9, 9))}
+    assert report.relative_error > 1e-2
+    assert "1 (R2Conv) loses exactness at input size 8×8" in str(report)
+    assert "exact at 7×7, 9×9" in str(report)
+    assert_equivariant(strided, (1, 4, 9, 9))
+    assert equivariance_report(strided, (1, 4, 9, 9)).exact_sizes == {}
+
+
+def test_pooling_is_found(c4):
+    pooling = nn.SequentialModule(nn.SequentialModule(SiLU(c4), nn.PointwiseMaxPool2D(c4, 2)), nn.ReLU(c4))
+    assert_equivariant(pooling, (1, 4, 10, 10), 1e-12)
+    report = equivariance_report(pooling, (1, 4, 9, 9))
+    assert report.layers == ("0.0 (SiLU)", "0.1 (PointwiseMaxPool2D)", "1 (ReLU)")
+    assert report.exact_sizes == {"0.1 (PointwiseMaxPool2D)": ((8, 8), (10, 10))}
+    shapes = {row.layer: row.input_shape for row in report.rows}
+    assert shapes["0.1 (PointwiseMaxPool2D)"] == (1, 4, 9, 9)
+    assert shapes["1 (ReLU)"] == (1, 4, 4, 4)
+
+
+def test_layers_can_be_left_out(strided):
+    report = equivariance_report(strided, (1, 4, 8, 8), layers=False)
+    assert report.layers == ()
+    assert report.relative_error > 1e-2
+
+
+def test_grids_that_are_not_square(c4):
+    report = equivariance_report(GroupSelfAttention(c4, c4, kernel_size=3), (1, 4, 4, 6))
+    assert report.relative_error <= 1e-13
+    assert all(row.exact for row in report.rows)
+    pooling = nn.SequentialModule(nn.PointwiseAvgPool2D(c4, 2))
+    assert_equivariant(pooling, (1, 4, 4, 6), 1e-12)
+    assert equivariance_report(pooling, (1, 4, 5, 7)).exact_sizes == {"0 (PointwiseAvgPool2D)": ((4, 6), (6, 8))}
+
+
+def test_elements_that_do_not_map_the_grid_are_marked_and_left_out():
+    field_type = spaces.regular(gspaces.rot2dOnR2(8), 1)
+    report = equivariance_report(GroupSelfAttention(field_type, field_type, kernel_size=3), (1, 8, 9, 9))
+    assert [row.exact for row in sorted(report.rows, key=lambda r: r.element.value)] == [True, False] * 4
+    interpolated = [row.relative for row in report.rows if not row.exact]
+    assert min(interpolated) > 1e-3  # the interpolation errs
+    assert report.relative_error <= 1e-13
+    assert report.absolute_error <= 1e-12
+    assert str(report).count("interpolated") == 4
+    assert str(report).endswith("at most 1e-06")
+    # Broken for these elements only, nothing is said: it cannot be told from interpolation.
+    assert_equivariant(GroupSelfAttention(field_type, field_type, kernel_size=3), (1, 8, 9, 9), 1e-12)
+
+
+def test_a_continuous_group():
+    gspace = gspaces.rot2dOnR2(-1)
+    vectors = nn.FieldType(gspace, [gspace.irrep(1)])
+    network = nn.SequentialModule(nn.R2Conv(vectors, vectors, 3, padding=1), nn.NormNonLinearity(vectors))
+    report = equivariance_report(network, (1, 2, 7, 7))
+    assert report.relative_error < 1e-6
+    assert sum(row.exact for row in report.rows if row.layer == "whole module") == 4
+    broken = nn.SequentialModule(Pointwise(vectors, first_channel))
+    assert equivariance_report(broken, (1, 2, 7, 7)).inexact_layers == ("0 (Pointwise)",)
+
+
+def test_no_base_space():
+    field_type = spaces.regular(spaces.POINT["D4 on a point"](), 2)
+    assert_equivariant(nn.SequentialModule(GroupSelfAttention(field_type, field_type)), (3, 16), 1e-13)
+    report = equivariance_report(nn.SequentialModule(Pointwise(field_type, first_channel)), (3, 16))
+    assert report.exact_sizes == {"0 (Pointwise)": ()}
+    assert "loses exactness at input size a point" in str(report)
+
+
+def test_to_dict_is_plain_data(strided):
+    report = equivariance_report(strided, (1, 4, 8, 8))
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["inexact_layers"] == ["1 (R2Conv)"]
+    assert data["exact_sizes"] == {"1 (R2Conv)": [[7, 7], [9, 9]]}
+    assert data["relative_error"] == report.relative_error
+    assert data["absolute_error"] == report.absolute_error
+    assert data["tolerance"] == 1e-6
+    assert len(data["rows"]) == 4 * 4  # the whole and three layers, four elements
+    assert data["rows"][0] == {
+        **{key: getattr(report.rows[0], key) for key in ("exact", "absolute", "mean", "scale", "relative")},
+        "layer": "whole module",
+        "input_shape": [1, 4, 8, 8],
+        "element": str(report.rows[0].element),
+    }
+
+
+def test_the_table_lists_every_element_and_layer(strided):
+    report = equivariance_report(strided, (1, 4, 9, 9))
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["element", "absolute", "relative"]
+    for element, line in zip(strided.in_type.fibergroup.elements, lines[1:5], strict=True):
+        assert line.startswith(str(element))
+    assert lines[6].split() == ["layer", "input", "absolute", "relative"]
+    assert [line.split()[2] for line in lines[7:10]] == ["9×9", "9×9", "5×5"]
+    assert lines[-1].startswith("equivariant: relative error")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_module_is_not_changed(c4, training):
+    network = nn.SequentialModule(
+        nn.R2Conv(c4, c4, 3, padding=1, stride=2),
+        nn.InnerBatchNorm(c4),
+        GroupSelfAttention(c4, c4),
+        nn.FieldDropout(c4),
+    )
+    network.train(training)
+    # A convolution in eval mode holds tensors that belong to a graph.
+    state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    flags = [m.training for m in network.modules()]
+    rng = torch.get_rng_state()
+    equivariance_report(network, (1, 4, 6, 6))
+    assert [m.training for m in network.modules()] == flags
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert list(network.state_dict()) == list(state)
+    for name, tensor in network.state_dict().items():
+        assert tensor.dtype == state[name].dtype
+        assert torch.equal(tensor, state[name])
+    assert all(p.grad is None and p.requires_grad for p in network.parameters())
+
+
+def test_the_seed_decides(c4):
+    first, again, other = (equivariance_report(Pointwise(c4, ramp), (1, 4, 5, 5), seed=s) for s in (1, 1, 2))
+    assert first.rows == again.rows
+    assert first.absolute_error != other.absolute_error
+
+
+def only_upright(x):
+    """NaN unless the largest value is in the first column."""
+    return x if x.abs().amax((0, 1, 2)).argmax() == 0 else x * math.nan
+
+
+@pytest.mark.parametrize("function", [lambda x: x * math.nan, only_upright])
+def test_nan_is_a_failure(c4, function):
+    network = nn.SequentialModule(nn.ReLU(c4), Pointwise(c4, function))
+    seed = next(s for s in range(100) if upright(s))
+    report = equivariance_report(network, (1, 4, 5, 5), seed=seed)
+    assert math.isnan(report.relative_error)
+    assert math.isnan(report.absolute_error)
+    assert report.inexact_layers == ("1 (Pointwise)",)
+    assert "NOT equivariant" in str(report)
+    with pytest.raises(AssertionError, match="NOT equivariant"):
+        assert_equivariant(network, (1, 4, 5, 5), seed=seed)
+
+
+def upright(seed):
+    """Whether ``only_upright`` lets the random features of this seed through."""
+    x = torch.randn(1, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).relu()
+    return not only_upright(x).isnan().any()
+
+
+def test_a_layer_that_gives_zeros_is_equivariant(c4):
+    assert equivariance_report(Pointwise(c4, torch.zeros_like), (1, 4, 5, 5)).relative_error == 0
+
+
+def test_the_tolerance_decides(c4):
+    convolution = nn.SequentialModule(nn.R2Conv(c4, c4, 3, padding=1))
+    error = equivariance_report(convolution, (1, 4, 5, 5)).relative_error  # of the basis, which escnn holds in float32
+    assert 1e-9 < error < 1e-6
+    assert equivariance_report(convolution, (1, 4, 5, 5), tolerance=error / 2).inexact_layers == ("0 (R2Conv)",)
+    assert_equivariant(convolution, (1, 4, 5, 5), tolerance=error)
+    with pytest.raises(AssertionError):
+        assert_equivariant(convolution, (1, 4, 5, 5), tolerance=error / 2)
+
+
+def test_wrong_arguments(c4):
+    with pytest.raises(TypeError, match=r"module: got ReLU, needed an escnn.nn.EquivariantModule"):
+        equivariance_report(torch.nn.ReLU(), (1, 4, 5, 5))
+    with pytest.raises(TypeError, match="module"):
+        assert_equivariant(torch.nn.ReLU(), (1, 4, 5, 5))
+    for shape in (4, 5, 5), (1, 4, 5), (1, 3, 5, 5), (1, 4, 5, 5, 5):
+        with pytest.raises(ValueError, match=r"input_shape: got .*, needed \(batch, 4, size, size\)"):
+            equivariance_report(nn.ReLU(c4), shape)
+
+
+def test_a_module_that_changes_shapes_differently_says_so(c4):
+    with pytest.raises(ValueError, match=r"whole module: for .* has shape \(1, 4, 4, 6\).*\(1, 4, 8, 3\)"):
+        equivariance_report(Pointwise(c4, lambda x: x.repeat(1, 1, 1, 2)), (1, 4, 3, 4))
+
+
+def test_reports_are_values(strided):
+    report = equivariance_report(strided, (1, 4, 8, 8))
+    assert copy.deepcopy(report) == report
+    assert isinstance(report, escnn_attention.EquivarianceReport)

@@ -1,0 +1,150 @@
+"""The README and the site: their code runs, in order, and prints what they say it prints; their commands exist."""
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "text", "sh", "toml", "bibtex"}
+DIRECTIVES = {"{figure}", "{include}", "{toctree}"}
+ERROR = re.compile(r"\d\.\d+e[-+]\d\d")  # as reports print them
+
+
+def fences(path: Path) -> list[tuple[str, str, int, bool]]:
+    """Language, body and line of each fence, and whether only blank lines are between it and the one before."""
+    text = path.read_text(encoding="utf-8")
+    found, end = [], 0
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("body")) + 1
+        found.append((match["info"].strip(), match["body"], line, not text[end : match.start()].strip()))
+        end = match.end()
+    assert text.count("```") == 2 * len(found), f"{path.name}: a fence that is not closed, or not at the line's start"
+    return found
+
+
+def programs(path: Path) -> list[tuple[str, int, str]]:
+    """The Python of a page, in order: code, line, and the output that is shown right below it."""
+    found: list[tuple[str, int, str]] = []
+    for language, body, line, follows in fences(path):
+        if language == "python":
+            found.append((body, line, ""))
+        elif language == "text" and follows and found:
+            found[-1] = (*found[-1][:2], body)
+    return found
+
+
+def same_output(shown: str, printed: str) -> bool:
+    """Whether both are the same but for rounding errors, of which only the size is compared."""
+    pairs = list(zip(map(float, ERROR.findall(shown)), map(float, ERROR.findall(printed)), strict=False))
+    similar = all(max(a, b) < 1e-6 or a / 2 < b < 2 * a for a, b in pairs)
+    lines = [[line.split() for line in ERROR.sub("#", text).splitlines()] for text in (shown, printed)]
+    return similar and lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fences_have_known_languages(name):
+    for info, _, line, _ in fences(ROOT / name):
+        language = info.split()[0] if info else ""
+        assert language in LANGUAGES | DIRECTIVES, f"{name}:{line}: {info!r}"
+
+
+@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, PAGES, strict=True) if programs(path)])
+def test_code_runs_and_prints_what_is_shown(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace = {"__name__": "__documentation__"}
+    for code, line, shown in programs(ROOT / name):
+        # Lines as in the page, so that a traceback points there.
+        compiled = compile("\n" * (line - 1) + code, str(ROOT / name), "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as stdout:
+            exec(compiled, namespace)
+        printed = stdout.getvalue()
+        assert same_output(shown, printed), f"{name}:{line} prints\n{printed}\nand shows\n{shown}"
+
+
+def test_outputs_that_differ_are_told_apart():
+    assert same_output("error 1.0e-15 at 9×9\n", "error 3.2e-16 at  9×9\n")
+    assert not same_output("error 1.0e-15\n", "error 1.0e-03\n")
+    assert not same_output("exact at 8×8\n", "exact at 9×9\n")
+    assert not same_output("", "printed, but not shown\n")
+
+
+def shell_commands(name: str) -> list[list[str]]:
+    lines = [line for language, body, *_ in fences(ROOT / name) if language == "sh" for line in body.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def compare_options() -> dict[str, str]:
+    """The options of the command, with their defaults."""
+    typer = pytest.importorskip("typer")
+    from escnn_attention.training.cli import app
+
+    parameters = typer.main.get_command(app).commands["compare"].params
+    return {
+        option: "" if p.default is None or p.default is False else str(getattr(p.default, "value", p.default))
+        for p in parameters
+        for option in p.opts
+        if option != "--help"
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if shell_commands(name)])
+def test_commands_exist(name):
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+    table = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
+    extras = set(re.findall(r"^(\w+) = \[", table.split("\n[")[0], re.MULTILINE))
+    for words in shell_commands(name):
+        if words[:2] == ["python3", "bootstrap.py"]:
+            assert words[2] in bootstrap.EXTRAS, words
+            options = words[3:] if words[2] == "compare" else []
+        elif words[:2] == ["escnn-attention", "compare"]:
+            options = words[2:]
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file(), words
+            options = []
+        else:
+            assert words[:2] == ["pip", "install"], words
+            assert set(",".join(re.findall(r"\[([\w,]+)\]", " ".join(words))).split(",")) - {""} <= extras, words
+            options = []
+        assert {word for word in options if word.startswith("--")} <= set(compare_options()), words
+
+
+def test_the_page_on_compare_has_every_option_and_its_default():
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `(--[a-z-]+)` \| ?(\S*) \|", page, re.MULTILINE)) == compare_options()
+
+
+def test_links_of_the_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    local = [target.split("#")[0] for target in targets if not target.startswith("http")]
+    assert local
+    for target in local:
+        assert (ROOT / target).exists(), target
+
+
+def test_example_draws_the_pictures_of_the_site(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    path = ROOT / "examples" / "equivariance_figure.py"
+    spec = importlib.util.spec_from_file_location("equivariance_figure", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(tmp_path / "new"), "--dpi", "30"])
+    example.main()
+    drawn = {file.name for file in (tmp_path / "new").iterdir()}
+    assert drawn == {"attention.png", "equivariance.png"}
+    assert all((ROOT / "docs" / "_static" / name).exists() for name in drawn)

@@ -1,0 +1,125 @@
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from escnn_attention.training.cli import _choose_threads, app
+
+TINY = ["--networks", "cnn,steerable", "--epochs", "1", "--parameters", "600"]
+TINY += ["--limit-train", "50", "--limit-test", "20", "--batch-size", "25", "--accelerator", "cpu"]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # no colours in the middle of words, on CI either
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+    return invoke
+
+
+def test_table_and_files(run, tmp_path):
+    output = tmp_path / "run"
+    result = run(*TINY, "--output", output)
+    assert result.exit_code == 0, result.output
+    stored = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    for network in stored["networks"]:
+        for value in (network["accuracy_upright"], network["accuracy_rotated"], network["accuracy_any_angle"]):
+            assert f"{100 * value:.1f}" in result.output
+        assert f"{network['parameters']:,}" in result.output
+    for part in (
+        "upright",
+        "parameters",
+        "equiv.",
+        "quarter turns: each test image turned by 90°; 180°; 270°",
+        "50 to train",
+    ):
+        assert part in result.output
+    assert str(output / "results.csv") in result.output
+    assert str(output / "figures" / "accuracies.png") in result.output
+    # Every option is part of the run.
+    assert stored["configuration"] | {"images": ""} == {
+        "data": "digits",
+        "images": "",
+        "group": "c4",
+        "parameters": 600,
+        "epochs": 1,
+        "batch-size": 25,
+        "learning-rate": stored["configuration"]["learning-rate"],
+        "seed": 0,
+        "limit-train": 50,
+        "limit-test": 20,
+    }
+
+    again = run(*TINY, "--output", output)
+    assert again.exit_code == 0
+    assert "steerable is finished, it is not trained again" in again.output
+
+    changed = run(*TINY, "--output", output, "--learning-rate", 0.1)
+    assert changed.exit_code == 2
+    assert "--learning-rate" in changed.output
+    assert "--restart" in changed.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--group", "so3"], "error: unknown group 'so3'"),
+        (["--networks", "cnn,mlp"], "error: unknown network mlp"),
+        (["--data-dir", "."], "error: the digits ship with scikit-learn"),
+        (
+            ["--data", "rotmnist", "--data-dir", "no/such/folder"],
+            "error: the data folder no/such/folder does not exist",
+        ),
+        (["--data", "cifar"], "cifar"),
+        (["--epochs", "0"], "epochs"),
+        (["--nonsense"], "nonsense"),
+    ],
+)
+def test_mistakes_end_in_one_clear_line(run, tmp_path, arguments, message):
+    result = run(*TINY, "--output", tmp_path / "run", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_threads(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        for data, asked, expected in (("digits", None, 1), ("rotmnist", 3, 3), ("digits", 2, 2)):
+            _choose_threads(data, asked)
+            assert torch.get_num_threads() == expected
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        _choose_threads("digits", None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_help_names_every_option(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    for option in (
+        "data",
+        "data-dir",
+        "group",
+        "networks",
+        "epochs",
+        "seed",
+        "output",
+        "restart",
+        "accelerator",
+        "threads",
+    ):
+        assert f"--{option}" in result.output
+    assert "turned already" in result.output
+
+
+def test_without_a_command_help_is_shown():
+    assert "compare" in CliRunner().invoke(app, []).output
