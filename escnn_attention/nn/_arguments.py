@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from escnn.group import Representation
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention.fibers import is_regular
@@ -13,11 +14,13 @@ __all__ = [
     "check_input",
     "check_int",
     "check_option",
+    "check_pointwise",
     "check_probability",
     "check_regular",
     "check_same_gspace",
     "check_shape",
     "check_type",
+    "is_pointwise",
 ]
 
 
@@ -45,9 +48,17 @@ def check_regular(name: str, field_type: FieldType, why: str) -> None:
 
 def check_pointwise(name: str, field_type: FieldType, why: str) -> None:
     """All fields support pointwise nonlinearities."""
-    others = sorted({r.name for r in field_type.representations if "pointwise" not in r.supported_nonlinearities})
+    others = sorted({r.name for r in field_type.representations if not is_pointwise(r)})
     if others:
         raise ValueError(f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support")
+
+
+def is_pointwise(representation: Representation) -> bool:
+    """Whether a representation allows a nonlinearity on every channel.
+
+    escnn does not say so of the trivial representation of a product of groups, of which it is just as true.
+    """
+    return "pointwise" in representation.supported_nonlinearities or representation.is_trivial()
 
 
 def check_int(name: str, value: Any, *, least: int = 1) -> int:

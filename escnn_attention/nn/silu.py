@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from escnn.nn import FieldType
 
-from escnn_attention.nn._arguments import check_type
+from escnn_attention.nn._arguments import check_pointwise, check_type
 from escnn_attention.nn.module import PlainModule
 
 __all__ = ["SiLU"]
@@ -37,10 +37,5 @@ class SiLU(PlainModule):
     """
 
     def __init__(self, in_type: FieldType):
-        check_type("in_type", in_type)
-        others = sorted({r.name for r in in_type.representations if "pointwise" not in r.supported_nonlinearities})
-        if others:
-            raise ValueError(
-                f"in_type: SiLU acts on every channel by itself, which {', '.join(others)} does not support"
-            )
+        check_pointwise("in_type", check_type("in_type", in_type), "SiLU")
         super().__init__(in_type, in_type, torch.nn.SiLU())

@@ -19,6 +19,7 @@ from escnn.nn import (
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
+from escnn_attention.fibers import regular_fields
 from escnn_attention.functional import QueryMode
 from escnn_attention.nn._arguments import (
     check_input,
@@ -163,9 +164,7 @@ class TransformerBlock(GridModule):
             feed_forward = [FieldLayerNorm(out_type, scope), expand, SiLU(hidden), contract]
         self.attention = attention
         self.after = SequentialModule(*after, _dropout(out_type, dropout))
-        self.shortcut = (
-            IdentityModule(in_type) if in_type == out_type else PoseLinear(in_type, out_type, projection=projection)
-        )
+        self.shortcut = _shortcut(in_type, out_type, projection)
         tail = [_dropout(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail)
 
@@ -211,6 +210,18 @@ class TransformerBlock(GridModule):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}"
+
+
+def _shortcut(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:
+    if in_type == out_type:
+        return IdentityModule(in_type)
+    if len(in_type) == regular_fields(in_type) or len(out_type) == regular_fields(out_type):
+        return PoseLinear(in_type, out_type, projection=projection)
+    # Between two types that are not regular: through as many regular fields as no map between them can exceed.
+    order = in_type.gspace.fibergroup.order()
+    fields = -(-min(in_type.size, out_type.size) // order)
+    between = FieldType(in_type.gspace, fields * [in_type.gspace.regular_repr])
+    return SequentialModule(PoseLinear(in_type, between, bias=False), PoseLinear(between, out_type))
 
 
 def _dropout(field_type: FieldType, p: float) -> EquivariantModule:

@@ -271,3 +271,22 @@ def test_repr(norm):
     assert "kernel_size=3" in text
     assert "FourierEncoding" in text
     assert "PoseLinear" in text
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_types_of_which_neither_is_regular(dropout):
+    """The shortcut goes through regular fields."""
+    space = spaces.VOLUME["full cylindrical"]()
+    irrep = space.fibergroup.irreps()[-1]
+    in_type, out_type = spaces.scalars(space, 2), FieldType(space, [space.trivial_repr, irrep, irrep])
+    block = TransformerBlock(in_type, out_type, 1, 3, norm="pre", dropout=dropout).double()
+    x = spaces.random_field(in_type, 3, 3, 3)
+    exported = block.export()
+    torch.testing.assert_close(exported(x.tensor), block(x).tensor)
+    assert spaces.grid_error(block, x) < 1e-10
+
+
+def test_scalars_of_a_product_of_groups_are_activated():
+    scalar = spaces.scalars(spaces.VOLUME["full cylindrical"](), 2)
+    block = TransformerBlock(scalar, scalar, 1, 3, dropout=0.1).double().eval()
+    assert spaces.grid_error(block, spaces.random_field(scalar, 3, 3, 3)) < 1e-10
