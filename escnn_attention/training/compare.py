@@ -9,11 +9,12 @@ from pathlib import Path
 from escnn.gspaces import GSpace
 from torch import nn
 
-from escnn_attention.training.data import ImageData, load_data
+from escnn_attention.training.data import load_data
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.evaluate import TestSet, measure_accuracies, measure_equivariance_error
 from escnn_attention.training.figures import write_figures
 from escnn_attention.training.groups import grid_turns, gspace_by_name
+from escnn_attention.training.images import ImageData
 from escnn_attention.training.networks import NETWORKS, build_network, count_parameters
 from escnn_attention.training.progress import Advance, Reporter
 from escnn_attention.training.results import NetworkResult, write_results

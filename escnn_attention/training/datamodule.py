@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from escnn_attention.training.data import ImageData, Split
+from escnn_attention.training.images import ImageData, Split
 
 
 def as_tensors(split: Split, normalisation: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ from escnn.gspaces import GSpace
 from torch import nn
 
 from escnn_attention import equivariance_report
-from escnn_attention.training.data import ImageData
 from escnn_attention.training.groups import grid_turns, random_angles, turn_by_angles, turn_by_element
+from escnn_attention.training.images import ImageData
 from escnn_attention.training.networks import InvariantLogits
 from escnn_attention.training.progress import Advance
 

@@ -12,10 +12,10 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from escnn_attention.training.data import ImageData, Split
 from escnn_attention.training.download import Progress, download
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.images import ImageData, Split
 
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"

@@ -16,10 +16,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from escnn_attention.training.checkpoints import AtomicCheckpointIO, read_checkpoint
-from escnn_attention.training.data import ImageData
 from escnn_attention.training.datamodule import ImageDataModule
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.history import EpochHistory
+from escnn_attention.training.images import ImageData
 from escnn_attention.training.module import Classifier
 from escnn_attention.training.progress import EpochProgress, Reporter
 from escnn_attention.training.settings import Settings

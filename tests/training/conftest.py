@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import ImageData, load_digits
+from escnn_attention.training.data import load_digits
+from escnn_attention.training.images import ImageData
 from escnn_attention.training.progress import Reporter
 from escnn_attention.training.settings import Settings
 
