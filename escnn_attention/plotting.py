@@ -119,7 +119,7 @@ def plot_feature_maps(
     for column, (image, i) in enumerate(zip(images, index, strict=True)):
         ax = axes(column, y, cell)
         ax.imshow(image.tensor[0].mean(0).detach().cpu(), cmap="gray_r", interpolation="nearest")
-        ax.set_title(name_element(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
+        ax.set_title(_stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
     label(y + cell / 2, "input", left - 0.1, ha="right", fontsize=10)
     y += heights[0] - 0.1 * cell
     for name, values in maps.items():
@@ -245,7 +245,7 @@ def plot_attention_maps(
             if column:
                 _frame(ax, int(table.quotient[i, column - 1]), poses)
             if r == 0:
-                heading = f"pose {name_element(table.action[column - 1])}" if column else "input"
+                heading = f"pose {_stacked(table.action[column - 1])}" if column else "input"
                 ax.set_title(heading, fontsize=9 if poses <= 4 else 7.5, pad=4)
     return figure
 
@@ -300,6 +300,11 @@ def plot_accuracies(
         ax.set_title(note, fontsize=9, color="#444444")
     figure.legend(loc="outside lower center", ncols=len(conditions), frameon=False, fontsize=10)
     return figure
+
+
+def _stacked(matrix: npt.NDArray[np.floating[Any]]) -> str:
+    """The name of an element in narrow columns."""
+    return name_element(matrix).replace(", ", "\n")
 
 
 def _figure_class() -> type[Figure]:
