@@ -21,6 +21,7 @@ if find_spec("escnn") is not None:
         FourierEncoding,
         MLPEncoding,
         NoEncoding,
+        RotaryEncoding,
         SeparableEncoding,
     )
     from escnn_attention.nn import (
@@ -53,6 +54,7 @@ __all__ = [
     "MLPEncoding",
     "NoEncoding",
     "PoseLinear",
+    "RotaryEncoding",
     "SeparableEncoding",
     "SiLU",
     "TransformerBlock",

@@ -2,7 +2,7 @@ r"""Continuous positional encodings :math:`\rho(\delta, p)`.
 
 An encoding is a function of an offset :math:`\delta \in R^d` and a pose p, and the layers evaluate it at
 :math:`(h^{-1}\Delta, h^{-1}\hat h)`: the group acts on the *argument* of a continuous function, so that no table of
-weights is ever interpolated (GSA-Nets, Section 5.1). All encodings here are sums
+weights is ever interpolated (GSA-Nets, Section 5.1). All encodings here but the rotary one are sums
 
 .. math:: \rho(\delta, p) = \rho_x(\delta) + E[p]
 
@@ -34,6 +34,7 @@ __all__ = [
     "FourierEncoding",
     "MLPEncoding",
     "NoEncoding",
+    "RotaryEncoding",
     "SeparableEncoding",
     "as_encoding",
 ]
@@ -117,6 +118,18 @@ class Encoding(torch.nn.Module, ABC):
     def poses(self) -> Tensor | None:
         """The table E over the poses, ``(heads or 1, |H|, C)``; None where the encoding ignores poses."""
         return self.pose_embedding
+
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
+
+        Returns:
+            :math:`\Omega`, ``(F, d)``, and W, ``(heads or 1, C, 2F)``; None where it has no such form.
+        """
+        return None
+
+    def rotations(self) -> Tensor | None:
+        """The frequencies of rotations of pairs of channels, ``(heads or 1, F, d)``; None where there are none."""
+        return None
 
     def _output_layers(self) -> list[torch.nn.Linear]:
         """The linear layers whose weights scale the function of the offset."""
@@ -355,6 +368,68 @@ class FourierEncoding(Encoding):
         waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
         return self.readout(waves).unflatten(-1, (self.num_heads, self.channels)).movedim(-2, 0)
 
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        if self.readout is None:
+            return None
+        return self.frequencies, self.readout.weight.unflatten(0, (self.num_heads, self.channels))
+
+    def extra_repr(self) -> str:
+        return f"num_frequencies={self.num_frequencies}, learned={self.learned}"
+
+
+class RotaryEncoding(Encoding):
+    r"""Rotations of pairs of channels: :math:`\langle q, R(\Omega\delta)(k + E[p]) \rangle`.
+
+    Queries and keys are rotated by the angles :math:`\Omega h^{-1}x` of their own positions, so that a score depends on
+    the offset, and nothing but ordinary attention is left. With ``keys="own"`` a layer then costs what an ordinary
+    transformer costs, with :math:`|H|` times the heads.
+
+    Args:
+        num_frequencies: the number of rotated pairs; by default all channels of a head, C // 2 pairs.
+        scale: the standard deviation of the entries of :math:`\Omega` at initialisation, in radians for each unit of
+            the window's reach.
+        learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn and is saved with the layer.
+
+    Raises:
+        ValueError: on binding, when a head has fewer channels than are to be rotated.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, RotaryEncoding
+        >>> g = gspaces.octaOnR3()
+        >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(fields, fields, encoding=RotaryEncoding(), keys="own")
+
+    Source: Su et al., "RoFormer", 2021, for rotary encodings; "Platonic Transformers", 2025, for their use in frames.
+    """
+
+    def __init__(self, num_frequencies: int | None = None, *, scale: float = math.pi, learned: bool = True):
+        super().__init__()
+        if num_frequencies is not None:
+            _positive(num_frequencies=num_frequencies)
+        if not scale > 0:
+            raise ValueError(f"scale: got {scale!r}, needed a positive number")
+        self.num_frequencies, self.scale, self.learned = num_frequencies, scale, learned
+
+    def _build_offsets(self) -> None:
+        pairs = self.channels // 2 if self.num_frequencies is None else self.num_frequencies
+        if not 0 < 2 * pairs <= self.channels:
+            raise ValueError(
+                f"encoding: RotaryEncoding rotates {2 * max(pairs, 1)} channels and a head has {self.channels}; set "
+                f"head_fields to {2 * max(pairs, 1)} or more"
+            )
+        frequencies = self.scale * torch.randn(self.num_heads, pairs, self.dim)
+        if self.learned:
+            self.frequencies = Parameter(frequencies)
+        else:
+            self.register_buffer("frequencies", frequencies)
+
+    def offsets(self, delta: Tensor) -> Tensor | None:
+        return None
+
+    def rotations(self) -> Tensor | None:
+        return self.frequencies if self.bound and self.dim else None
+
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}, learned={self.learned}"
 
@@ -381,6 +456,7 @@ _NAMES: dict[str, type[Encoding]] = {
     "mlp": MLPEncoding,
     "separable": SeparableEncoding,
     "fourier": FourierEncoding,
+    "rotary": RotaryEncoding,
     "absolute": AbsoluteEncoding,
     "none": NoEncoding,
 }

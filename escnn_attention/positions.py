@@ -66,11 +66,14 @@ class Positions(ABC):
         num_positions: N.
         offsets: ``(L, d)``; the offsets that occur, in units of the window's reach: within [-1, 1] along the axes.
         coordinates: ``(N, d)``; the positions themselves, relative to the centre, in units of half the extent.
+        scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
+            the difference of their coordinates.
     """
 
     num_positions: int
     offsets: Tensor
     coordinates: Tensor
+    scale: float
 
     @abstractmethod
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -138,6 +141,7 @@ class Grid(Positions):
         self.num_positions = math.prod(self.shape)
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._reach, self._step = _reach(self.shape, window)
+        self.scale = _half_extent(self.shape) / (self._step * _longest(self._reach))
         self._grid, self._lookup, self.offsets, self.coordinates = _tables(*key)
         self._key = key
         if frame is not None:
@@ -172,6 +176,16 @@ def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int
     if window.kernel_size is None:
         return tuple(n - 1 for n in shape), 1
     return (window.kernel_size // 2,) * len(shape), window.dilation
+
+
+def _longest(reach: tuple[int, ...]) -> int:
+    """The reach of the window in steps, by which offsets are measured; 1 where it has none."""
+    return max((0, *reach)) or 1
+
+
+def _half_extent(shape: tuple[int, ...]) -> float:
+    """Half the longest side of the grid, by which coordinates are measured; 1 for a single point."""
+    return (max((1, *shape)) - 1) / 2 or 1.0
 
 
 # The tables depend on sizes only and are made once for each. Compilers take them as the constants that they are,
@@ -210,10 +224,9 @@ def _cached_tables(
         # The disc whose diameter is the width of the window in positions: its edge lies half a step outside.
         inside = (box**2).sum(-1) <= (kernel_size / 2) ** 2
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
-    offsets = _to_space(box[inside].double()) / (max(reach, default=0) or 1)
+    offsets = _to_space(box[inside].double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
-    half_extent = max((n - 1 for n in shape), default=0) / 2 or 1.0
-    coordinates = _to_space(index.double() - centre) / half_extent
+    coordinates = _to_space(index.double() - centre) / _half_extent(shape)
     return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype)
 
 

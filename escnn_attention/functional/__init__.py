@@ -18,11 +18,22 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional import blocked, reference
+from escnn_attention.functional.fold import fold
 from escnn_attention.functional.reference import probabilities
-from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, Waves
 from escnn_attention.positions import Positions
 
-__all__ = ["BACKENDS", "Backend", "QueryMode", "Terms", "attention", "check_backend", "probabilities"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "KeyMode",
+    "QueryMode",
+    "Terms",
+    "Waves",
+    "attention",
+    "check_backend",
+    "probabilities",
+]
 
 
 class _Attention(Protocol):
@@ -72,6 +83,7 @@ def attention(
     terms: Terms,
     *,
     query: QueryMode = "own",
+    keys: KeyMode = "all",
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
@@ -83,6 +95,7 @@ def attention(
         positions: where they are and who sees whom.
         terms: the positional encoding, seen from each of the :math:`|H|` output poses.
         query: which query poses contribute to an output pose h: ``"own"`` only h, ``"all"`` the sum over all of q's.
+        keys: which key poses a query pose h̃ attends to: ``"all"``, or ``"own"``, only h̃.
         dropout: the probability with which a key is dropped from a query's attention.
         backend: ``"auto"`` or one of :data:`BACKENDS`.
 
@@ -93,12 +106,15 @@ def attention(
         ValueError: an unknown backend, or one that cannot serve this call (it says why).
     """
     check_backend(backend)
+    if backend == "reference":
+        return reference.attention(q, *_contain(k, v), positions, terms, query=query, keys=keys, dropout=dropout)
+    (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
     if backend == "auto":
         backend = next(b for b in PREFERENCE if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
     elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
         raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
     k, v = _contain(k, v)
-    return BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout)
+    return unfold(BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout))
 
 
 def _contain(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Blocks, Positions
 
 __all__ = ["PIECE", "attention"]
@@ -30,12 +30,13 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
 ) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
+    terms = terms.explicit(positions)
     num_heads, num_positions = q.shape[1], q.shape[3]
     key_poses = k.shape[2]
     # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
     # of all keys, or the products with all rows of the table of offsets, are held.
     pairs = terms.num_poses * (1 if query == "own" else q.shape[2])
-    rows = 0 if terms.spatial is None or terms.absolute else len(positions.offsets)
+    rows = 0 if terms.spatial is None else len(positions.offsets)
     blocks = positions.blocks(max(1, PIECE // (pairs * max(num_positions * key_poses, rows))))
     num_blocks, block_size = blocks.queries.shape
     scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
@@ -89,41 +90,22 @@ def _piece(
     q = q.permute(0, 1, 3, 2, 4).unsqueeze(4) if query == "own" else q.unsqueeze(2)  # b, T, H or 1, Q, J, C
     k = k.unsqueeze(2)  # b, T, 1, S, P, C
 
-    if terms.absolute:
-        q, k = _add_absolute(q, k, terms, blocks.queries[start:stop], keys, query)
-    # Queries of all poses are rows of one product with the keys, unless the keys depend on the output pose.
-    q_rows, k_rows = (q.flatten(3, 4), k.flatten(3, 4)) if k.shape[2] > 1 else (q.flatten(2, 4), k.flatten(2, 4))
-    score = (q_rows @ k_rows.transpose(-1, -2)).view(*q.shape[:5], *k.shape[3:5])
-    if not terms.absolute:
-        by_pose = q.expand(-1, -1, terms.num_poses, -1, -1, -1)
-        if terms.spatial is not None:
-            table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, terms.spatial)
-            index = rows.clamp(min=0)[None, :, None, :, None].expand(*table.shape[:5], -1)
-            score = score + table.gather(-1, index).unsqueeze(-1)
-        if terms.pose is not None:
-            score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, terms.pose).unsqueeze(-2)
+    # Queries of all poses are rows of one product with the keys.
+    score = (q.flatten(2, 4) @ k.flatten(2, 4).transpose(-1, -2)).view(*q.shape[:5], *k.shape[3:5])
+    by_pose = q.expand(-1, -1, terms.num_poses, -1, -1, -1)
+    if terms.spatial is not None:
+        table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, terms.spatial)
+        index = rows.clamp(min=0)[None, :, None, :, None].expand(*table.shape[:5], -1)
+        score = score + table.gather(-1, index).unsqueeze(-1)
+    if terms.pose is not None:
+        score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, terms.pose).unsqueeze(-2)
 
     unseen = (rows < 0) | (keys < 0).unsqueeze(1)
     # A number, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
     score = score.masked_fill(unseen[:, None, :, None, :, None], torch.finfo(score.dtype).min)
     score = score / math.sqrt(q.shape[-1])
-    exact = torch.float32 if score.dtype in (torch.float16, torch.bfloat16) else score.dtype
+    exact = working_precision(score.dtype)
     p = F.dropout(score.flatten(-2).softmax(-1, dtype=exact), dropout).sum(4).to(v.dtype)  # b, T, H or 1, Q, S·P
     out = (p.flatten(2, 3) @ v.flatten(2, 3)).unflatten(2, p.shape[2:4])
     # Without any positional term all output poses see the same: they were computed as one.
     return out.expand(-1, -1, terms.num_poses, -1, -1).transpose(2, 3)
-
-
-def _add_absolute(
-    q: Tensor, k: Tensor, terms: Terms, queries: Tensor, keys: Tensor, query: QueryMode
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the encoding of their own positions and poses, one for every output pose."""
-    if terms.spatial is not None:
-        q = q + terms.spatial[:, queries.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, Q, 1, C
-        k = k + terms.spatial[:, keys.clamp(min=0)].transpose(0, 1).unsqueeze(3)  # T, H, S, 1, C
-    if terms.pose is not None:
-        # In the own mode h̃ = h: the identity, seen from every pose.
-        seen = terms.pose.diagonal(dim1=0, dim2=1).T.unsqueeze(1) if query == "own" else terms.pose
-        q = q + seen.unsqueeze(1)  # H, 1, J, C
-        k = k + terms.pose.unsqueeze(1)  # H, 1, P, C
-    return q, k

@@ -3,7 +3,7 @@ r"""The formula, written out; every other backend is tested against this one.
 .. math::
     s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h), k(x', \hat h)
         + \rho(h^{-1}\Delta, h^{-1}\hat h) \rangle / \sqrt C \\
-    \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x)}
+    \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
         \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
 
 It holds every score at once, ``B · M · |H| · |Q| · N · P · N`` numbers: for small inputs, for tests, and for looking at
@@ -18,17 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.functional.fold import rotate
+from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, working_precision
 from escnn_attention.positions import Positions
 
 __all__ = ["attention", "probabilities"]
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Positions,
+    terms: Terms,
+    *,
+    query: QueryMode = "own",
+    keys: KeyMode = "all",
+    dropout: float = 0.0,
 ) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    p = F.dropout(probabilities(q, k, positions, terms, query=query), dropout)
+    p = F.dropout(probabilities(q, k, positions, terms, query=query, keys=keys), dropout)
     return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, v)
 
 
@@ -39,13 +48,14 @@ def probabilities(
     terms: Terms,
     *,
     query: QueryMode,
+    keys: KeyMode = "all",
     queries: Tensor | None = None,
     poses: Tensor | None = None,
 ) -> Tensor:
     """What each query attends to.
 
     Args:
-        q, k, positions, terms, query: as in :func:`escnn_attention.functional.attention`.
+        q, k, positions, terms, query, keys: as in :func:`escnn_attention.functional.attention`.
         queries: ``(n,)``, the positions of the queries; all by default.
         poses: ``(m,)``, the output poses; all by default.
 
@@ -57,6 +67,7 @@ def probabilities(
     queries = torch.arange(num_positions, device=q.device) if queries is None else queries
     poses = torch.arange(terms.num_poses, device=q.device) if poses is None else poses
     rows = positions.rows(queries[:, None], torch.arange(num_positions, device=q.device))
+    terms = terms.explicit(positions)
     q = q[:, :, :, queries]
     q = q[:, :, poses, None] if query == "own" else q[:, :, None].expand(-1, -1, len(poses), -1, -1, -1)
     k = k[:, :, None].expand(-1, -1, len(poses), -1, -1, -1)
@@ -69,17 +80,33 @@ def probabilities(
         if terms.pose is not None:
             # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
             pose = terms.pose[:, poses]
-            own = pose[:, torch.arange(len(poses)), poses][:, :, None]
+            own = pose[:, torch.arange(len(poses)), poses][:, :, None] if pose.shape[2] > 1 else pose
             q = q + (own if query == "own" else pose)[:, :, :, None]
             k = k + pose[:, :, :, None]
     else:
         if terms.spatial is not None:
             spatial = terms.spatial[:, poses][:, :, rows.clamp(min=0)].expand(q.shape[1], -1, -1, -1, -1)
             score = score + torch.einsum("bmhjnc,mhnkc->bmhjnk", q, spatial)[..., None, :]
-        if terms.pose is not None:
+        if terms.pose is not None and terms.rotary is None:
             pose = terms.pose[:, poses].expand(q.shape[1], -1, -1, -1)
             score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose)[..., None]
-    score = (score + torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k)) / math.sqrt(channels)
-    score = score.masked_fill((rows < 0)[:, None], -torch.inf)
-    exact = torch.float32 if score.dtype in (torch.float16, torch.bfloat16) else score.dtype
+    if terms.rotary is None:
+        score = score + torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k)
+    else:
+        if terms.pose is not None:
+            k = k + terms.pose[:, poses].unsqueeze(3)
+        precise = working_precision(q.dtype)
+        angle = positions.offsets.to(precise) @ terms.rotary[:, poses].to(precise).transpose(-1, -2)
+        # The key as this query sees it: rotated by the angle of their offset.
+        angle = angle[:, :, rows.clamp(min=0)].unsqueeze(3)  # M, H, n, 1, N, F
+        score = score + torch.einsum("bmhjnc,bmhnpkc->bmhjnpk", q, rotate(k.unsqueeze(3), angle))
+    score = score / math.sqrt(channels)
+    unseen = (rows < 0)[:, None].expand(-1, score.shape[-2], -1)
+    score = score.masked_fill(unseen, -torch.inf)
+    if keys == "own" and score.shape[-2] > 1:
+        key_pose = torch.arange(score.shape[-2], device=q.device)
+        query_pose = poses[:, None] if query == "own" else key_pose.expand(len(poses), -1)
+        other = query_pose[..., None] != key_pose  # H, J, P
+        score = score.masked_fill(other[:, :, None, :, None], -torch.inf)
+    exact = working_precision(score.dtype)
     return score.flatten(-2).softmax(-1, dtype=exact).to(q.dtype).unflatten(-1, (-1, num_positions))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, regular_fields
-from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.nn._arguments import (
     check_input,
     check_int,
@@ -43,6 +43,7 @@ class _SelfAttention(PlainModule):
         *,
         head_fields: int | None,
         query: QueryMode,
+        keys: KeyMode,
         encoding: Encoding | str | None,
         window: str,
         dilation: int,
@@ -55,6 +56,7 @@ class _SelfAttention(PlainModule):
         check_type("out_type", out_type)
         check_same_gspace(in_type, out_type)
         check_option("query", query, ("own", "all"))
+        check_option("keys", keys, ("all", "own"))
         check_option("projection", projection, ("group", "pointwise"))
         group = fibers(in_type.gspace)
         num_heads = check_int("num_heads", num_heads)
@@ -62,6 +64,9 @@ class _SelfAttention(PlainModule):
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         project_in, num_poses = self._project_in(in_type, num_heads * fields, group, projection, bool(bias))
+        encoding = as_encoding(encoding)
+        if keys == "own" and not encoding.absolute:
+            num_poses = 1  # A query sees keys of one pose, whose term would be the same for all of them.
         super().__init__(
             in_type,
             out_type,
@@ -75,12 +80,13 @@ class _SelfAttention(PlainModule):
                     kind=projection,
                     invariants=invariant_vectors(out_type) if bias else None,
                 ),
-                as_encoding(encoding).bind(group.dimension, num_heads, fields, num_poses),
+                encoding.bind(group.dimension, num_heads, fields, num_poses),
                 inverse_action=group.action[group.inverse],
                 quotient=group.quotient,
                 num_heads=num_heads,
                 window=_window(group, in_type, kernel_size, window, dilation),
                 query=query,
+                keys=keys,
                 dropout=check_probability("dropout", dropout),
                 backend=check_backend(backend),
             ),
@@ -158,7 +164,10 @@ class _SelfAttention(PlainModule):
         parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
         if window.dilation > 1:
             parts.append(f"dilation={window.dilation}")
-        parts += [f"query={core.query!r}", f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})"]
+        parts.append(f"query={core.query!r}")
+        if core.keys != "all":
+            parts.append(f"keys={core.keys!r}")
+        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join([*parts, f"backend={core.backend!r}"])
@@ -208,7 +217,7 @@ class GroupSelfAttention(_SelfAttention):
     .. math::
         s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h),\; k(x', \hat h)
             + \rho(h^{-1}\Delta,\, h^{-1}\hat h) \rangle / \sqrt C \\
-        \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x)}
+        \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
             \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
 
     and an equivariant projection of all heads together to ``out_type``. Queries, keys and values are regular fields,
@@ -234,8 +243,10 @@ class GroupSelfAttention(_SelfAttention):
             ``num_heads``, or, where it has none, the least number with which all heads together have as many channels.
         query: the query poses Q(h) that contribute to a pose. ``"own"`` is h itself, at a cost in :math:`|H|^2`, the
             form of LieSelfAttention; ``"all"`` is H, at a cost in :math:`|H|^3`, the form of GSA-Nets.
+        keys: the key poses that a query pose :math:`\tilde h` attends to: ``"all"``, or ``"own"``, only
+            :math:`\tilde h` itself (frame attention), at the cost of :math:`|H|` ordinary attentions.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
-            ``"absolute"``, ``"none"``; None is :class:`MLPEncoding`.
+            ``"rotary"``, ``"absolute"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
             where the group maps it onto itself, which is for subgroups of D4 and of the full octahedral group, the
             disc elsewhere.
@@ -280,6 +291,7 @@ class GroupSelfAttention(_SelfAttention):
         *,
         head_fields: int | None = None,
         query: QueryMode = "own",
+        keys: KeyMode = "all",
         encoding: Encoding | str | None = None,
         window: str = "auto",
         dilation: int = 1,
@@ -295,6 +307,7 @@ class GroupSelfAttention(_SelfAttention):
             kernel_size,
             head_fields=head_fields,
             query=query,
+            keys=keys,
             encoding=encoding,
             window=window,
             dilation=dilation,
@@ -373,6 +386,7 @@ class LiftingSelfAttention(_SelfAttention):
             head_fields=head_fields,
             # One query without a pose contributes to every output pose.
             query="all",
+            keys="all",
             encoding=encoding,
             window=window,
             dilation=dilation,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.fibers import regular_fields
-from escnn_attention.functional import QueryMode
+from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.nn._arguments import (
     check_input,
     check_int,
@@ -64,8 +64,8 @@ class TransformerBlock(GridModule):
     Args:
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
         out_type: the type of the output, likewise.
-        num_heads, kernel_size, head_fields, query, encoding, window, dilation, bias, backend: of the attention, as in
-            :class:`GroupSelfAttention`.
+        num_heads, kernel_size, head_fields, query, keys, encoding, window, dilation, bias, backend: of the attention,
+            as in :class:`GroupSelfAttention`.
         norm: ``"gsa"`` or ``"pre"``.
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
@@ -107,6 +107,7 @@ class TransformerBlock(GridModule):
         hidden_fields: int | None = None,
         head_fields: int | None = None,
         query: QueryMode = "own",
+        keys: KeyMode = "all",
         encoding: Encoding | str | None = None,
         window: str = "auto",
         dilation: int = 1,
@@ -134,6 +135,7 @@ class TransformerBlock(GridModule):
             kernel_size,
             head_fields=head_fields,
             query=query,
+            keys=keys,
             encoding=encoding,
             window=window,
             dilation=dilation,

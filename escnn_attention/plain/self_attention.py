@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import QueryMode, Terms, attention, probabilities
+from escnn_attention.functional import KeyMode, QueryMode, Terms, Waves, attention, probabilities
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.positions import Grid, Positions, Window
@@ -28,7 +28,7 @@ class SelfAttention(ExactBuffers):
         encoding: a bound encoding.
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
         quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
-        num_heads, window, query, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
+        num_heads, window, query, keys, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
     """
 
     inverse_action: Tensor
@@ -45,6 +45,7 @@ class SelfAttention(ExactBuffers):
         num_heads: int,
         window: Window,
         query: QueryMode,
+        keys: KeyMode,
         dropout: float,
         backend: str,
     ):
@@ -55,6 +56,7 @@ class SelfAttention(ExactBuffers):
         self.num_heads = num_heads
         self.window = window
         self.query: QueryMode = query
+        self.keys: KeyMode = keys
         self.dropout = dropout
         self.backend = backend
         self.register_exact("inverse_action", inverse_action)
@@ -77,6 +79,7 @@ class SelfAttention(ExactBuffers):
             positions,
             self._terms(positions),
             query=self.query,
+            keys=self.keys,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
@@ -93,6 +96,7 @@ class SelfAttention(ExactBuffers):
             positions,
             self._terms(positions),
             query=self.query,
+            keys=self.keys,
             queries=queries.to(x.device),
             poses=None if poses is None else torch.tensor(poses, device=x.device),
         )
@@ -105,13 +109,18 @@ class SelfAttention(ExactBuffers):
         return q, k, v
 
     def _terms(self, positions: Positions) -> Terms:
-        points = positions.coordinates if self.encoding.absolute else positions.offsets
-        # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-        spatial = self.encoding.offsets(points @ self.inverse_action.transpose(-1, -2))
+        inverse = self.inverse_action
         poses = self.encoding.poses()
+        spatial, waves, rotary = None, self.encoding.waves(), self.encoding.rotations()
+        if waves is None:
+            points = positions.coordinates if self.encoding.absolute else positions.offsets
+            # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
+            spatial = self.encoding.offsets(points @ inverse.transpose(-1, -2))
         return Terms(
             num_poses=len(self.quotient),
             spatial=spatial,
             pose=None if poses is None else poses[:, self.quotient],
             absolute=self.encoding.absolute,
+            waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
+            rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
         )

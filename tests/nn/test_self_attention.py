@@ -39,7 +39,7 @@ from tests.spaces import (
     size_of,
 )
 
-ENCODINGS = ["mlp", "separable", "fourier", "absolute", "none"]
+ENCODINGS = ["mlp", "separable", "fourier", "rotary", "absolute", "none"]
 TOLERANCE = 1e-10
 
 
@@ -95,11 +95,13 @@ class TestEquivariance:
         assert grid_error(layer, x) < TOLERANCE
 
     @pytest.mark.parametrize("encoding", ENCODINGS)
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("name", ["C4", "D6", "conical"])
     def test_every_encoding(self, name, query, encoding):
         space = ALL[name]()
-        options = {"lifting": True} if query == "lifting" else {"query": query}
+        options = {"lifting": True} if query == "lifting" else {"query": query[:3]}
+        if query == "own keys":
+            options["keys"] = "own"
         for window in ({}, {"size": 3}, {"size": 5, "dilation": 2}):
             layer = attention_for(space, encoding=encoding, **options, **window)
             x = random_field(layer.in_type, *shape_of(space, 4), batch=1)
@@ -119,6 +121,7 @@ class TestEquivariance:
             kernel_size,
             head_fields=data.draw(st.integers(4, 5)),
             query=data.draw(st.sampled_from(["own", "all"])),
+            keys=data.draw(st.sampled_from(["all", "own"])),
             encoding=data.draw(st.sampled_from(ENCODINGS)),
             dilation=data.draw(st.integers(1, 2)) if kernel_size else 1,
             bias=data.draw(st.booleans()),
@@ -200,7 +203,7 @@ class TestEquivariance:
         expected = whole(x).tensor.flatten(2)[:, :, order].unflatten(2, (9, 9))
         assert (permuted - expected).norm() > 1e-3 * expected.norm()
 
-    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary"])
     def test_equivariance_is_unique(self, encoding):
         """A network on C4, invariant to its turns, tells mirror images and permutations of the pixels apart."""
         space = PLANE["C4"]()
@@ -222,17 +225,19 @@ class TestEquivariance:
 class TestNegativeControls:
     """Without the action of the group on either argument of the encoding the tests above fail."""
 
-    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "absolute"])
-    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
+    @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys", "all queries, own keys"])
     def test_without_the_action_on_offsets(self, query, encoding):
-        options = {"lifting": True} if query == "lifting" else {"query": query}
+        options = {"lifting": True} if query == "lifting" else {"query": query[:3]}
+        if "keys" in query:
+            options["keys"] = "own"
         layer = attention_for(PLANE["D3"](), encoding=encoding, **options)
         x = random_field(layer.in_type, 4, 4)
         assert turned_error(layer, x) < TOLERANCE
         layer.plain.inverse_action[:] = torch.eye(2)
         assert turned_error(layer, x) > 1e-3
 
-    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "absolute"])
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
     @pytest.mark.parametrize("query", ["own", "all"])
     @pytest.mark.parametrize("name", ["D3", "D4 on a point"])
     def test_without_the_action_on_poses(self, name, query, encoding):
@@ -699,7 +704,12 @@ BAD_ARGUMENTS = {
     "dropout: got 1.0": (ValueError, lambda t: GroupSelfAttention(t, t, dropout=1.0)),
     "dropout: got 'much'": (ValueError, lambda t: GroupSelfAttention(t, t, dropout="much")),
     "backend: got 'fast'": (ValueError, lambda t: GroupSelfAttention(t, t, backend="fast")),
-    "encoding: got 'rotary'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="rotary")),
+    "encoding: got 'spiral'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="spiral")),
+    "encoding: RotaryEncoding rotates 2 channels and a head has 1": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, t, 4, encoding="rotary"),
+    ),
+    "keys: got 'none'": (ValueError, lambda t: GroupSelfAttention(t, t, keys="none")),
     "encoding: got int": (TypeError, lambda t: GroupSelfAttention(t, t, encoding=3)),
     "encoding: SeparableEncoding divides": (
         ValueError,

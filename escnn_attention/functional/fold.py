@@ -1,0 +1,141 @@
+r"""Reductions that leave a backend with one kind of attention to compute.
+
+Some terms treat every output pose differently before the scores are taken: rotary and absolute encodings transform
+queries and keys in the frame of h, and keys of the query's own pose are other keys for every query pose. Seen from one
+pose each of them is ordinary attention, so that pose becomes part of the axis of heads:
+
+- :func:`fold_keys`: attention of the query pose with its own pose.
+- :func:`fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
+
+What is left are terms that are added to the keys: a function of the offset and a table over the poses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, Waves, working_precision
+from escnn_attention.positions import Positions
+
+__all__ = ["Call", "fold", "rotate"]
+
+Call = tuple[Tensor, Tensor, Tensor, Terms, QueryMode]
+"""Queries, keys, values, terms and query mode: what is left to compute."""
+
+_Unfold = Callable[[Tensor], Tensor]
+
+
+def fold(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, query: QueryMode, keys: KeyMode
+) -> tuple[Call, _Unfold]:
+    """The attention to compute instead, and what makes of its output that of the arguments."""
+    call: Call = (q, k, v, terms, query)
+    undo: list[_Unfold] = []
+    if keys == "own" and k.shape[2] > 1:
+        call, unfold = fold_keys(*call)
+        undo.append(unfold)
+    if terms.absolute or terms.rotary is not None:
+        call, unfold = fold_frames(positions, *call)
+        undo.append(unfold)
+
+    def unfold_all(out: Tensor) -> Tensor:
+        for unfold in reversed(undo):
+            out = unfold(out)
+        return out
+
+    return call, unfold_all
+
+
+def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -> tuple[Call, _Unfold]:
+    r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
+
+    In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
+    output poses, and the output is the sum of these heads.
+    """
+    heads, poses = q.shape[1:3]
+    own = query == "own"
+
+    def per_pose(table: Tensor | None) -> Tensor | None:
+        """A table ``(M or 1, H, ...)`` for the heads (m, h) in the own mode, and for (m, h̃) in the mode ``"all"``."""
+        if table is None:
+            return None
+        table = table.expand(heads, *table.shape[1:])
+        return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
+
+    pose = terms.pose
+    if pose is not None and not terms.absolute:
+        pose = None  # The keys of a query have one pose, whose term is the same for all of them and drops out.
+    elif pose is not None:
+        pose = pose.expand(heads, -1, -1, -1)
+        if own:  # M, H, P, C at ĥ = h
+            pose = pose.diagonal(dim1=1, dim2=2).transpose(1, 2).flatten(0, 1)[:, None, None]
+        else:
+            pose = pose.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    waves = terms.waves
+    if waves is not None:
+        frequencies = per_pose(waves.frequencies)
+        assert frequencies is not None
+        readout = waves.readout.expand(heads, -1, -1).repeat_interleave(poses, 0)
+        waves = Waves(frequencies, readout)
+    folded = replace(
+        terms,
+        num_poses=1 if own else terms.num_poses,
+        spatial=per_pose(terms.spatial),
+        pose=pose,
+        waves=waves,
+        rotary=per_pose(terms.rotary),
+    )
+
+    def unfold(out: Tensor) -> Tensor:
+        out = out.unflatten(1, (heads, poses))
+        return out.squeeze(3) if own else out.sum(2)
+
+    q, k, v = (t.flatten(1, 2).unsqueeze(2) for t in (q, k, v))
+    return (q, k, v, folded, query), unfold
+
+
+def fold_frames(
+    positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
+) -> tuple[Call, _Unfold]:
+    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
+    heads, num_poses = q.shape[1], terms.num_poses
+    q = q.unsqueeze(3) if query == "own" else q.unsqueeze(2)  # B, M, H or 1, J, N, C
+    k = k.unsqueeze(2)  # B, M, 1, P, N, C
+    if terms.absolute:
+        if terms.spatial is not None:
+            q, k = (t + terms.spatial.unsqueeze(2) for t in (q, k))
+        if terms.pose is not None:
+            # In the own mode h̃ = h: the identity, seen from every pose.
+            seen = terms.pose
+            if query == "own" and seen.shape[2] > 1:
+                seen = seen.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(2)
+            q, k = q + seen.unsqueeze(3), k + terms.pose.unsqueeze(3)
+    elif terms.pose is not None:
+        k = k + terms.pose.unsqueeze(3)
+    if terms.rotary is not None:
+        precise = working_precision(terms.rotary.dtype)
+        # Between two positions the angle is that of their offset, so the origin may lie anywhere.
+        points = positions.coordinates.to(precise) * positions.scale
+        angle = points @ terms.rotary.to(precise).transpose(-1, -2)
+        q, k = (rotate(t, angle.unsqueeze(2)) for t in (q, k))
+    v = v.unsqueeze(2).expand(-1, -1, num_poses, -1, -1, -1)
+    q, k = (t.expand(-1, -1, num_poses, -1, -1, -1) for t in (q, k))
+
+    def unfold(out: Tensor) -> Tensor:
+        return out.squeeze(2).unflatten(1, (heads, num_poses))
+
+    return (q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), Terms(1), query), unfold
+
+
+def rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``."""
+    pairs = angle.shape[-1]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    a, b = a * cos - b * sin, a * sin + b * cos
+    # Channels that are left stay as they are, for every pose and position that the angle brings in.
+    return torch.cat([a, b, rest.expand(*a.shape[:-1], -1)], dim=-1)

@@ -1,0 +1,101 @@
+"""Random calls of the attention, which every backend is compared on."""
+
+from dataclasses import replace
+
+import torch
+from hypothesis import strategies as st
+
+from escnn_attention.functional import BACKENDS, Terms, Waves, attention
+from escnn_attention.functional.fold import fold
+from escnn_attention.positions import Grid, Window
+
+
+def case(
+    order, key_poses, query_poses, shape, window, terms, heads=2, channels=3, batch=2, dtype=torch.float64, seed=0
+):
+    """Queries, keys and values that require gradients, a grid, and the terms that are named.
+
+    ``terms`` has any of spatial, waves, pose, rotary, absolute, and shared for terms that all heads share.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    grid = Grid(shape, window, dtype=dtype)
+
+    def random(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    n = grid.num_positions
+    q = random(batch, heads, query_poses, n, channels)
+    k, v = random(batch, heads, key_poses, n, channels), random(batch, heads, key_poses, n, channels)
+    table_heads = 1 if "shared" in terms else heads
+    rows = n if "absolute" in terms else len(grid.offsets)
+    spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
+    pose = random(table_heads, order, key_poses, channels) if "pose" in terms else None
+    waves = rotary = None
+    if "waves" in terms:
+        waves = Waves(random(table_heads, order, 2, len(shape)), random(heads, channels, 4))
+    if "rotary" in terms:
+        rotary = random(table_heads, order, channels // 2, len(shape))
+    return (q, k, v), grid, Terms(order, spatial, pose, "absolute" in terms, waves, rotary)
+
+
+def leaves(tensors, terms):
+    """Everything there is a gradient for."""
+    waves = () if terms.waves is None else (terms.waves.frequencies, terms.waves.readout)
+    return [t for t in (*tensors, terms.spatial, terms.pose, *waves, terms.rotary) if t is not None]
+
+
+def doubled(tensors, terms):
+    """The same numbers in float64, as new leaves."""
+
+    def copy(t):
+        return None if t is None else t.detach().double().requires_grad_()
+
+    waves = terms.waves
+    if waves is not None:
+        waves = Waves(copy(waves.frequencies), copy(waves.readout))
+    exact = replace(terms, spatial=copy(terms.spatial), pose=copy(terms.pose), waves=waves, rotary=copy(terms.rotary))
+    return tuple(copy(t) for t in tensors), exact
+
+
+def outputs_and_gradients(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
+    out = attention(*tensors, grid, terms, query=query, keys=keys, dropout=dropout, backend=backend)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return [out, *torch.autograd.grad((out * weight).sum(), leaves(tensors, terms), allow_unused=True)]
+
+
+def refusal(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
+    """Why a backend cannot serve a call, or None."""
+    (q, _, _, terms, query), _ = fold(*tensors, grid, terms, query, keys)
+    return BACKENDS[backend].refuses(q, grid, terms, query, dropout)
+
+
+def assert_same(got, expected, rtol=1e-10):
+    """Outputs and gradients agree relative to their size."""
+    for a, b in zip(got, expected, strict=True):
+        if a is None or b is None:
+            # A term that cannot change the output may be left out of the graph.
+            assert all(t is None or t.abs().max() < 1e-12 for t in (a, b))
+        else:
+            assert a.shape == b.shape
+            assert (a.double() - b.double()).norm() <= rtol * b.double().norm() + 1e-11
+
+
+@st.composite
+def cases(draw, max_side=5, max_dim=3):
+    """Arguments of :func:`outputs_and_gradients` after the backend."""
+    order = draw(st.integers(1, 4))
+    lifting = draw(st.booleans())
+    poses = 1 if lifting else order
+    shape = tuple(draw(st.lists(st.integers(1, max_side), min_size=0, max_size=max_dim)))
+    terms = {draw(st.sampled_from(["spatial", "waves", "rotary", "absolute", "none"]))}
+    if terms == {"absolute"}:
+        terms.add("spatial")
+    terms |= {t for t in ("pose", "shared") if draw(st.booleans())}
+    if lifting:
+        terms.discard("pose")
+    kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
+    window = Window(kernel, draw(st.sampled_from(["square", "disc"])), draw(st.integers(1, 2))) if kernel else Window()
+    query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
+    keys = "all" if lifting else draw(st.sampled_from(["all", "own"]))
+    arguments = case(order, poses, poses, shape, window, terms, seed=draw(st.integers(0, 99)))
+    return *arguments, query, keys
