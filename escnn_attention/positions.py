@@ -68,12 +68,14 @@ class Positions(ABC):
         coordinates: ``(N, d)``; the positions themselves, relative to the centre, in units of half the extent.
         scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
             the difference of their coordinates.
+        complete: whether every position sees every other.
     """
 
     num_positions: int
     offsets: Tensor
     coordinates: Tensor
     scale: float
+    complete: bool
 
     @abstractmethod
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ class Grid(Positions):
         self.shape = tuple(len(range(n)) for n in shape)
         self.window = window
         self.num_positions = math.prod(self.shape)
+        self.complete = window.kernel_size is None
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._reach, self._step = _reach(self.shape, window)
         self.scale = _half_extent(self.shape) / (self._step * _longest(self._reach))

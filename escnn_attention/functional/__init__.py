@@ -4,6 +4,7 @@ r"""Attention on plain tensors: no escnn, and no group but for index tables and 
 
 - :mod:`~escnn_attention.functional.reference`: the formula, written out.
 - :mod:`~escnn_attention.functional.blocked`: bounded pieces, on every device.
+- :mod:`~escnn_attention.functional.tiled`: windows on the CPU.
 
 A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which says what it cannot serve.
 """
@@ -17,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention.functional import blocked, reference
+from escnn_attention.functional import blocked, reference, tiled
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.reference import probabilities
 from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, Waves
@@ -49,19 +50,22 @@ class Backend:
     Attributes:
         attention: the function.
         refuses: given the arguments of a call, why this backend cannot serve it, or None if it can.
+        contains: whether it keeps values that are not finite from those who do not see them, without help.
     """
 
     attention: _Attention
     refuses: Callable[[Tensor, Positions, Terms, QueryMode, float], str | None] = lambda *_: None
+    contains: bool = False
 
 
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.attention),
     "blocked": Backend(blocked.attention),
+    "tiled": Backend(tiled.attention, tiled.refuses, contains=True),
 }
 """The backends by name. ``"auto"`` takes the first of :data:`PREFERENCE` that can serve the call."""
 
-PREFERENCE = ("blocked",)
+PREFERENCE = ("tiled", "blocked")
 
 
 def check_backend(backend: str) -> str:
@@ -107,13 +111,14 @@ def attention(
     """
     check_backend(backend)
     if backend == "reference":
-        return reference.attention(q, *_contain(k, v), positions, terms, query=query, keys=keys, dropout=dropout)
+        return reference.attention(q, *(k, v) if positions.complete else _contain(k, v), positions, terms, query=query, keys=keys, dropout=dropout)
     (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
     if backend == "auto":
         backend = next(b for b in PREFERENCE if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
     elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
         raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
-    k, v = _contain(k, v)
+    if not (positions.complete or BACKENDS[backend].contains):
+        k, v = _contain(k, v)
     return unfold(BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout))
 
 

@@ -1,0 +1,90 @@
+"""A grid cut in tiles of queries and their halos, as views of padded buffers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from escnn_attention.positions import Grid, Window, WindowShape
+
+__all__ = ["Piece", "Tiles", "tiles_of"]
+
+Piece = tuple[slice, ...]
+"""Some of the tiles of an image: a range along every axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """How a grid is cut, axis by axis.
+
+    Position ``c + dilation * (size * i + j)`` is query j of tile i of class c: with a dilation positions fall into
+    classes that never see each other, and a tile stays within one. Its halo starts radius steps before.
+
+    Attributes:
+        shape: the grid.
+        counts: the number of tiles of a class, along each axis.
+        size: the queries of a tile, along each axis.
+        radius, dilation: of the window.
+        rows: ``(Q, S)``, the row of the table of offsets for each query of a tile and place of its halo, or -1.
+    """
+
+    shape: tuple[int, ...]
+    counts: tuple[int, ...]
+    size: int
+    radius: int
+    dilation: int
+    rows: Tensor
+
+    def padded(self, margin: int) -> list[int]:
+        """The shape of a buffer that has room for whole tiles and a margin of steps around them."""
+        return [self.dilation * (self.size * n + 2 * margin) for n in self.counts]
+
+    def inner(self, buffer: Tensor, margin: int) -> Tensor:
+        """The grid in a buffer, ``(b, P, *shape, width)``."""
+        start = self.dilation * margin
+        return buffer[(slice(None), slice(None), *(slice(start, start + n) for n in self.shape))]
+
+    def view(self, buffer: Tensor, margin: int) -> Tensor:
+        """The tiles of a buffer, ``(b, *counts, *classes, P, *sides, width)``; with a margin they overlap."""
+        batch, poses, *axes, channel = buffer.stride()
+        side, dim, d = self.size + 2 * margin, len(self.shape), self.dilation
+        return buffer.as_strided(
+            (buffer.shape[0], *self.counts, *[d] * dim, buffer.shape[1], *[side] * dim, buffer.shape[-1]),
+            (batch, *(s * d * self.size for s in axes), *axes, poses, *(s * d for s in axes), channel),
+        )
+
+    def add(self, buffer: Tensor, tiles: Tensor, piece: Piece, margin: int) -> None:
+        """Add up tiles ``(b, *counts, *classes, P, *sides, width)`` of a piece in a buffer, where they overlap."""
+        where = self.view(buffer, margin)[(slice(None), *piece)]
+        corners = range(0, self.size + 2 * margin, self.size)
+        # A tile consists of blocks as long as the step from tile to tile; equal blocks of all tiles do not overlap.
+        for corner in itertools.product(corners, repeat=len(self.shape)):
+            block = (..., *(slice(i, i + self.size) for i in corner), slice(None))
+            where[block].add_(tiles[block])
+
+    def pieces(self, images: int, scores: int, limit: int) -> tuple[list[slice], list[Piece]]:
+        """Images, and tiles of an image, in equal pieces of at most ``limit`` scores, or of the ``scores`` of a tile."""
+        left = max(1, limit // (scores * self.dilation ** len(self.shape)))
+        ranges = []
+        for n in (*reversed(self.counts), images):
+            step = -(-n // -(-n // left))
+            ranges.append([slice(i, min(i + step, n)) for i in range(0, n, step)])
+            left = max(1, left // n)
+        first, *rest = reversed(ranges)
+        return first, list(itertools.product(*rest))
+
+
+@lru_cache(maxsize=64)
+def tiles_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, size: int) -> Tiles:
+    """The tiles of a grid for a window, of ``size`` queries along each axis."""
+    radius = kernel_size // 2
+    counts = tuple(-(-(-(-n // dilation)) // size) for n in shape)
+    # A grid that is one tile with its halo, undilated, shows the rows of them all.
+    grid = Grid((size + 2 * radius,) * len(shape), Window(kernel_size, window))
+    places = torch.arange(grid.num_positions).view(grid.shape)
+    queries = places[(slice(radius, radius + size),) * len(shape)].flatten()
+    return Tiles(shape, counts, size, radius, dilation, grid.rows(queries[:, None], places.flatten()))

@@ -1,0 +1,158 @@
+r"""Positional terms as more channels, which leaves ordinary scaled dot-product attention to compute.
+
+A term of the score can ride in the product of the queries with the keys if it *factorises*, into something that the
+query knows and something that the key knows:
+
+- **Poses**. The keys that output pose h sees are :math:`k + E[h^{-1}\hat h]`.
+- **Waves**. With :math:`\varphi_h(x) = \Omega h^{-1} x` and :math:`(a, b) = W^T q`,
+
+  .. math::
+      \langle q, W [\cos\Omega h^{-1}\Delta, \sin\Omega h^{-1}\Delta] \rangle
+          &= \langle a \cos\varphi_h(x) - b \sin\varphi_h(x), \, \cos\varphi_h(x') \rangle \\
+          &+ \langle a \sin\varphi_h(x) + b \cos\varphi_h(x), \, \sin\varphi_h(x') \rangle ,
+
+  so keys are widened by the cosine and the sine of their own phase.
+- **Windows**. In a window of w positions along an axis, the position of a key modulo w tells which of the w neighbours
+  it is, for every query that sees it. So keys are widened by an indicator of this class, whatever the encoding, and
+  queries by their products with the table of offsets, in the order of the classes as seen from where they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.terms import QueryMode, Terms, Waves, working_precision
+from escnn_attention.positions import Grid, Positions, Window, WindowShape
+
+__all__ = ["MAX_CLASSES", "differ", "neighbours", "num_classes", "of_poses", "widen", "width"]
+
+MAX_CLASSES = 256
+"""The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
+
+
+def differ(terms: Terms, key_poses: int) -> bool:
+    """Whether the output poses see anything different: whether any term of the score does not drop out."""
+    # With a single key pose all keys of a query have the same pose term, and the softmax does not see it.
+    return terms.spatial is not None or terms.waves is not None or (terms.pose is not None and key_poses > 1)
+
+
+def of_poses(terms: Terms, poses: slice) -> Terms:
+    """The terms of some of the output poses."""
+
+    def pick(table: Tensor | None) -> Tensor | None:
+        return None if table is None else table[:, poses]
+
+    waves = terms.waves and Waves(terms.waves.frequencies[:, poses], terms.waves.readout)
+    num_poses = len(range(terms.num_poses)[poses])
+    return replace(terms, num_poses=num_poses, spatial=pick(terms.spatial), pose=pick(terms.pose), waves=waves)
+
+
+def widen(q: Tensor, k: Tensor, positions: Positions, terms: Terms, query: QueryMode) -> tuple[Tensor, Tensor]:
+    """Queries and keys of every output pose, whose products are the scores times the square root of C.
+
+    Args:
+        q: ``(B, M, J, N, C)``.
+        k: ``(B, M, P, N, C)``.
+        positions, terms, query: as in :func:`escnn_attention.functional.attention`, after folding. A table over the
+            offsets needs a grid with a window: see :func:`num_classes`.
+
+    Returns:
+        ``(B, M, H', J', N, E)`` and ``(B, M, H'', P, N, E)``. H' and H'' are the number of output poses, or 1 where all
+        share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
+    """
+    dtype = q.dtype
+    q, k = q.unsqueeze(3 if query == "own" else 2), k.unsqueeze(2)
+    if terms.pose is not None and k.shape[3] > 1:
+        k = k + terms.pose.unsqueeze(3)
+    if terms.waves is not None:
+        precise = working_precision(dtype)
+        # Between two positions the phase is that of their offset, so the origin may lie anywhere.
+        cos, sin = (t.unsqueeze(2) for t in terms.waves.phases(positions.coordinates.to(precise) * positions.scale))
+        a, b = (q @ terms.waves.readout[:, None, None].to(dtype)).chunk(2, dim=-1)
+        q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
+        k = _join(dtype, k, cos, sin)
+    elif terms.spatial is not None:
+        indicator, rows = _classes(positions)
+        table = q @ terms.spatial.unsqueeze(2).transpose(-1, -2).to(dtype)
+        # Of a class without a row this query sees no key, and what stands there is masked.
+        table = table.gather(-1, rows.clamp(min=0).expand(*table.shape[:-1], -1))
+        q = _join(dtype, q, table)
+        k = _join(dtype, k, indicator)
+    return q.to(dtype), k.to(dtype)
+
+
+def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+    """Side by side as channels, with the other axes broadcast."""
+    shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
+    return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
+
+
+def width(channels: int, positions: Positions, terms: Terms) -> int:
+    """E, the number of channels of widened queries and keys."""
+    if terms.waves is not None:
+        return channels + terms.waves.readout.shape[-1]
+    return channels if terms.spatial is None else channels + (num_classes(positions) or 0)
+
+
+def num_classes(positions: Positions) -> int | None:
+    """The number of classes of a window, or None where there is no window on a grid."""
+    if not isinstance(positions, Grid) or positions.window.kernel_size is None:
+        return None
+    return math.prod(_moduli(positions.shape, positions.window.kernel_size, positions.window.dilation))
+
+
+def _moduli(shape: tuple[int, ...], kernel_size: int, dilation: int) -> list[int]:
+    """The number of classes along each axis: no more than there are positions that may see each other."""
+    return [min(kernel_size, -(-n // dilation)) for n in shape]
+
+
+def _classes(positions: Positions) -> tuple[Tensor, Tensor]:
+    """The class of every position, ``(N, K)`` zeros and ones, and the row of every class as seen from it, ``(N, K)``.
+
+    The row is -1 for a class of which the position sees no key.
+    """
+    assert isinstance(positions, Grid)
+    window, device = positions.window, positions.coordinates.device
+    assert window.kernel_size is not None
+    return _class_tables(positions.shape, window.kernel_size, window.shape, window.dilation, device)
+
+
+# As the tables of a grid: made once for each size, and constants to a compiler.
+@torch.compiler.assume_constant_result
+def _class_tables(
+    shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return _cached_class_tables(shape, kernel_size, window_shape, dilation, device)
+
+
+@lru_cache(maxsize=64)
+def _cached_class_tables(
+    shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    number = torch.arange(math.prod(shape))
+    label = torch.zeros_like(number)
+    for n, modulus, stride in zip(shape, _moduli(shape, kernel_size, dilation), _strides(shape), strict=True):
+        label = label * modulus + number // stride % n // dilation % modulus
+    count = math.prod(_moduli(shape, kernel_size, dilation))
+    rows = torch.full((len(number), count), -1)
+    queries, keys, row = neighbours(shape, Window(kernel_size, window_shape, dilation))
+    rows[queries, label[keys]] = row
+    return torch.eye(count)[label].to(device), rows.to(device)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def neighbours(shape: tuple[int, ...], window: Window) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs on a grid that see each other: the positions of query and key, and the row of their offset."""
+    blocks = Grid(shape, window).blocks(1)
+    rows = blocks.rows(0, len(blocks.queries))
+    queries, keys, rows = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], rows)
+    seen = (queries >= 0) & (keys >= 0) & (rows >= 0)
+    return queries[seen], keys[seen], rows[seen]
