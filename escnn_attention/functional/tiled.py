@@ -4,8 +4,8 @@ Reading and writing scores is what costs, so the scores of a few tiles of one he
 that are used over and over, and the backward pass makes them again from the logarithms of their sums. Every other trick
 saves a pass over them:
 
-- Scores are in units of log 2, because :math:`2^x` is the cheapest exponential, and where none can overflow the largest
-  of a row is not subtracted.
+- Scores are in units of log 2, because :math:`2^x` is the cheapest exponential, and the largest of a row is
+  subtracted only where the sums say that one overflowed.
 - Constants in a few more channels let a product do more than one thing. Queries have 1 and :math:`-\log_2` of the sum;
   keys have a large negative number outside the grid, and 1; values have 1, which makes the sum, and meets minus
   :math:`\langle dO, O\rangle` in the gradient of the softmax.
@@ -18,8 +18,8 @@ saves a pass over them:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,13 @@ from torch import Tensor
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.functional.tiles import Piece, Tiles, tiles_of
+from escnn_attention.functional.tiles import Piece, Tiles, tile_counts, tiles_of
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = ["PIECE", "attention", "refuses"]
 
-PIECE = 2**20
-"""The number of scores that are worked on at once. 4 MB in float32, two to five times over."""
+PIECE = 2**19
+"""The number of scores that are worked on at once. 2 MB in float32, two to five times over."""
 
 _LOG2E = math.log2(math.e)
 
@@ -61,7 +61,7 @@ def attention(
         # One query for all output poses: there is nothing to sum.
         q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
     dtype, exact = v.dtype, working_precision(v.dtype)
-    q, k, v = (t.to(exact) for t in (q, k, v))
+    q, k, v = (t.to(exact) for t in (q * (_LOG2E / math.sqrt(q.shape[-1])), k, v))
     spatial, pose = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose))
     seed = torch.randint(2**62, (1,)) if dropout else None
     shape = list(positions.shape)
@@ -70,8 +70,13 @@ def attention(
     return out.to(dtype)
 
 
-class _Pass:
-    """One pass, forward or backward, over the pieces of a call."""
+class _Call:
+    """What the passes of one call work with; queries are scaled, so that scores are in units of log 2.
+
+    Rows of a tile are its query poses and queries, columns its key poses and the places of its halo. The output poses
+    are the frames in which a tile is seen: one by one if each has all query poses, and else all together, each row in
+    the frame of its own pose.
+    """
 
     def __init__(
         self,
@@ -91,19 +96,25 @@ class _Pass:
         self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
         self.key_poses = k.shape[2]
         self.num_queries, self.num_places = tiles.rows.shape
-        # The output poses are worked on one by one if each has all query poses, and else together with their own.
+        self.rows, self.columns = self.query_poses * self.num_queries, self.key_poses * self.num_places
         self.num_frames = num_poses if summed else 1
-        self.columns = self.key_poses * self.num_places
+        # What is added to the scores of a row is a product with a table, of the offsets and then of the key poses.
+        self.num_tables = self.num_queries if summed else self.rows
+        self.table_size = self.num_places + (0 if pose is None else self.key_poses)
         self.width, self.value_width = _width(self.channels + 2), _width(self.channels + 1)
         self.masked = -1e30 if q.dtype == torch.float32 else -1e300
         self.seed = 0 if seed is None else int(seed)
         self.generator = torch.Generator()
         self.buffers: dict[str, Tensor] = {}
-        self.embedded: dict[tuple[str, int], Tensor] = {}
 
-    def pieces(self) -> tuple[list[slice], list[Piece]]:
-        """Images, and tiles of an image, that are worked on together."""
-        return self.tiles.pieces(self.num_images, self.query_poses * self.num_queries * self.columns, PIECE)
+    def work(self, backward: bool) -> Iterator[tuple[int, slice, _Images, _Head]]:
+        """The heads and, for each, the images that are worked on together."""
+        images, pieces = self.tiles.pieces(self.num_images, self.rows * self.columns, PIECE)
+        places = {n: _Images(self, n, pieces, backward) for n in {i.stop - i.start for i in images}}
+        for number in range(self.num_heads):
+            head = _Head(self, number)
+            for some in images:
+                yield number, some, places[some.stop - some.start], head
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A buffer that is used over and over: fresh memory is filled many times more slowly than cached memory."""
@@ -112,289 +123,297 @@ class _Pass:
             self.buffers[name] = self.q.new_empty(size)
         return self.buffers[name][:size].view(shape)
 
-    def embed(self, name: str, x: Tensor, width: int, margin: int, inside: list[float], outside: list[float]) -> Tensor:
-        """A buffer ``(b, P, *padded, width)`` with ``x`` ``(b, P, N, C)`` on the grid.
-
-        The channels after C are the constants ``inside`` on the grid and ``outside`` around it; the rest is 0.
-        """
-        channels, key = x.shape[-1], (name, len(x))
-        if key not in self.embedded:
-            buffer = x.new_zeros(*x.shape[:2], *self.tiles.padded(margin), width)
-            for i, (on_grid, off_grid) in enumerate(zip(inside, outside, strict=True), start=channels):
-                buffer[..., i] = off_grid
-                self.tiles.inner(buffer, margin)[..., i] = on_grid
-            self.embedded[key] = buffer
-        buffer = self.embedded[key]
-        self.tiles.inner(buffer, margin)[..., :channels] = x.unflatten(2, self.tiles.shape)
-        return buffer
-
-    def queries(self, head: int, images: slice) -> Tensor:
-        scaled = self.q[images, head] * (_LOG2E / math.sqrt(self.channels))
-        return self.embed("q", scaled, self.width, 0, [1.0, 0.0], [0.0, 0.0])
-
-    def keys(self, head: int, images: slice) -> Tensor:
-        return self.embed("k", self.k[images, head], self.width, self.tiles.radius, [0.0, 1.0], [self.masked, 1.0])
-
-    def values(self, head: int, images: slice) -> Tensor:
-        return self.embed("v", self.v[images, head], self.value_width, self.tiles.radius, [1.0], [0.0])
-
-    def gather(self, name: str, buffer: Tensor, piece: Piece, margin: int) -> Tensor:
-        """The tiles of a piece in one stretch of memory, ``(t, P · places, width)``."""
-        tiles = self.tiles.view(buffer, margin)[(slice(None), *piece)]
-        gathered = self.take(name, *tiles.shape).copy_(tiles)
-        places = self.num_places if margin else self.num_queries
-        return gathered.view(-1, buffer.shape[1] * places, buffer.shape[-1])
-
-    def drop(self, name: str, shape: torch.Size, place: tuple[int, ...]) -> Tensor:
+    def drop(self, shape: torch.Size, place: tuple[int, ...]) -> Tensor:
         """What dropout multiplies probabilities with: the same in both passes."""
         self.generator.manual_seed(hash((self.seed, *place)) % 2**63)
         keep = 1 - self.dropout
-        return self.take(name, *shape).bernoulli_(keep, generator=self.generator).div_(keep)
+        return self.take("mask", *shape).bernoulli_(keep, generator=self.generator).div_(keep)
 
 
-class _Scores:
-    """The scores of one head: content, and what the function of the offset and the poses add to it.
+class _Head:
+    """What the function of the offset and the poses add to the scores of one head, as tables, and their gradients."""
 
-    A tile has a row for each query pose and query, and a column for each key pose and place of the halo. What is added
-    to a row is a product with its table, of the offsets to the halo and then of the key poses. The output poses are
-    the frames in which a tile is seen; where they are worked on together, a row is seen in the frame of its own pose.
-    """
-
-    def __init__(self, call: _Pass, head: int):
+    def __init__(self, call: _Call, number: int):
         self.call = call
         rows, channels = call.tiles.rows, call.channels
         table = call.q.new_zeros(call.num_poses, *rows.shape, call.width)
         if call.spatial is not None:
-            table[..., :channels] = _of_head(call.spatial, head)[:, rows.clamp(min=0)]
+            table[..., :channels] = _of_head(call.spatial, number)[:, rows.clamp(min=0)]
         table[..., channels] = call.masked * (rows < 0).to(table.dtype)
         if call.pose is not None:
-            pose = _of_head(call.pose, head)[:, None].expand(-1, len(rows), -1, -1)
+            pose = _of_head(call.pose, number)[:, None].expand(-1, len(rows), -1, -1)
             table = torch.cat([table, F.pad(pose, (0, call.width - channels))], dim=2)
+        # For each frame ``(tables, offsets and poses, width)``.
         self.table = table if call.summed else table.flatten(0, 1).unsqueeze(0)
-        self.learned = call.spatial is not None or call.pose is not None
         self.grad = torch.zeros_like(self.table)
 
-    def __call__(self, q: Tensor, k: Tensor, frame: int) -> Tensor:
-        """``(t, R, P · S)`` in units of log 2, of queries ``(t, R, width)`` and keys ``(t, P · S, width)``."""
-        call, table = self.call, self.table[frame]
-        out = call.take("scores", len(q), q.shape[1], call.columns)
-        start = out.view(-1, len(table), call.key_poses, call.num_places)
-        added = call.take("added", len(table), len(start), table.shape[1])
-        torch.bmm(self._by_table(q, table), table.transpose(1, 2), out=added)
-        offset, pose = added.transpose(0, 1).split([call.num_places, table.shape[1] - call.num_places], dim=-1)
-        if call.pose is None:
-            start.copy_(offset.unsqueeze(2).expand_as(start))
-        else:
-            torch.add(offset.unsqueeze(2), pose.unsqueeze(3), out=start)
-        return out.baddbmm_(q, k.transpose(1, 2))
-
-    def backward(self, grad: Tensor, q: Tensor, grad_q: Tensor, frame: int) -> None:
-        """Add what a gradient of the scores means for the table, and by it for the queries."""
-        if not self.learned:
-            return
-        call, table = self.call, self.table[frame]
-        by_pose = grad.view(-1, len(table), call.key_poses, call.num_places)
-        added = call.take("added", len(by_pose), len(table), table.shape[1])
-        if call.pose is not None:
-            torch.sum(by_pose, -1, out=added[..., call.num_places :])
-        # Slab by slab: a reduction of this axis takes several times longer.
-        _add_up(by_pose.unbind(2), added[..., : call.num_places])
-        added = added.transpose(0, 1)
-        self._by_table(grad_q, table).add_(torch.bmm(added, table))
-        self.grad[frame].add_(torch.bmm(self._by_table(q, table).transpose(1, 2), added).transpose(1, 2))
-
-    def _by_table(self, rows: Tensor, table: Tensor) -> Tensor:
-        """Rows ``(t, R, width)`` with those together that have one table: ``(tables, rows, width)``."""
-        return rows.view(-1, len(table), rows.shape[-1]).transpose(0, 1)
-
     def add_gradients(self, spatial: Tensor | None, pose: Tensor | None) -> None:
-        """Add the gradients of the terms, ``(H, L, C)`` and ``(H, P, C)``, once all pieces are done."""
+        """Add the gradients of the terms ``(H, L, C)`` and ``(H, P, C)``, once all pieces are done."""
         call = self.call
         rows = call.tiles.rows.flatten()
         grad = self.grad[..., : call.channels].reshape(call.num_poses, call.num_queries, -1, call.channels)
         if spatial is not None:
-            of_rows = grad[:, :, : call.num_places].flatten(1, 2)
-            spatial.index_add_(1, rows[rows >= 0], of_rows[:, rows >= 0], alpha=1 / _LOG2E)
+            offsets = grad[:, :, : call.num_places].flatten(1, 2)
+            spatial.index_add_(1, rows[rows >= 0], offsets[:, rows >= 0], alpha=1 / _LOG2E)
         if pose is not None:
             pose.add_(grad[:, :, call.num_places :].sum(1), alpha=1 / _LOG2E)
 
 
-def _forward_pass(call: _Pass) -> tuple[Tensor, Tensor]:
+class _Images:
+    """Padded buffers for one head of some images, of which the pieces are views."""
+
+    def __init__(self, call: _Call, number: int, pieces: list[Piece], backward: bool):
+        self.call, tiles = call, call.tiles
+        outer, inner = tiles.padded(tiles.radius), tiles.padded(0)
+        self.q = call.q.new_zeros(number, call.query_poses, *inner, call.width)
+        self.k_v = call.q.new_zeros(number, call.key_poses, *outer, call.width + call.value_width)
+        k, v = self.k_v.split([call.width, call.value_width], dim=-1)
+        self.inner_q, self.inner_k, self.inner_v = (
+            tiles.inner(self.q, 0),
+            *(tiles.inner(t, tiles.radius) for t in (k, v)),
+        )
+        c = call.channels
+        self.inner_q[..., c] = 1
+        k[..., c], k[..., c + 1] = call.masked, 1
+        self.inner_k[..., c] = 0
+        self.inner_v[..., c] = 1
+        self.sums = call.q.new_zeros(number, call.num_frames, call.query_poses, *inner)
+        self.out = call.q.new_zeros(number, call.num_poses, *inner, call.value_width)
+        if backward:
+            self.grad_q = torch.empty_like(self.q)
+            self.grad_k, self.grad_v = (call.q.new_empty(*t.shape) for t in (k, v))
+        self.pieces = [_Piece(self, piece, backward) for piece in pieces]
+
+    def load(self, head: int, images: slice) -> None:
+        """Queries, keys and values. What is not on the grid, and the constants, are there from the last time."""
+        call = self.call
+        for x, inner in ((call.q, self.inner_q), (call.k, self.inner_k), (call.v, self.inner_v)):
+            inner[..., : call.channels] = x[images, head].unflatten(2, call.tiles.shape)
+
+    def load_gradient(self, grad: Tensor, out: Tensor, sums: Tensor) -> None:
+        """The gradient of the output, in its place."""
+        call = self.call
+        c, shape, inner = call.channels, call.tiles.shape, call.tiles.inner(self.out, 0)
+        inner[..., :c] = grad.unflatten(2, shape)
+        self.sums.copy_(sums)
+        if not call.summed:
+            # Queries times keys then is the logarithm of the probability, and gradients times values are dP − D.
+            torch.neg(self.sums[:, 0], out=self.q[..., c + 1])
+            torch.neg((grad * out).sum(-1).unflatten(2, shape), out=inner[..., c])
+        self.grad_k.zero_()
+        self.grad_v.zero_()
+
+    def store_output(self, target: Tensor) -> None:
+        """The features divided by their sum, to ``(b, H, N, C)``."""
+        inner, c = self.call.tiles.inner(self.out, 0), self.call.channels
+        torch.div(inner[..., :c], inner[..., c : c + 1], out=target.unflatten(2, self.call.tiles.shape))
+
+    def store(self, target: Tensor, buffer: Tensor, margin: int) -> None:
+        """The features in a buffer, to ``(b, P, N, C)``."""
+        inner = self.call.tiles.inner(buffer, margin)
+        target.unflatten(2, self.call.tiles.shape).copy_(inner[..., : self.call.channels])
+
+
+class _Piece:
+    """t tiles, with all views of buffers that working on them takes: making views costs more than small products."""
+
+    def __init__(self, images: _Images, piece: Piece, backward: bool):
+        self.call = call = images.call
+        tiles, c, take = call.tiles, call.channels, call.take
+        self.place = tuple(s.start for s in piece)
+
+        def part(buffer: Tensor, margin: int) -> Tensor:
+            return tiles.view(buffer, margin)[(slice(None), *piece)]
+
+        self.q_there, self.k_v_there = part(images.q, 0), part(images.k_v, tiles.radius)
+        self.q_here, self.k_v_here = take("q", *self.q_there.shape), take("k v", *self.k_v_there.shape)
+        self.q = self.q_here.view(-1, call.rows, call.width)
+        t = len(self.q)
+        self.k, self.v = self.k_v_here.view(t, call.columns, -1).split([call.width, call.value_width], dim=-1)
+        self.k_turned, self.v_turned = self.k.transpose(1, 2), self.v.transpose(1, 2)
+        self.q_by_table = self.q.view(-1, call.num_tables, call.width).transpose(0, 1)
+        self.added = take("added", call.num_tables, t * call.rows // call.num_tables, call.table_size)
+        self.offset, self.pose = self.added.transpose(0, 1).split(
+            [call.num_places, call.table_size - call.num_places], dim=-1
+        )
+        self.scores = take("scores", t, call.rows, call.columns)
+        self.sums_there = [part(images.sums[:, i].unsqueeze(-1), 0) for i in range(call.num_frames)]
+        self.by_key_pose = (-1, call.num_tables, call.key_poses, call.num_places)
+        self.start = self.scores.view(self.by_key_pose)
+        if call.summed:
+            self.summed = take("summed", t, call.num_poses * call.num_queries, call.columns)
+            self.summed_by_frame = self.summed.view(t, call.num_poses, call.num_queries, call.columns).unbind(1)
+            self.scores_by_pose = self.scores.view(t, call.query_poses, call.num_queries, call.columns)
+        self.out = take("out", t, call.num_poses * call.num_queries, call.value_width)
+        self.out_there = part(images.out, 0)
+        self.out_here = self.out.view(self.out_there.shape)
+        if not backward:
+            return
+        self.minus_sums = self.q[..., c + 1].view(self.sums_there[0].shape[:-1])
+        self.grad = take("grad", *self.scores.shape)
+        self.grad_q = take("grad_q", *self.q.shape)
+        self.grad_q_by_table = self.grad_q.view(-1, call.num_tables, call.width).transpose(0, 1)
+        self.grad_q_there = part(images.grad_q, 0)
+        self.grad_k = take("grad_k", t, call.columns, call.width)
+        self.grad_v = take("grad_v", t, call.columns, call.value_width)
+        self.additions = [
+            pair
+            for buffer, mine in ((images.grad_k, self.grad_k), (images.grad_v, self.grad_v))
+            for pair in tiles.overlaps(buffer, mine, piece, tiles.radius)
+        ]
+        if call.summed:
+            self.total = take("total", *self.scores.shape)
+            self.grad_p = take("grad_p", *self.summed.shape)
+            self.grad_p_by_frame = self.grad_p.view(t, call.num_poses, 1, call.num_queries, call.columns).unbind(1)
+
+    def gather(self) -> None:
+        self.q_here.copy_(self.q_there)
+        self.k_v_here.copy_(self.k_v_there)
+
+    def score(self, head: _Head, frame: int) -> Tensor:
+        """The scores in units of log 2."""
+        torch.bmm(self.q_by_table, head.table[frame].transpose(1, 2), out=self.added)
+        if self.call.pose is None:
+            self.start.copy_(self.offset.unsqueeze(2).expand_as(self.start))
+        else:
+            torch.add(self.offset.unsqueeze(2), self.pose.unsqueeze(3), out=self.start)
+        return self.scores.baddbmm_(self.q, self.k_turned)
+
+    def exponentials(self, head: _Head, frame: int) -> tuple[Tensor, Tensor]:
+        """Numbers in proportion to the probabilities and their sums, of which the logarithms are noted."""
+        p = self.score(head, frame).exp2_()
+        total = p.sum(-1, keepdim=True)
+        logarithm = total.log2()
+        if not _moderate(logarithm):
+            shift = self.score(head, frame).amax(-1, keepdim=True)
+            p.sub_(shift).exp2_()
+            total = p.sum(-1, keepdim=True)
+            logarithm = total.log2().add_(shift)
+        self.sums_there[frame].copy_(logarithm.view(self.sums_there[frame].shape))
+        return p, total
+
+    def forward(self, head: _Head, place: tuple[int, ...]) -> None:
+        call = self.call
+        self.gather()
+        for frame in range(call.num_frames):
+            p, total = self.exponentials(head, frame)
+            if call.dropout:
+                p.mul_(call.drop(p.shape, (*place, *self.place, frame)))
+            if call.summed:
+                weights = total.reciprocal_().view(*self.scores_by_pose.shape[:3], 1).unbind(1)
+                _add_up(self.scores_by_pose.unbind(1), self.summed_by_frame[frame], weights)
+        torch.bmm(self.summed if call.summed else p, self.v, out=self.out)
+        self.out[..., call.channels] = 1 if call.summed else total.squeeze(-1)
+        self.out_there.copy_(self.out_here)
+
+    def backward(self, head: _Head, place: tuple[int, ...]) -> None:
+        self.gather()
+        self.out_here.copy_(self.out_there)  # The gradient of the output is where the output was.
+        self.grad_q.zero_()
+        place = (*place, *self.place)
+        grad, p = self._backward_all(head, place) if self.call.summed else self._backward_own(head, place)
+        self.grad_q.baddbmm_(grad, self.k)
+        self.grad_q_there.copy_(self.grad_q.view(self.grad_q_there.shape))
+        torch.bmm(grad.transpose(1, 2), self.q, out=self.grad_k)
+        torch.bmm(p.transpose(1, 2), self.out, out=self.grad_v)
+        for there, here in self.additions:
+            there.add_(here)
+
+    def _backward_own(self, head: _Head, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The gradient of the scores, and the probabilities that met the values."""
+        call, c = self.call, self.call.channels
+        p = kept = self.score(head, 0).exp2_()
+        if call.dropout:
+            minus_inner = self.out[..., c : c + 1].clone()
+            self.out[..., c] = 0
+            mask = call.drop(p.shape, (*place, 0))
+            torch.bmm(self.out, self.v_turned, out=self.grad).mul_(mask).add_(minus_inner)
+            kept = mask.mul_(p)
+        else:
+            torch.bmm(self.out, self.v_turned, out=self.grad)
+        self.grad.mul_(p)
+        self._backward_terms(head, 0, self.grad)
+        return self.grad, kept
+
+    def _backward_all(self, head: _Head, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The same for all query poses of every output pose: summed over the output, and over the query poses."""
+        call, p = self.call, self.scores_by_pose
+        torch.bmm(self.out, self.v_turned, out=self.grad_p)
+        for frame in range(call.num_frames):
+            torch.neg(self.sums_there[frame].squeeze(-1), out=self.minus_sums)
+            self.score(head, frame).exp2_()
+            grad = (self.grad if frame else self.total).view(p.shape)
+            torch.mul(p, self.grad_p_by_frame[frame], out=grad)
+            kept = p
+            if call.dropout:
+                mask = call.drop(p.shape, (*place, frame))
+                grad.mul_(mask)
+                kept = mask.mul_(p)
+            grad.addcmul_(p, grad.sum(-1, keepdim=True), value=-1)
+            _add_up(kept.unbind(1), self.summed_by_frame[frame])
+            self._backward_terms(head, frame, grad)
+            if frame:
+                self.total.add_(self.grad)
+        return self.total, self.summed
+
+    def _backward_terms(self, head: _Head, frame: int, grad: Tensor) -> None:
+        """Add what the gradient of the scores means for the tables, and by them for the queries."""
+        call, table = self.call, head.table[frame]
+        if call.spatial is None and call.pose is None:
+            return
+        by_key_pose = grad.view(self.by_key_pose)
+        # Slab by slab: a reduction of an axis that is not the last takes several times longer.
+        _add_up(by_key_pose.unbind(2), self.offset)
+        if call.pose is not None:
+            self.pose.copy_(by_key_pose.sum(-1))
+        self.grad_q_by_table.add_(torch.bmm(self.added, table))
+        head.grad[frame].transpose(1, 2).add_(torch.bmm(self.q_by_table.transpose(1, 2), self.added))
+
+
+def _forward_pass(call: _Call) -> tuple[Tensor, Tensor]:
     """The output ``(B, M, H, N, C)``, and the logarithms of the sums ``(B, M, frames, J, *padded)``."""
-    tiles, channels = call.tiles, call.channels
-    batch, heads = call.num_images, call.num_heads
-    out = call.q.new_empty(batch, heads, call.num_poses, call.q.shape[3], channels)
-    sums = call.q.new_zeros(batch, heads, call.num_frames, call.query_poses, *tiles.padded(0))
-    safe = _cannot_overflow(call)
-    images, pieces = call.pieces()
-    for head in range(heads):
-        scores = _Scores(call, head)
-        for some in images:
-            q, k, v = call.queries(head, some), call.keys(head, some), call.values(head, some)
-            result = call.take("result", len(q), call.num_poses, *tiles.padded(0), channels)
-            for piece in pieces:
-                q_i = call.gather("queries", q, piece, 0)
-                k_i, v_i = call.gather("keys", k, piece, tiles.radius), call.gather("values", v, piece, tiles.radius)
-                summed = call.take("summed", len(q_i), call.num_poses, call.num_queries, call.columns)
-                for frame in range(call.num_frames):
-                    p = scores(q_i, k_i, frame)
-                    shift = None if safe else p.amax(-1, keepdim=True)
-                    p = (p if shift is None else p.sub_(shift)).exp2_()
-                    total = p.sum(-1, keepdim=True)
-                    logarithm = total.log2() if shift is None else total.log2() + shift
-                    _scatter(tiles, sums[some, head, frame].unsqueeze(-1), piece, logarithm)
-                    if call.dropout:
-                        p.mul_(call.drop("mask", p.shape, (head, some.start, *(s.start for s in piece), frame)))
-                    if call.summed:
-                        _sum_over_query_poses(p, total.reciprocal(), summed[:, frame])
-                if call.summed:
-                    p = summed.flatten(1, 2)
-                o = torch.bmm(p, v_i, out=call.take("out", len(p), p.shape[1], call.value_width))
-                if not call.summed:
-                    o.div_(total)
-                _scatter(tiles, result, piece, o[..., :channels])
-            out[some, head] = tiles.inner(result, 0).flatten(2, -2)
+    batch, heads, _, positions, channels = call.q.shape
+    out = _as_projected(call.q, batch, heads, call.num_poses, positions, channels)
+    sums = call.q.new_empty(batch, heads, call.num_frames, call.query_poses, *call.tiles.padded(0))
+    for number, some, images, head in call.work(backward=False):
+        images.load(number, some)
+        for piece in images.pieces:
+            piece.forward(head, (number, some.start))
+        images.store_output(out[some, number])
+        sums[some, number] = images.sums
     return out, sums
 
 
-def _backward_pass(call: _Pass, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+def _backward_pass(call: _Call, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     """The gradients of queries, keys, values, offsets and poses."""
-    tiles, channels = call.tiles, call.channels
-    grads = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (call.q, call.k, call.v)]
-    grad_spatial, grad_pose = (None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose))
-    images, pieces = call.pieces()
-    for head in range(call.num_heads):
-        scores = _Scores(call, head)
-        for some in images:
-            q, k, v = call.queries(head, some), call.keys(head, some), call.values(head, some)
-            g = call.embed("g", grad[some, head], call.value_width, 0, [0.0], [0.0])
-            if not call.summed:
-                # Queries times keys then is the logarithm of the probability, and gradients times values are dP − D.
-                torch.neg(sums[some, head, 0], out=q[..., channels + 1])
-                inner = (grad[some, head] * out[some, head]).sum(-1)
-                torch.neg(inner.unflatten(2, tiles.shape), out=tiles.inner(g, 0)[..., channels])
-            grad_q, grad_k, grad_v = (call.take(f"whole grad_{n}", *t.shape) for n, t in zip("qkv", (q, k, v)))
-            grad_k.zero_()
-            grad_v.zero_()
-            for piece in pieces:
-                q_i, g_i = call.gather("queries", q, piece, 0), call.gather("gradients", g, piece, 0)
-                k_i, v_i = call.gather("keys", k, piece, tiles.radius), call.gather("values", v, piece, tiles.radius)
-                grad_q_i = call.take("grad_q", *q_i.shape).zero_()
-                backward = _backward_all if call.summed else _backward_own
-                place = (head, some.start, *(s.start for s in piece))
-                grad_s, p = backward(call, scores, q_i, k_i, v_i, g_i, grad_q_i, sums[some, head], piece, place)
-                grad_q_i.baddbmm_(grad_s, k_i)
-                _scatter(tiles, grad_q, piece, grad_q_i)
-                for name, buffer, left, right in (("k", grad_k, grad_s, q_i), ("v", grad_v, p, g_i)):
-                    tile = tiles.view(buffer, tiles.radius)[(slice(None), *piece)]
-                    product = call.take("grad_" + name, len(left), left.shape[2], right.shape[2])
-                    torch.bmm(left.transpose(1, 2), right, out=product)
-                    tiles.add(buffer, product.view(tile.shape), piece, tiles.radius)
-            for target, buffer, margin, scale in zip(
-                grads,
-                (grad_q, grad_k, grad_v),
-                (0, tiles.radius, tiles.radius),
-                (1 / math.sqrt(channels), 1 / _LOG2E, 1.0),
-                strict=True,
-            ):
-                found = tiles.inner(buffer, margin)[..., :channels].flatten(2, -2)
-                torch.mul(found, scale, out=target[some, head])
-        scores.add_gradients(
-            None if grad_spatial is None else _of_head(grad_spatial, head),
-            None if grad_pose is None else _of_head(grad_pose, head),
-        )
-    return [*grads, grad_spatial, grad_pose]
+    grad_q, grad_k, grad_v = (_as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
+    spatial, pose = (None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose))
+    radius = call.tiles.radius
+    for number, some, images, head in call.work(backward=True):
+        images.load(number, some)
+        images.load_gradient(grad[some, number], out[some, number], sums[some, number])
+        for piece in images.pieces:
+            piece.backward(head, (number, some.start))
+        images.store(grad_q[some, number], images.grad_q.div_(_LOG2E), 0)
+        images.store(grad_k[some, number], images.grad_k.div_(_LOG2E), radius)
+        images.store(grad_v[some, number], images.grad_v, radius)
+        if some.stop == call.num_images:
+            head.add_gradients(*(None if t is None else _of_head(t, number) for t in (spatial, pose)))
+    return [grad_q, grad_k, grad_v, spatial, pose]
 
 
-def _backward_own(
-    call: _Pass,
-    scores: _Scores,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    grad_q: Tensor,
-    sums: Tensor,
-    piece: Piece,
-    place: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """The gradient of the scores of a piece, and the probabilities that met the values."""
-    grad = call.take("grad", len(q), q.shape[1], call.columns)
-    if not call.dropout:
-        torch.bmm(g, v.transpose(1, 2), out=grad)
-        p = scores(q, k, 0).exp2_()
-        kept = p
-    else:
-        inner = g[..., call.channels :][..., :1].clone()
-        g[..., call.channels] = 0
-        p = scores(q, k, 0).exp2_()
-        mask = call.drop("mask", p.shape, (*place, 0))
-        torch.bmm(g, v.transpose(1, 2), out=grad).mul_(mask).add_(inner)
-        kept = mask.mul_(p)
-    grad.mul_(p)
-    scores.backward(grad, q, grad_q, 0)
-    return grad, kept
-
-
-def _backward_all(
-    call: _Pass,
-    scores: _Scores,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    grad_q: Tensor,
-    sums: Tensor,
-    piece: Piece,
-    place: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """The same for all query poses of every output pose: both are summed over the output or the query poses."""
-    tiles, by_pose = call.tiles, (len(q), call.query_poses, call.num_queries, call.columns)
-    grad_p = torch.bmm(g, v.transpose(1, 2), out=call.take("grad_p", len(q), g.shape[1], call.columns))
-    grad_p = grad_p.view(len(q), call.num_poses, 1, call.num_queries, call.columns)
-    summed = call.take("summed", len(q), call.num_poses, call.num_queries, call.columns)
-    total = call.take("total_grad", *by_pose)
-    for frame in range(call.num_frames):
-        logarithm = tiles.view(sums[:, frame].unsqueeze(-1), 0)[(slice(None), *piece)].squeeze(-1)
-        torch.neg(logarithm, out=q[..., call.channels + 1].view(logarithm.shape))
-        p = scores(q, k, frame).exp2_().view(by_pose)
-        grad = torch.mul(p, grad_p[:, frame], out=call.take("grad", *by_pose) if frame else total)
-        mask = call.drop("mask", p.shape, (*place, frame)) if call.dropout else None
-        if mask is not None:
-            grad.mul_(mask)
-        grad.addcmul_(p, grad.sum(-1, keepdim=True), value=-1)
-        _sum_over_query_poses(p if mask is None else mask.mul_(p), None, summed[:, frame])
-        scores.backward(grad.flatten(1, 2), q, grad_q, frame)
-        if frame:
-            total.add_(grad)
-    return total.flatten(1, 2), summed.flatten(1, 2)
-
-
-def _sum_over_query_poses(p: Tensor, weight: Tensor | None, out: Tensor) -> None:
-    """``(t, J · Q, columns)``, times weights ``(t, J · Q, 1)``, summed to ``out`` ``(t, Q, columns)``."""
-    by_pose = p.view(len(p), -1, *out.shape[1:]).unbind(1)
-    if weight is None:
-        _add_up(by_pose, out)
-        return
-    weights = weight.view(len(p), len(by_pose), -1, 1).unbind(1)
-    torch.mul(by_pose[0], weights[0], out=out)
-    for slab, w in zip(by_pose[1:], weights[1:], strict=True):
-        out.addcmul_(slab, w)
-
-
-def _add_up(slabs: Sequence[Tensor], out: Tensor) -> None:
-    if len(slabs) == 1:
+def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | None = None) -> None:
+    """The sum of the slabs, each times its weight."""
+    if weights is not None:
+        torch.mul(slabs[0], weights[0], out=out)
+        for slab, weight in zip(slabs[1:], weights[1:], strict=True):
+            out.addcmul_(slab, weight)
+    elif len(slabs) == 1:
         out.copy_(slabs[0])
-        return
-    torch.add(slabs[0], slabs[1], out=out)
-    for slab in slabs[2:]:
-        out.add_(slab)
-
-
-def _scatter(tiles: Tiles, buffer: Tensor, piece: Piece, values: Tensor) -> None:
-    """Write the rows of a piece, ``(t, P · Q, width)``, to their places in a buffer without a margin."""
-    where = tiles.view(buffer, 0)[(slice(None), *piece)]
-    where.copy_(values.view(where.shape))
+    else:
+        torch.add(slabs[0], slabs[1], out=out)
+        for slab in slabs[2:]:
+            out.add_(slab)
 
 
 def _of_head(table: Tensor, head: int) -> Tensor:
@@ -402,25 +421,31 @@ def _of_head(table: Tensor, head: int) -> Tensor:
     return table[head if len(table) > 1 else 0]
 
 
+def _as_projected(like: Tensor, *shape: int) -> Tensor:
+    """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
+    batch, heads, poses, positions, channels = shape
+    return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
+
+
 def _width(channels: int) -> int:
     """Channels are padded to a multiple of 8: products of other widths are several times slower."""
     return -(-channels // 8) * 8
 
 
-def _cannot_overflow(call: _Pass) -> bool:
-    """Whether no score can come near the exponent of the largest number or that of the smallest."""
-
-    def longest(x: Tensor | None) -> float:
-        return 0.0 if x is None or not x.numel() else float(torch.linalg.vector_norm(x, dim=-1).max())
-
-    keys = longest(call.k) + longest(call.spatial) + longest(call.pose)
-    bound = longest(call.q) * keys * _LOG2E / math.sqrt(call.channels)
-    return bound < (80 if call.q.dtype == torch.float32 else 800)
+def _moderate(logarithm: Tensor) -> bool:
+    """Whether no exponential came near the largest number, and the largest of each row not near the smallest."""
+    low, high = torch.aminmax(logarithm)
+    limit = 60 if logarithm.dtype == torch.float32 else 500
+    return bool(low > -limit and high < limit)
 
 
-def _tiles_for(shape: list[int], kernel_size: int, window: str, dilation: int) -> Tiles:
+def _tile_size(kernel_size: int) -> int:
     # Neighbouring queries share most of their keys. Larger tiles read fewer of them and compute more scores in vain.
-    return tiles_of(tuple(shape), kernel_size, window, dilation, 1 if kernel_size == 1 else 2)
+    return 1 if kernel_size == 1 else 2
+
+
+def _tiles_for(shape: list[int], kernel_size: int, window: WindowShape, dilation: int) -> Tiles:
+    return tiles_of(tuple(shape), kernel_size, window, dilation, _tile_size(kernel_size))
 
 
 # Operators, so that compilers take each pass as one node and do not follow its loops.
@@ -442,7 +467,7 @@ def _forward(
     summed: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    tiles = _tiles_for(shape, kernel_size, window, dilation)
+    tiles = _tiles_for(shape, kernel_size, cast(WindowShape, window), dilation)
     reached = None
     if not torch.isfinite(k.sum() + v.sum()):
         # A value that is not finite spoils the queries that see it, and no others of its tile: whom an attention of
@@ -450,10 +475,10 @@ def _forward(
         finite = torch.isfinite(k).all(-1, keepdim=True) & torch.isfinite(v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(2, keepdim=True).to(q.dtype)
         nothing = torch.zeros_like(spoilt)
-        even = _Pass(nothing, nothing, spoilt, None, None, None, 1, tiles, False, 0.0)
+        even = _Call(nothing, nothing, spoilt, None, None, None, 1, tiles, False, 0.0)
         reached = _forward_pass(even)[0] > 0
         k, v = (torch.where(finite, t, 0.0) for t in (k, v))
-    out, sums = _forward_pass(_Pass(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout))
+    out, sums = _forward_pass(_Call(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout))
     return out if reached is None else out.masked_fill(reached, torch.nan), sums
 
 
@@ -474,9 +499,10 @@ def _(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, query_poses, positions, channels = q.shape
-    padded = _tiles_for(shape, kernel_size, window, dilation).padded(0)
+    size = _tile_size(kernel_size)
+    padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
     return (
-        q.new_empty(batch, heads, num_poses, positions, channels),
+        _as_projected(q, batch, heads, num_poses, positions, channels),
         q.new_empty(batch, heads, num_poses if summed else 1, query_poses, *padded),
     )
 
@@ -500,8 +526,8 @@ def _backward(
     summed: bool,
     dropout: float,
 ) -> list[Tensor]:
-    tiles = _tiles_for(shape, kernel_size, window, dilation)
-    call = _Pass(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout)
+    tiles = _tiles_for(shape, kernel_size, cast(WindowShape, window), dilation)
+    call = _Call(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout)
     return [t for t in _backward_pass(call, grad, out, sums) if t is not None]
 
 
@@ -517,8 +543,10 @@ def _(
     pose: Tensor | None,
     *_: object,
 ) -> list[Tensor]:
-    leaves = (q, k, v, spatial, pose)
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in leaves if t is not None]
+    return [
+        *(_as_projected(t, *t.shape) for t in (q, k, v)),
+        *(torch.empty_like(t) for t in (spatial, pose) if t is not None),
+    ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -559,7 +587,8 @@ def _differentiate_twice(
     grid = Grid(tuple(shape), Window(kernel_size, window, dilation))
     query: QueryMode = "all" if summed else "own"
     leaves = [t for t in (q, k, v, spatial, pose) if t is not None and t.requires_grad]
-    out = blocked.attention(q, k, v, grid, Terms(num_poses, spatial, pose), query=query)
+    natural = q * (math.sqrt(q.shape[-1]) / _LOG2E)
+    out = blocked.attention(natural, k, v, grid, Terms(num_poses, spatial, pose), query=query)
     grads = iter(torch.autograd.grad(out, leaves, grad, create_graph=True, allow_unused=True))
     return [next(grads) if t is not None and t.requires_grad else None for t in (q, k, v, spatial, pose)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention.positions import Grid, Window, WindowShape
 
-__all__ = ["Piece", "Tiles", "tiles_of"]
+__all__ = ["Piece", "Tiles", "tile_counts", "tiles_of"]
 
 Piece = tuple[slice, ...]
 """Some of the tiles of an image: a range along every axis."""
@@ -57,34 +59,45 @@ class Tiles:
             (batch, *(s * d * self.size for s in axes), *axes, poses, *(s * d for s in axes), channel),
         )
 
-    def add(self, buffer: Tensor, tiles: Tensor, piece: Piece, margin: int) -> None:
-        """Add up tiles ``(b, *counts, *classes, P, *sides, width)`` of a piece in a buffer, where they overlap."""
+    def overlaps(self, buffer: Tensor, tiles: Tensor, piece: Piece, margin: int) -> list[tuple[Tensor, Tensor]]:
+        """Views of a buffer, and of contiguous tiles ``(t, P · places, width)``, that are to be added up in turn.
+
+        A tile consists of blocks as long as the step from tile to tile. Equal blocks of all tiles do not overlap.
+        """
         where = self.view(buffer, margin)[(slice(None), *piece)]
-        corners = range(0, self.size + 2 * margin, self.size)
-        # A tile consists of blocks as long as the step from tile to tile; equal blocks of all tiles do not overlap.
-        for corner in itertools.product(corners, repeat=len(self.shape)):
-            block = (..., *(slice(i, i + self.size) for i in corner), slice(None))
-            where[block].add_(tiles[block])
+        tiles = tiles.view(where.shape)
+        pairs = []
+        for corner in itertools.product(range(0, self.size + 2 * margin, self.size), repeat=len(self.shape)):
+            places = tuple(slice(i, i + self.size) for i in corner)
+            block = (Ellipsis, *places, slice(None))
+            pairs.append((where[block], tiles[block]))
+        return pairs
 
     def pieces(self, images: int, scores: int, limit: int) -> tuple[list[slice], list[Piece]]:
-        """Images, and tiles of an image, in equal pieces of at most ``limit`` scores, or of the ``scores`` of a tile."""
+        """Images, and tiles of an image, in equal pieces of at most ``limit`` scores; a tile has ``scores``."""
         left = max(1, limit // (scores * self.dilation ** len(self.shape)))
         ranges = []
         for n in (*reversed(self.counts), images):
-            step = -(-n // -(-n // left))
+            step = math.ceil(n / math.ceil(n / left))
             ranges.append([slice(i, min(i + step, n)) for i in range(0, n, step)])
             left = max(1, left // n)
         first, *rest = reversed(ranges)
         return first, list(itertools.product(*rest))
 
 
+def tile_counts(shape: Sequence[int], dilation: int, size: int) -> tuple[int, ...]:
+    """The number of tiles of a class along each axis: of the largest class, rounded up."""
+    return tuple(math.ceil(math.ceil(n / dilation) / size) for n in shape)
+
+
 @lru_cache(maxsize=64)
 def tiles_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, size: int) -> Tiles:
     """The tiles of a grid for a window, of ``size`` queries along each axis."""
     radius = kernel_size // 2
-    counts = tuple(-(-(-(-n // dilation)) // size) for n in shape)
     # A grid that is one tile with its halo, undilated, shows the rows of them all.
     grid = Grid((size + 2 * radius,) * len(shape), Window(kernel_size, window))
     places = torch.arange(grid.num_positions).view(grid.shape)
     queries = places[(slice(radius, radius + size),) * len(shape)].flatten()
-    return Tiles(shape, counts, size, radius, dilation, grid.rows(queries[:, None], places.flatten()))
+    return Tiles(
+        shape, tile_counts(shape, dilation, size), size, radius, dilation, grid.rows(queries[:, None], places.flatten())
+    )

@@ -63,7 +63,7 @@ class _SelfAttention(PlainModule):
         fields = _head_fields(out_type, num_heads, head_fields, group.order)
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
-        project_in, num_poses = self._project_in(in_type, num_heads * fields, group, projection, bool(bias))
+        project_in, num_poses = self._project_in(in_type, num_heads, fields, group, projection, bool(bias))
         encoding = as_encoding(encoding)
         if keys == "own" and not encoding.absolute:
             num_poses = 1  # A query sees keys of one pose, whose term would be the same for all of them.
@@ -77,6 +77,7 @@ class _SelfAttention(PlainModule):
                     out_type.size,
                     num_heads * fields,
                     group.order,
+                    groups=num_heads,
                     kind=projection,
                     invariants=invariant_vectors(out_type) if bias else None,
                 ),
@@ -95,7 +96,13 @@ class _SelfAttention(PlainModule):
         self.head_fields = fields
 
     def _project_in(
-        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+        self,
+        in_type: FieldType,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
     ) -> tuple[ToPoses | Scalars, int]:
         """The projection to queries, values and keys, and the number of poses they have."""
         raise NotImplementedError
@@ -318,12 +325,25 @@ class GroupSelfAttention(_SelfAttention):
         )
 
     def _project_in(
-        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+        self,
+        in_type: FieldType,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
     ) -> tuple[ToPoses, int]:
         if projection == "pointwise":
             check_regular("in_type", in_type, 'projection="pointwise"')
+        fields = num_heads * head_fields
         project = ToPoses(
-            frames(in_type), in_type.size, 3 * fields, group.order, kind=projection, bias=2 * fields if bias else 0
+            frames(in_type),
+            in_type.size,
+            3 * fields,
+            group.order,
+            groups=3 * num_heads,
+            kind=projection,
+            bias=2 * fields if bias else 0,
         )
         return project, group.order
 
@@ -397,7 +417,13 @@ class LiftingSelfAttention(_SelfAttention):
         )
 
     def _project_in(
-        self, in_type: FieldType, fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+        self,
+        in_type: FieldType,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
     ) -> tuple[Scalars, int]:
         others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
         if others:
@@ -405,4 +431,5 @@ class LiftingSelfAttention(_SelfAttention):
                 f"in_type: LiftingSelfAttention needs trivial (scalar) fields only, got also {', '.join(others)}; "
                 "GroupSelfAttention lifts any fields"
             )
-        return Scalars(in_type.size, 3 * fields, bias=2 * fields if bias else 0), 1
+        fields = num_heads * head_fields
+        return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0), 1

@@ -27,7 +27,7 @@ class PoseLinear(torch.nn.Module):
         # Channels last, and as one row of positions.
         y = x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1)
         if isinstance(self.projection, ToPoses):
-            y = self.projection(y).transpose(-1, -2).flatten(-2)
+            y = self.projection(y).squeeze(0).transpose(-1, -2).flatten(-2)
         else:
-            y = self.projection(y.unflatten(-1, (-1, self.order)).transpose(-1, -2))
+            y = self.projection(y.unflatten(-1, (-1, self.order)).transpose(-1, -2).unsqueeze(0))
         return y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)

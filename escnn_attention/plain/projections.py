@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.grouped import collect, spread
 
 __all__ = ["FromPoses", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
 
@@ -52,7 +53,8 @@ class _Frames(ExactBuffers):
             self.register_buffer("order", torch.as_tensor(order.argsort()), persistent=False)
         for i, segment in enumerate(segments):
             self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
-            if segment.permutation is None:
+            # A gather saves work only where matrices are large: its gradient is slow.
+            if segment.permutation is None or segment.matrices.size <= 2**14:
                 self.register_exact(f"matrices_{i}", segment.matrices)
             else:
                 self.register_buffer(f"permutation_{i}", torch.as_tensor(segment.permutation), persistent=False)
@@ -73,13 +75,14 @@ class _Frames(ExactBuffers):
 class ToPoses(torch.nn.Module):
     r"""From any features to regular fields, position by position.
 
-    Maps ``(B, N, size)`` to ``(B, N, |H|, fields)``.
+    Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``.
 
     Args:
         segments: the representation of the features (``escnn_attention.fibers.frames``).
         size: the channels of the features.
         fields: the number of regular fields to make.
         order: :math:`|H|`.
+        groups: the number of groups that the fields are taken apart in.
         kind: ``"group"`` for every equivariant map; ``"pointwise"`` mixes fields and leaves the poses where they are,
             for features that are regular fields.
         bias: how many of the first fields get a bias, one a field: on a regular field only a constant is invariant.
@@ -92,12 +95,14 @@ class ToPoses(torch.nn.Module):
         fields: int,
         order: int,
         *,
+        groups: int = 1,
         kind: ProjectionKind = "group",
         bias: int = 0,
     ):
         super().__init__()
         self.kind = kind
         self.order = order
+        self.groups = groups
         fan_in = size if kind == "group" else size // order
         self.frames = _Frames(segments) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
@@ -105,23 +110,25 @@ class ToPoses(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.frames is None:
-            y = F.linear(x.unflatten(-1, (-1, self.order)).transpose(-1, -2), self.weight)
+            x = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
+            weight = self.weight.unflatten(0, (self.groups, -1))
         else:
-            y = F.linear(x, self.frames(self.weight).flatten(0, 1)).unflatten(-1, (self.order, -1))
-        if self.bias is None:
-            return y
-        return y + F.pad(self.bias, (0, self.weight.shape[0] - len(self.bias))).to(y.dtype)
+            weight = self.frames(self.weight).unflatten(1, (self.groups, -1)).transpose(0, 1).flatten(1, 2)
+        y = spread(x.flatten(0, -2), weight).view(
+            self.groups, *x.shape[:2], self.order, len(self.weight) // self.groups
+        )
+        return y if self.bias is None else y + _of_groups(self.bias, self.groups, len(self.weight)).to(y.dtype)
 
 
 class FromPoses(ExactBuffers):
     """From regular fields to any features, position by position.
 
-    Maps ``(B, N, |H|, fields)`` to ``(B, N, size)``.
+    Maps ``(groups, B, N, |H|, fields // groups)`` to ``(B, N, size)``.
 
     Args:
         segments: the representation of the features (``escnn_attention.fibers.frames`` with ``dual=True``).
         invariants: ``(size, k)``, a basis of the invariant vectors, along which a bias is learned; None for no bias.
-        size, fields, order, kind: as in :class:`ToPoses`.
+        size, fields, order, groups, kind: as in :class:`ToPoses`.
     """
 
     invariants: Tensor
@@ -133,12 +140,14 @@ class FromPoses(ExactBuffers):
         fields: int,
         order: int,
         *,
+        groups: int = 1,
         kind: ProjectionKind = "group",
         invariants: np.ndarray | None = None,
     ):
         super().__init__()
         self.kind = kind
         self.order = order
+        self.groups = groups
         fan_in = fields * order if kind == "group" else fields
         self.frames = _Frames(segments) if kind == "group" else None
         shape = (fields, size) if kind == "group" else (size // order, fields)
@@ -149,27 +158,40 @@ class FromPoses(ExactBuffers):
             self.bias = Parameter(torch.zeros(invariants.shape[1]))
 
     def forward(self, y: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.invariants @ self.bias
-        if self.frames is not None:
-            return F.linear(y.flatten(-2), self.frames(self.weight).flatten(0, 1).T, bias)
-        x = F.linear(y, self.weight).transpose(-1, -2).flatten(-2)
-        return x if bias is None else x + bias.to(x.dtype)
+        shape = y.shape[1:3]
+        if self.frames is None:
+            weight = self.weight.T.unflatten(0, (self.groups, -1))
+            x = collect(y.flatten(1, 3), weight).unflatten(0, (*shape, self.order)).transpose(-1, -2).flatten(-2)
+        else:
+            weight = self.frames(self.weight).unflatten(1, (self.groups, -1)).transpose(0, 1)
+            x = collect(y.flatten(3).flatten(1, 2), weight.flatten(1, 2)).unflatten(0, shape)
+        return x if self.bias is None else x + (self.invariants @ self.bias).to(x.dtype)
 
 
 class Scalars(torch.nn.Module):
-    """From scalar fields to scalar fields, position by position: ``(B, N, size)`` to ``(B, N, 1, fields)``.
+    """From scalar fields to scalar fields, position by position.
+
+    Maps ``(B, N, size)`` to ``(groups, B, N, 1, fields // groups)``.
 
     Args:
         size: the channels of the features.
         fields: the number of scalar fields to make.
+        groups: the number of groups that the fields are taken apart in.
         bias: how many of the first fields get a bias.
     """
 
-    def __init__(self, size: int, fields: int, *, bias: int = 0):
+    def __init__(self, size: int, fields: int, *, groups: int = 1, bias: int = 0):
         super().__init__()
+        self.groups = groups
         self.weight = Parameter(torch.randn(fields, size) / math.sqrt(size))
         self.bias = Parameter(torch.zeros(bias)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else F.pad(self.bias, (0, self.weight.shape[0] - len(self.bias)))
-        return F.linear(x, self.weight, bias).unsqueeze(-2)
+        y = spread(x.flatten(0, 1), self.weight.unflatten(0, (self.groups, -1)))
+        y = y.view(self.groups, *x.shape[:2], 1, len(self.weight) // self.groups)
+        return y if self.bias is None else y + _of_groups(self.bias, self.groups, len(self.weight)).to(y.dtype)
+
+
+def _of_groups(bias: Tensor, groups: int, fields: int) -> Tensor:
+    """The biases of the first of the fields, and zeros, for ``(groups, B, N, P, fields // groups)``."""
+    return F.pad(bias, (0, fields - len(bias))).view(groups, 1, 1, 1, -1)

@@ -83,7 +83,7 @@ class SelfAttention(ExactBuffers):
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
-        y = self.project_out(y.permute(0, 3, 2, 1, 4).flatten(-2))
+        y = self.project_out(y.permute(1, 0, 3, 2, 4))
         return y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
@@ -105,7 +105,7 @@ class SelfAttention(ExactBuffers):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, M, P, N, C)``."""
         fields = self.project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
-        q, v, k = fields.unflatten(-1, (3, self.num_heads, -1)).permute(3, 0, 4, 2, 1, 5)
+        q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields.unflatten(0, (3, self.num_heads)))
         return q, k, v
 
     def _terms(self, positions: Positions) -> Terms:

@@ -509,8 +509,8 @@ class TestModule:
         maps = layer.attention_maps(x, places)
         _, _, v = layer.plain._project(x.tensor)
         # b m h n (query poses) (key poses) space, with the values b m p n c
-        heads = torch.einsum("bmhqjpk,bmpkc->bqhmc", maps.flatten(-2), v)
-        y = layer.plain.project_out(heads.flatten(-2)).transpose(1, 2).unflatten(2, (3, 2))
+        heads = torch.einsum("bmhqjpk,bmpkc->mbqhc", maps.flatten(-2), v)
+        y = layer.plain.project_out(heads).transpose(1, 2).unflatten(2, (3, 2))
         torch.testing.assert_close(y, layer(x).tensor)
 
     def test_attention_maps_turn_with_the_image(self):

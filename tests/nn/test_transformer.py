@@ -254,7 +254,7 @@ REGULAR = spaces.regular(C4, 2)
         ((REGULAR, REGULAR), {"hidden_fields": 1.5}, TypeError, "hidden_fields: got 1.5, needed an integer"),
         ((REGULAR, REGULAR), {"dropout": 1}, ValueError, r"dropout: got 1, needed a probability in \[0, 1\)"),
         ((REGULAR, REGULAR), {"attention_dropout": -0.1}, ValueError, "attention_dropout: got -0.1"),
-        ((REGULAR, REGULAR), {"encoding": "rotary"}, ValueError, "encoding: got 'rotary'"),
+        ((REGULAR, REGULAR), {"encoding": "spiral"}, ValueError, "encoding: got 'spiral'"),
         ((REGULAR, REGULAR), {"projection": "none"}, ValueError, "projection: got 'none'"),
         ((VECTORS, REGULAR), {"norm": "pre", "projection": "pointwise"}, ValueError, 'in_type: projection="pointwise"'),
     ],

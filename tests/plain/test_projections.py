@@ -46,12 +46,12 @@ def read(projection, size):
     """The matrix of a map to poses, rows in the order of escnn's channels."""
     with torch.no_grad():
         out = projection(torch.eye(size, dtype=torch.float64)[None]) - projection(torch.zeros(1, 1, size).double())
-        return out[0].permute(2, 1, 0).flatten(0, 1).numpy()
+        return out[0, 0].permute(2, 1, 0).flatten(0, 1).numpy()
 
 
 def written(projection, fields, order):
     """The matrix of a map from poses, columns in the order of escnn's channels."""
-    basis = torch.eye(fields * order, dtype=torch.float64).view(1, -1, fields, order).transpose(-1, -2)
+    basis = torch.eye(fields * order, dtype=torch.float64).view(1, -1, fields, order).transpose(-1, -2).unsqueeze(0)
     with torch.no_grad():
         return (projection(basis) - projection(torch.zeros_like(basis)))[0].T.numpy()
 
@@ -174,10 +174,10 @@ def test_biases_are_invariant(make, kind):
         with torch.no_grad():
             projection.bias.normal_()
     with torch.no_grad():
-        constant = reading(torch.zeros(1, 1, field_type.size).double())[0, 0]
+        constant = reading(torch.zeros(1, 1, field_type.size).double())[0, 0, 0]
         # One number a field, on every pose; the last field, the keys of an attention, has none.
         assert torch.equal(constant, torch.nn.functional.pad(reading.bias, (0, 1)).expand(order, 3))
-        vector = writing(torch.zeros(1, 1, order, 3).double())[0, 0].numpy()
+        vector = writing(torch.zeros(1, 1, 1, order, 3).double())[0, 0].numpy()
     assert np.abs(vector).max() > 0.01
     for g in gspace.fibergroup.elements:
         np.testing.assert_allclose(np.asarray(field_type.representation(g)) @ vector, vector, atol=1e-9)
@@ -214,7 +214,7 @@ def test_unit_variance_stays_unit_variance(name, kind):
         field_type = FieldType(gspace, 10 * [gspace.trivial_repr, gspace.regular_repr, gspace.fibergroup.irreps()[-1]])
     with torch.no_grad():
         poses = to_poses(field_type, 30, kind=kind)(torch.randn(1, 50, field_type.size).double())
-        features = from_poses(field_type, 30, kind=kind)(torch.randn(1, 50, order, 30).double())
+        features = from_poses(field_type, 30, kind=kind)(torch.randn(1, 1, 50, order, 30).double())
     assert poses.var().item() == pytest.approx(1, rel=0.2)
     assert features.var().item() == pytest.approx(1, rel=0.2)
 
@@ -224,7 +224,7 @@ def test_shapes_and_gradients():
     reading, writing = to_poses(field_type, 3, bias=2), from_poses(field_type, 3, bias=True)
     x = torch.randn(2, 5, field_type.size, dtype=torch.float64, requires_grad=True)
     poses = reading(x)
-    assert poses.shape == (2, 5, 6, 3)
+    assert poses.shape == (1, 2, 5, 6, 3)
     out = writing(poses)
     assert out.shape == x.shape
     out.square().sum().backward()
@@ -236,11 +236,28 @@ def test_shapes_and_gradients():
 def test_scalars_are_a_linear_layer():
     scalars = Scalars(4, 6, bias=3).double()
     x = torch.randn(2, 5, 4).double()
-    assert scalars(x).shape == (2, 5, 1, 6)
+    assert scalars(x).shape == (1, 2, 5, 1, 6)
     assert not scalars.bias.any()
     with torch.no_grad():
         scalars.bias.normal_()
     bias = torch.cat([scalars.bias, torch.zeros(3).double()])
-    torch.testing.assert_close(scalars(x)[:, :, 0], x @ scalars.weight.T + bias)
+    torch.testing.assert_close(scalars(x)[0, :, :, 0], x @ scalars.weight.T + bias)
     assert Scalars(4, 6).bias is None
     assert Scalars(400, 200)(torch.randn(1, 50, 400)).var().item() == pytest.approx(1, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["group", "pointwise"])
+@pytest.mark.parametrize("bias", [0, 4])
+def test_groups_are_the_fields_taken_apart(kind, bias):
+    gspace = gspaces.rot2dOnR2(3)
+    field_type, x = spaces.regular(gspace, 2), torch.randn(2, 5, 6).double()
+    whole = to_poses(field_type, 6, kind=kind, bias=bias)
+    apart = to_poses(field_type, 6, kind=kind, bias=bias, groups=3)
+    apart.load_state_dict(whole.state_dict())
+    torch.testing.assert_close(apart(x), whole(x).view(2, 5, 3, 3, 2).movedim(-2, 0))
+    back, back_apart = from_poses(field_type, 6, kind=kind), from_poses(field_type, 6, kind=kind, groups=3)
+    back_apart.load_state_dict(back.state_dict())
+    torch.testing.assert_close(back_apart(apart(x)), back(whole(x)))
+    scalars, scalars_apart = Scalars(6, 6, bias=4).double(), Scalars(6, 6, bias=4, groups=2).double()
+    scalars_apart.load_state_dict(scalars.state_dict())
+    torch.testing.assert_close(scalars_apart(x), scalars(x).view(2, 5, 1, 2, 3).movedim(-2, 0))

@@ -1,0 +1,74 @@
+"""Products of one matrix with those of many groups, a group's result in one stretch of memory.
+
+What works on one head at a time reads its queries, keys and values several times; interleaved with those of the other
+heads each number costs a cache line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["collect", "spread"]
+
+
+def spread(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` times the transposed weight of every group: ``(n, s)`` and ``(G, o, s)`` to ``(G, n, o)``."""
+    x, weight = _of_one_precision(x, weight)
+    return _Spread.apply(x, weight)
+
+
+def collect(y: Tensor, weight: Tensor) -> Tensor:
+    """The sum over the groups of ``y`` times the weight: ``(G, n, o)`` and ``(G, o, s)`` to ``(n, s)``."""
+    y, weight = _of_one_precision(y, weight)
+    return _Collect.apply(y, weight)
+
+
+def _of_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As matrix products under autocast have it; a function of its own is left alone by autocast."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return x.to(dtype), weight.to(dtype)
+
+
+def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:
+    return y.transpose(1, 2) @ x
+
+
+# Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
+# would make a gradient of x for every group before it adds them up.
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x.expand(len(weight), -1, -1), weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        return (
+            collect(grad, weight) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(grad, x) if ctx.needs_input_grad[1] else None,
+        )
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(y, weight)
+        out = y[0] @ weight[0]
+        for y_of_group, of_group in zip(y[1:], weight[1:], strict=True):
+            out.addmm_(y_of_group, of_group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        y, weight = ctx.saved_tensors
+        return (
+            spread(grad, weight) if ctx.needs_input_grad[0] else None,
+            _weight_gradient(y, grad) if ctx.needs_input_grad[1] else None,
+        )
