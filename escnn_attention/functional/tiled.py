@@ -27,7 +27,7 @@ from torch import Tensor
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.functional.tiles import Piece, Tiles, tile_counts, tiles_of
+from escnn_attention.functional.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = ["PIECE", "attention", "refuses"]
@@ -42,10 +42,12 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
     """Why this backend cannot serve a call."""
     if q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {q.device}"
-    if not isinstance(positions, Grid) or not positions.shape:
+    if not isinstance(positions, Grid):
         return "it needs a grid"
-    if positions.window.kernel_size is None:
-        return "it needs a window, and the attention is global"
+    if not positions.complete and not positions.shape:
+        return "there is no base space for a window"
+    if positions.complete and terms.spatial is not None:
+        return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
     return None
 
 
@@ -55,18 +57,21 @@ def attention(
     """See :func:`escnn_attention.functional.attention`."""
     assert isinstance(positions, Grid)
     window = positions.window
-    assert window.kernel_size is not None
-    terms = terms.explicit(positions)
+    cos = sin = readout = None
+    if not positions.complete:
+        terms = terms.explicit(positions)
+    elif terms.waves is not None:
+        readout = terms.waves.readout
+        cos, sin = terms.waves.phases(positions.coordinates.to(readout.dtype) * positions.scale)
     if query == "all" and q.shape[2] == 1:
         # One query for all output poses: there is nothing to sum.
         q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
     dtype, exact = v.dtype, working_precision(v.dtype)
-    q, k, v = (t.to(exact) for t in (q * (_LOG2E / math.sqrt(q.shape[-1])), k, v))
-    spatial, pose = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose))
+    q = q.to(exact) * (_LOG2E / math.sqrt(q.shape[-1]))
+    others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
     seed = torch.randint(2**62, (1,)) if dropout else None
-    shape = list(positions.shape)
-    grid = (shape, window.kernel_size, window.shape, window.dilation)
-    out, _ = _forward(q, k, v, spatial, pose, seed, terms.num_poses, *grid, query == "all", dropout)
+    options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
+    out, _ = _forward(q, *others, seed, *options, query == "all", dropout)
     return out.to(dtype)
 
 
@@ -85,23 +90,41 @@ class _Call:
         v: Tensor,
         spatial: Tensor | None,
         pose: Tensor | None,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        readout: Tensor | None,
         seed: Tensor | None,
         num_poses: int,
-        tiles: Tiles,
+        shape: list[int],
+        kernel_size: int,
+        window: WindowShape,
+        dilation: int,
         summed: bool,
         dropout: float,
     ):
         self.q, self.k, self.v, self.spatial, self.pose = q, k, v, spatial, pose
+        self.cos, self.sin, self.readout = cos, sin, readout
+        self.everything = kernel_size == 0
+        tiles = (
+            chunks_of(q.shape[3], q.shape[2] * k.shape[2] * q.shape[3], PIECE)
+            if self.everything
+            else tiles_of(tuple(shape), kernel_size, window, dilation, _tile_size(kernel_size))
+        )
         self.tiles, self.num_poses, self.summed, self.dropout = tiles, num_poses, summed, dropout
         self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
         self.key_poses = k.shape[2]
         self.num_queries, self.num_places = tiles.rows.shape
         self.rows, self.columns = self.query_poses * self.num_queries, self.key_poses * self.num_places
         self.num_frames = num_poses if summed else 1
-        # What is added to the scores of a row is a product with a table, of the offsets and then of the key poses.
-        self.num_tables = self.num_queries if summed else self.rows
+        # What is added to the scores of a row is a product with a table, of the offsets and then of the key poses. A
+        # table belongs to a frame, and in a window to a place of the tile.
+        self.num_tables = (1 if summed else num_poses) * (1 if self.everything else self.num_queries)
         self.table_size = self.num_places + (0 if pose is None else self.key_poses)
         self.width, self.value_width = _width(self.channels + 2), _width(self.channels + 1)
+        # Queries are followed by what waves make of them.
+        self.num_waves = 0 if cos is None else cos.shape[-1]
+        self.query_width = self.width + 2 * self.num_waves
+        self.has_terms = any(t is not None for t in (spatial, pose, cos)) or not self.everything
         self.masked = -1e30 if q.dtype == torch.float32 else -1e300
         self.seed = 0 if seed is None else int(seed)
         self.generator = torch.Generator()
@@ -135,28 +158,56 @@ class _Head:
 
     def __init__(self, call: _Call, number: int):
         self.call = call
-        rows, channels = call.tiles.rows, call.channels
-        table = call.q.new_zeros(call.num_poses, *rows.shape, call.width)
-        if call.spatial is not None:
-            table[..., :channels] = _of_head(call.spatial, number)[:, rows.clamp(min=0)]
-        table[..., channels] = call.masked * (rows < 0).to(table.dtype)
-        if call.pose is not None:
-            pose = _of_head(call.pose, number)[:, None].expand(-1, len(rows), -1, -1)
-            table = torch.cat([table, F.pad(pose, (0, call.width - channels))], dim=2)
+        rows, c, w = call.tiles.rows, call.channels, call.width
+
+        def pick(table: Tensor | None) -> Tensor | None:
+            return None if table is None else _of_head(table, number)
+
+        spatial, pose, self.cos, self.sin, self.readout = map(
+            pick, (call.spatial, call.pose, call.cos, call.sin, call.readout)
+        )
+        places = 1 if call.everything else call.num_queries
+        table = call.q.new_zeros(call.num_poses, places, call.table_size, call.query_width)
+        offsets, poses = table.split([call.num_places, call.table_size - call.num_places], dim=2)
+        if spatial is not None:
+            offsets[..., :c] = spatial[:, rows.clamp(min=0)]
+        if not call.everything:
+            offsets[..., c] = call.masked * (rows < 0).to(table.dtype)
+        if self.cos is not None:
+            assert self.sin is not None
+            assert self.readout is not None
+            offsets[:, 0, :, w:] = torch.cat([self.cos, self.sin], dim=-1)
+            self.grad_cos, self.grad_sin = torch.zeros_like(self.cos), torch.zeros_like(self.sin)
+            self.grad_readout = torch.zeros_like(self.readout)
+        if pose is not None:
+            poses[..., :c] = pose.unsqueeze(1)
         # For each frame ``(tables, offsets and poses, width)``.
         self.table = table if call.summed else table.flatten(0, 1).unsqueeze(0)
-        self.grad = torch.zeros_like(self.table)
+        self.grad = torch.zeros_like(self.table) if call.has_terms else self.table
 
-    def add_gradients(self, spatial: Tensor | None, pose: Tensor | None) -> None:
-        """Add the gradients of the terms ``(H, L, C)`` and ``(H, P, C)``, once all pieces are done."""
-        call = self.call
+    def add_gradients(
+        self,
+        spatial: Tensor | None,
+        pose: Tensor | None,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        readout: Tensor | None,
+    ) -> None:
+        """Add the gradients of the terms, in the shapes of a head, once all pieces are done."""
+        call, c = self.call, self.call.channels
         rows = call.tiles.rows.flatten()
-        grad = self.grad[..., : call.channels].reshape(call.num_poses, call.num_queries, -1, call.channels)
+        grad = self.grad.view(call.num_poses, -1, call.table_size, call.query_width)
+        offsets, poses = grad.split([call.num_places, call.table_size - call.num_places], dim=2)
         if spatial is not None:
-            offsets = grad[:, :, : call.num_places].flatten(1, 2)
-            spatial.index_add_(1, rows[rows >= 0], offsets[:, rows >= 0], alpha=1 / _LOG2E)
+            of_rows = offsets[..., :c].flatten(1, 2)
+            spatial.index_add_(1, rows[rows >= 0], of_rows[:, rows >= 0], alpha=1 / _LOG2E)
         if pose is not None:
-            pose.add_(grad[:, :, call.num_places :].sum(1), alpha=1 / _LOG2E)
+            pose.add_(poses[..., :c].sum(1), alpha=1 / _LOG2E)
+        if cos is not None and sin is not None and readout is not None:
+            of_cos, of_sin = offsets[:, 0, :, call.width :].chunk(2, dim=-1)
+            cos.add_(self.grad_cos.add_(of_cos), alpha=1 / _LOG2E)
+            sin.add_(self.grad_sin.add_(of_sin), alpha=1 / _LOG2E)
+            readout.add_(self.grad_readout, alpha=1 / _LOG2E)
 
 
 class _Images:
@@ -165,7 +216,7 @@ class _Images:
     def __init__(self, call: _Call, number: int, pieces: list[Piece], backward: bool):
         self.call, tiles = call, call.tiles
         outer, inner = tiles.padded(tiles.radius), tiles.padded(0)
-        self.q = call.q.new_zeros(number, call.query_poses, *inner, call.width)
+        self.q = call.q.new_zeros(number, call.query_poses, *inner, call.query_width)
         self.k_v = call.q.new_zeros(number, call.key_poses, *outer, call.width + call.value_width)
         k, v = self.k_v.split([call.width, call.value_width], dim=-1)
         self.inner_q, self.inner_k, self.inner_v = (
@@ -227,19 +278,20 @@ class _Piece:
 
         self.q_there, self.k_v_there = part(images.q, 0), part(images.k_v, tiles.radius)
         self.q_here, self.k_v_here = take("q", *self.q_there.shape), take("k v", *self.k_v_there.shape)
-        self.q = self.q_here.view(-1, call.rows, call.width)
+        self.all_q = self.q_here.view(-1, call.rows, call.query_width)
+        self.q = self.all_q[..., : call.width]
         t = len(self.q)
         self.k, self.v = self.k_v_here.view(t, call.columns, -1).split([call.width, call.value_width], dim=-1)
         self.k_turned, self.v_turned = self.k.transpose(1, 2), self.v.transpose(1, 2)
-        self.q_by_table = self.q.view(-1, call.num_tables, call.width).transpose(0, 1)
-        self.added = take("added", call.num_tables, t * call.rows // call.num_tables, call.table_size)
-        self.offset, self.pose = self.added.transpose(0, 1).split(
-            [call.num_places, call.table_size - call.num_places], dim=-1
-        )
+        self.q_by_table = self.by_table(self.all_q)
+        self.added = take("added", *self.q_by_table.shape[:2], call.table_size)
+        self.offset, self.pose = self.added.split([call.num_places, call.table_size - call.num_places], dim=-1)
         self.scores = take("scores", t, call.rows, call.columns)
         self.sums_there = [part(images.sums[:, i].unsqueeze(-1), 0) for i in range(call.num_frames)]
-        self.by_key_pose = (-1, call.num_tables, call.key_poses, call.num_places)
-        self.start = self.scores.view(self.by_key_pose)
+        self.start = self.by_key_pose(self.scores)
+        if call.num_waves:
+            self.stretch = piece[0].start * tiles.size, min((piece[0].start + 1) * tiles.size, tiles.shape[0])
+            self.wide = self.all_q[0].view(call.query_poses, call.num_queries, -1)[..., call.width :]
         if call.summed:
             self.summed = take("summed", t, call.num_poses * call.num_queries, call.columns)
             self.summed_by_frame = self.summed.view(t, call.num_poses, call.num_queries, call.columns).unbind(1)
@@ -251,8 +303,9 @@ class _Piece:
             return
         self.minus_sums = self.q[..., c + 1].view(self.sums_there[0].shape[:-1])
         self.grad = take("grad", *self.scores.shape)
-        self.grad_q = take("grad_q", *self.q.shape)
-        self.grad_q_by_table = self.grad_q.view(-1, call.num_tables, call.width).transpose(0, 1)
+        self.all_grad_q = take("grad_q", *self.all_q.shape)
+        self.grad_q = self.all_grad_q[..., : call.width]
+        self.grad_q_by_table = self.by_table(self.all_grad_q)
         self.grad_q_there = part(images.grad_q, 0)
         self.grad_k = take("grad_k", t, call.columns, call.width)
         self.grad_v = take("grad_v", t, call.columns, call.value_width)
@@ -266,18 +319,67 @@ class _Piece:
             self.grad_p = take("grad_p", *self.summed.shape)
             self.grad_p_by_frame = self.grad_p.view(t, call.num_poses, 1, call.num_queries, call.columns).unbind(1)
 
+    def by_table(self, rows: Tensor) -> Tensor:
+        """Rows ``(t, R, width)`` with those together that have one table, ``(tables, rows, width)``."""
+        number, width = self.call.num_tables, rows.shape[-1]
+        # Over everything a table is that of a query pose, in a window that of a place, which every tile has.
+        return rows.view(number, -1, width) if self.call.everything else rows.view(-1, number, width).transpose(0, 1)
+
+    def by_key_pose(self, scores: Tensor) -> Tensor:
+        """Scores ``(t, R, P · S)`` as ``(tables, rows, P, S)``."""
+        return self.by_table(scores).unflatten(-1, (self.call.key_poses, self.call.num_places))
+
     def gather(self) -> None:
         self.q_here.copy_(self.q_there)
         self.k_v_here.copy_(self.k_v_there)
 
     def score(self, head: _Head, frame: int) -> Tensor:
         """The scores in units of log 2."""
+        if not self.call.has_terms:
+            return torch.bmm(self.q, self.k_turned, out=self.scores)
+        if self.call.num_waves:
+            self.widen(head, frame)
         torch.bmm(self.q_by_table, head.table[frame].transpose(1, 2), out=self.added)
         if self.call.pose is None:
             self.start.copy_(self.offset.unsqueeze(2).expand_as(self.start))
         else:
             torch.add(self.offset.unsqueeze(2), self.pose.unsqueeze(3), out=self.start)
         return self.scores.baddbmm_(self.q, self.k_turned)
+
+    def widen(self, head: _Head, frame: int) -> None:
+        """Queries as waves see them: turned by the phase of their own position."""
+        a, b, cos, sin = self.waves(head, frame)
+        n = cos.shape[1]
+        torch.sub(a * cos, b * sin, out=self.wide[:, :n, : self.call.num_waves])
+        torch.add(a * sin, b * cos, out=self.wide[:, :n, self.call.num_waves :])
+
+    def waves(self, head: _Head, frame: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Amplitudes of the queries, ``(J, n, F)``, and cosine and sine at their positions, ``(J or 1, n, F)``."""
+        call, (start, stop) = self.call, self.stretch
+        assert head.readout is not None
+        assert head.cos is not None
+        assert head.sin is not None
+        queries = self.all_q[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
+        a, b = (queries @ head.readout).chunk(2, dim=-1)
+        frames = slice(frame, frame + 1) if call.summed else slice(None)
+        return a, b, head.cos[frames, start:stop], head.sin[frames, start:stop]
+
+    def widen_backward(self, head: _Head, frame: int, grad: Tensor) -> None:
+        """From the gradient of what waves made of the queries, ``(J, Q, 2F)``, to queries and waves."""
+        call, (start, stop) = self.call, self.stretch
+        assert head.readout is not None
+        a, b, cos, sin = self.waves(head, frame)
+        grad_a, grad_b = grad[:, : stop - start].chunk(2, dim=-1)
+        frames = slice(frame, frame + 1) if call.summed else slice(None)
+        for target, value in ((head.grad_cos, grad_a * a + grad_b * b), (head.grad_sin, grad_b * a - grad_a * b)):
+            target[frames, start:stop].add_(value.sum(0, keepdim=True) if call.summed else value)
+        amplitudes = torch.cat([grad_a * cos + grad_b * sin, grad_b * cos - grad_a * sin], dim=-1)
+
+        def rows(x: Tensor) -> Tensor:
+            return x[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
+
+        rows(self.all_grad_q).add_(amplitudes @ head.readout.T)
+        head.grad_readout.add_(rows(self.all_q).flatten(0, 1).T @ amplitudes.flatten(0, 1))
 
     def exponentials(self, head: _Head, frame: int) -> tuple[Tensor, Tensor]:
         """Numbers in proportion to the probabilities and their sums, of which the logarithms are noted."""
@@ -307,13 +409,17 @@ class _Piece:
         self.out_there.copy_(self.out_here)
 
     def backward(self, head: _Head, place: tuple[int, ...]) -> None:
+        call = self.call
         self.gather()
         self.out_here.copy_(self.out_there)  # The gradient of the output is where the output was.
-        self.grad_q.zero_()
+        self.all_grad_q.zero_()
         place = (*place, *self.place)
-        grad, p = self._backward_all(head, place) if self.call.summed else self._backward_own(head, place)
-        self.grad_q.baddbmm_(grad, self.k)
-        self.grad_q_there.copy_(self.grad_q.view(self.grad_q_there.shape))
+        grad, p = self._backward_all(head, place) if call.summed else self._backward_own(head, place)
+        if call.num_waves:
+            self.grad_q.add_(torch.bmm(grad, self.k))
+        else:
+            self.grad_q.baddbmm_(grad, self.k)
+        self.grad_q_there.copy_(self.all_grad_q.view(self.grad_q_there.shape))
         torch.bmm(grad.transpose(1, 2), self.q, out=self.grad_k)
         torch.bmm(p.transpose(1, 2), self.out, out=self.grad_v)
         for there, here in self.additions:
@@ -359,15 +465,18 @@ class _Piece:
     def _backward_terms(self, head: _Head, frame: int, grad: Tensor) -> None:
         """Add what the gradient of the scores means for the tables, and by them for the queries."""
         call, table = self.call, head.table[frame]
-        if call.spatial is None and call.pose is None:
+        if call.spatial is None and call.pose is None and call.cos is None:
             return
-        by_key_pose = grad.view(self.by_key_pose)
+        by_key_pose = self.by_key_pose(grad.view(self.scores.shape))
         # Slab by slab: a reduction of an axis that is not the last takes several times longer.
         _add_up(by_key_pose.unbind(2), self.offset)
         if call.pose is not None:
             self.pose.copy_(by_key_pose.sum(-1))
-        self.grad_q_by_table.add_(torch.bmm(self.added, table))
+        product = torch.bmm(self.added, table)
+        self.grad_q_by_table.add_(product)
         head.grad[frame].transpose(1, 2).add_(torch.bmm(self.q_by_table.transpose(1, 2), self.added))
+        if call.num_waves:
+            self.widen_backward(head, frame, product.view(call.query_poses, call.num_queries, -1)[..., call.width :])
 
 
 def _forward_pass(call: _Call) -> tuple[Tensor, Tensor]:
@@ -387,7 +496,9 @@ def _forward_pass(call: _Call) -> tuple[Tensor, Tensor]:
 def _backward_pass(call: _Call, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     """The gradients of queries, keys, values, offsets and poses."""
     grad_q, grad_k, grad_v = (_as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
-    spatial, pose = (None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose))
+    terms = [
+        None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose, call.cos, call.sin, call.readout)
+    ]
     radius = call.tiles.radius
     for number, some, images, head in call.work(backward=True):
         images.load(number, some)
@@ -398,8 +509,8 @@ def _backward_pass(call: _Call, grad: Tensor, out: Tensor, sums: Tensor) -> list
         images.store(grad_k[some, number], images.grad_k.div_(_LOG2E), radius)
         images.store(grad_v[some, number], images.grad_v, radius)
         if some.stop == call.num_images:
-            head.add_gradients(*(None if t is None else _of_head(t, number) for t in (spatial, pose)))
-    return [grad_q, grad_k, grad_v, spatial, pose]
+            head.add_gradients(*(None if t is None else _of_head(t, number) for t in terms))
+    return [grad_q, grad_k, grad_v, *terms]
 
 
 def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | None = None) -> None:
@@ -444,10 +555,6 @@ def _tile_size(kernel_size: int) -> int:
     return 1 if kernel_size == 1 else 2
 
 
-def _tiles_for(shape: list[int], kernel_size: int, window: WindowShape, dilation: int) -> Tiles:
-    return tiles_of(tuple(shape), kernel_size, window, dilation, _tile_size(kernel_size))
-
-
 # Operators, so that compilers take each pass as one node and do not follow its loops.
 
 
@@ -458,6 +565,9 @@ def _forward(
     v: Tensor,
     spatial: Tensor | None,
     pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
     seed: Tensor | None,
     num_poses: int,
     shape: list[int],
@@ -467,18 +577,19 @@ def _forward(
     summed: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    tiles = _tiles_for(shape, kernel_size, cast(WindowShape, window), dilation)
+    terms = (spatial, pose, cos, sin, readout)
+    grid = (shape, kernel_size, cast(WindowShape, window), dilation)
     reached = None
-    if not torch.isfinite(k.sum() + v.sum()):
+    if kernel_size and not torch.isfinite(k.sum() + v.sum()):
         # A value that is not finite spoils the queries that see it, and no others of its tile: whom an attention of
         # equal weights brings something from it.
         finite = torch.isfinite(k).all(-1, keepdim=True) & torch.isfinite(v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(2, keepdim=True).to(q.dtype)
         nothing = torch.zeros_like(spoilt)
-        even = _Call(nothing, nothing, spoilt, None, None, None, 1, tiles, False, 0.0)
+        even = _Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0)
         reached = _forward_pass(even)[0] > 0
         k, v = (torch.where(finite, t, 0.0) for t in (k, v))
-    out, sums = _forward_pass(_Call(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout))
+    out, sums = _forward_pass(_Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout))
     return out if reached is None else out.masked_fill(reached, torch.nan), sums
 
 
@@ -489,6 +600,9 @@ def _(
     v: Tensor,
     spatial: Tensor | None,
     pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
     seed: Tensor | None,
     num_poses: int,
     shape: list[int],
@@ -499,8 +613,11 @@ def _(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, query_poses, positions, channels = q.shape
-    size = _tile_size(kernel_size)
-    padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
+    if kernel_size:
+        size = _tile_size(kernel_size)
+        padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
+    else:
+        padded = chunks_of(positions, query_poses * k.shape[2] * positions, PIECE).padded(0)
     return (
         _as_projected(q, batch, heads, num_poses, positions, channels),
         q.new_empty(batch, heads, num_poses if summed else 1, query_poses, *padded),
@@ -517,6 +634,9 @@ def _backward(
     v: Tensor,
     spatial: Tensor | None,
     pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
     seed: Tensor | None,
     num_poses: int,
     shape: list[int],
@@ -526,8 +646,9 @@ def _backward(
     summed: bool,
     dropout: float,
 ) -> list[Tensor]:
-    tiles = _tiles_for(shape, kernel_size, cast(WindowShape, window), dilation)
-    call = _Call(q, k, v, spatial, pose, seed, num_poses, tiles, summed, dropout)
+    terms = (spatial, pose, cos, sin, readout)
+    grid = (shape, kernel_size, cast(WindowShape, window), dilation)
+    call = _Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout)
     return [t for t in _backward_pass(call, grad, out, sums) if t is not None]
 
 
@@ -541,16 +662,19 @@ def _(
     v: Tensor,
     spatial: Tensor | None,
     pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
     *_: object,
 ) -> list[Tensor]:
     return [
         *(_as_projected(t, *t.shape) for t in (q, k, v)),
-        *(torch.empty_like(t) for t in (spatial, pose) if t is not None),
+        *(torch.empty_like(t) for t in (spatial, pose, cos, sin, readout) if t is not None),
     ]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.options = inputs[:6], inputs[6:]
+    tensors, ctx.options = inputs[:9], inputs[9:]
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
@@ -558,11 +682,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     out, sums, *tensors = ctx.saved_tensors
     if grad is None:
-        return (None,) * 13
+        return (None,) * 16
     if torch.is_grad_enabled():
         return (*_differentiate_twice(grad, *tensors, *ctx.options), *[None] * 8)
     found = iter(_backward(grad, out, sums, *tensors, *ctx.options))
-    return (*(None if t is None else next(found) for t in tensors[:5]), *[None] * 8)
+    return (*(None if t is None else next(found) for t in tensors[:8]), *[None] * 8)
 
 
 def _differentiate_twice(
@@ -572,6 +696,9 @@ def _differentiate_twice(
     v: Tensor,
     spatial: Tensor | None,
     pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
     seed: Tensor | None,
     num_poses: int,
     shape: list[int],
@@ -581,16 +708,45 @@ def _differentiate_twice(
     summed: bool,
     dropout: float,
 ) -> list[Tensor | None]:
-    """Gradients that have gradients of their own, by a backend that autograd looks through."""
+    """Gradients that have gradients of their own, by operations that autograd looks through."""
     if dropout:
         raise RuntimeError("backend 'tiled' has no second derivatives with dropout; needed backend='blocked'")
-    grid = Grid(tuple(shape), Window(kernel_size, window, dilation))
     query: QueryMode = "all" if summed else "own"
-    leaves = [t for t in (q, k, v, spatial, pose) if t is not None and t.requires_grad]
     natural = q * (math.sqrt(q.shape[-1]) / _LOG2E)
-    out = blocked.attention(natural, k, v, grid, Terms(num_poses, spatial, pose), query=query)
+    inputs = (q, k, v, spatial, pose, cos, sin, readout)
+    if kernel_size:
+        grid = Grid(tuple(shape), Window(kernel_size, window, dilation))
+        out = blocked.attention(natural, k, v, grid, Terms(num_poses, spatial, pose), query=query)
+    else:
+        out = _everything_at_once(natural, k, v, pose, cos, sin, readout, num_poses, query)
+    leaves = [t for t in inputs if t is not None and t.requires_grad]
     grads = iter(torch.autograd.grad(out, leaves, grad, create_graph=True, allow_unused=True))
-    return [next(grads) if t is not None and t.requires_grad else None for t in (q, k, v, spatial, pose)]
+    return [next(grads) if t is not None and t.requires_grad else None for t in inputs]
+
+
+def _everything_at_once(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pose: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    readout: Tensor | None,
+    num_poses: int,
+    query: QueryMode,
+) -> Tensor:
+    """Global attention with all scores held."""
+    q = (q.unsqueeze(3) if query == "own" else q.unsqueeze(2)).expand(-1, -1, num_poses, -1, -1, -1)
+    score = torch.einsum("bmhjnc,bmpkc->bmhjnpk", q, k)
+    if pose is not None:
+        score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose).unsqueeze(-1)
+    if cos is not None and sin is not None and readout is not None:
+        a, b = (q @ readout[:, None, None]).chunk(2, dim=-1)
+        c, s = cos.unsqueeze(2), sin.unsqueeze(2)
+        wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
+        score = score + torch.einsum("bmhjnf,mhkf->bmhjnk", wide, waves).unsqueeze(-2)
+    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
+    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, v)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

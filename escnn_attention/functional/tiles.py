@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from escnn_attention.positions import Grid, Window, WindowShape
 
-__all__ = ["Piece", "Tiles", "tile_counts", "tiles_of"]
+__all__ = ["Chunks", "Piece", "Tiles", "chunks_of", "tile_counts", "tiles_of"]
 
 Piece = tuple[slice, ...]
 """Some of the tiles of an image: a range along every axis."""
@@ -69,7 +70,7 @@ class Tiles:
         pairs = []
         for corner in itertools.product(range(0, self.size + 2 * margin, self.size), repeat=len(self.shape)):
             places = tuple(slice(i, i + self.size) for i in corner)
-            block = (Ellipsis, *places, slice(None))
+            block: Any = (..., *places, slice(None))
             pairs.append((where[block], tiles[block]))
         return pairs
 
@@ -101,3 +102,50 @@ def tiles_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dila
     return Tiles(
         shape, tile_counts(shape, dilation, size), size, radius, dilation, grid.rows(queries[:, None], places.flatten())
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """Positions that all see each other, cut in stretches of queries: :class:`Tiles` whose halo is everything.
+
+    Attributes:
+        shape: the number of positions.
+        counts: the number of stretches.
+        size: the queries of a stretch.
+        radius: 1; with this margin, or any, a buffer holds the keys.
+        rows: ``(Q, S)``, of which only the shape means anything.
+    """
+
+    shape: tuple[int]
+    counts: tuple[int]
+    size: int
+    rows: Tensor
+    radius: int = 1
+
+    def padded(self, margin: int) -> list[int]:
+        return list(self.shape) if margin else [self.size * self.counts[0]]
+
+    def inner(self, buffer: Tensor, margin: int) -> Tensor:
+        return buffer[:, :, : self.shape[0]]
+
+    def view(self, buffer: Tensor, margin: int) -> Tensor:
+        """``(b, *counts, 1, P, places, width)``."""
+        if margin:
+            return buffer[:, None, None].expand(-1, *self.counts, -1, -1, -1, -1)
+        return buffer.unflatten(2, (*self.counts, self.size)).transpose(1, 2).unsqueeze(2)
+
+    def overlaps(self, buffer: Tensor, tiles: Tensor, piece: Piece, margin: int) -> list[tuple[Tensor, Tensor]]:
+        where = self.view(buffer, margin)[(slice(None), *piece)]
+        return [(where, tiles.view(where.shape))]
+
+    def pieces(self, images: int, scores: int, limit: int) -> tuple[list[slice], list[Piece]]:
+        """One stretch of one image each."""
+        return [slice(i, i + 1) for i in range(images)], [(slice(i, i + 1),) for i in range(self.counts[0])]
+
+
+def chunks_of(positions: int, scores: int, limit: int) -> Chunks:
+    """Stretches of at most ``limit`` scores, where one query has ``scores``, or of one query."""
+    number = math.ceil(positions / max(1, min(positions, limit // scores)))
+    size = math.ceil(positions / number)
+    rows = torch.zeros(1, 1, dtype=torch.long).expand(size, positions)
+    return Chunks((positions,), (math.ceil(positions / size),), size, rows)

@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import attention, tiled
 from escnn_attention.positions import Window
-from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients, refusal
+from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 
 
 @given(cases(), st.sampled_from([1, 300, 2**20]))
 def test_agrees_with_the_reference_in_pieces_of_any_size(arguments, piece):
-    reason = refusal("tiled", *arguments)
-    if reason is not None:
-        assert arguments[1].window.kernel_size is None or not arguments[1].shape
+    if refusal("tiled", *arguments) is not None:
+        assert arguments[1].complete or not arguments[1].shape
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiled, "PIECE", piece)
@@ -50,14 +49,25 @@ def test_scores_of_any_size(query):
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_gradients_numerically(query):
-    (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), {"spatial", "pose"}, heads=1, channels=1, batch=1)
+@pytest.mark.parametrize(
+    ("window", "kinds"),
+    [
+        (Window(3), {"spatial", "pose"}),
+        (Window(), {"waves", "pose"}),
+        (Window(), {"waves"}),
+        (Window(), {"pose"}),
+        (Window(), set()),
+    ],
+)
+def test_first_and_second_derivatives(query, window, kinds):
+    tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
 
-    def function(q, k, v, spatial, pose):
-        return attention(q, k, v, grid, type(terms)(2, spatial, pose), query=query, backend="tiled")
+    def function(q, k, v, *_):
+        return attention(q, k, v, grid, terms, query=query, backend="tiled")
 
-    assert torch.autograd.gradcheck(function, (q, k, v, terms.spatial, terms.pose))
-    assert torch.autograd.gradgradcheck(function, (q, k, v, terms.spatial, terms.pose))
+    inputs = tuple(leaves(tensors, terms))
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -100,5 +110,5 @@ def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
 
 def test_refuses_what_it_cannot_serve():
     tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"spatial"})
-    with pytest.raises(ValueError, match="backend: 'tiled' cannot serve this call: it needs a window"):
+    with pytest.raises(ValueError, match="backend: 'tiled' cannot serve this call: without a window it needs"):
         attention(*tensors, grid, terms, backend="tiled")
