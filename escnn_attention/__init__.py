@@ -24,6 +24,7 @@ if find_spec("escnn") is not None:
         RotaryEncoding,
         SeparableEncoding,
     )
+    from escnn_attention.functional import working_memory
     from escnn_attention.nn import (
         FieldLayerNorm,
         GroupSelfAttention,
@@ -60,4 +61,5 @@ __all__ = [
     "TransformerBlock",
     "assert_equivariant",
     "equivariance_report",
+    "working_memory",
 ]

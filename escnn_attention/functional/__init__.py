@@ -4,7 +4,9 @@ r"""Attention on plain tensors: no escnn, and no group but for index tables and 
 
 - :mod:`~escnn_attention.functional.reference`: the formula, written out.
 - :mod:`~escnn_attention.functional.blocked`: bounded pieces, on every device.
-- :mod:`~escnn_attention.functional.tiled`: windows on the CPU.
+- :mod:`~escnn_attention.functional.tiled`: windows on the CPU, and global attention with terms that factorise.
+- :mod:`~escnn_attention.functional.dense`: standard attention on widened vectors, by PyTorch's fused kernels.
+- :mod:`~escnn_attention.functional.flex`: windows, and tables of offsets, on CUDA.
 
 A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which says what it cannot serve.
 """
@@ -12,14 +14,16 @@ A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional import blocked, reference, tiled
+from escnn_attention.functional import blocked, dense, flex, reference, tiled
 from escnn_attention.functional.fold import fold
+from escnn_attention.functional.memory import explain_shortage, refuse_the_impossible, working_memory
 from escnn_attention.functional.reference import probabilities
 from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, Waves
 from escnn_attention.positions import Positions
@@ -33,7 +37,9 @@ __all__ = [
     "Waves",
     "attention",
     "check_backend",
+    "preference",
     "probabilities",
+    "working_memory",
 ]
 
 
@@ -62,10 +68,26 @@ BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.attention),
     "blocked": Backend(blocked.attention),
     "tiled": Backend(tiled.attention, tiled.refuses, contains=True),
+    "dense": Backend(dense.attention, dense.refuses),
+    "flex": Backend(flex.attention, flex.refuses),
 }
-"""The backends by name. ``"auto"`` takes the first of :data:`PREFERENCE` that can serve the call."""
+"""The backends by name. ``"auto"`` takes the first of :func:`preference` that can serve the call."""
 
-PREFERENCE = ("tiled", "blocked")
+_WORTH_COMPILING = 2048
+"""The number of queries of a head from which a kernel of its own, compiled for some seconds, pays."""
+
+
+def preference(q: Tensor, positions: Positions, terms: Terms) -> tuple[str, ...]:
+    """The backends from the fastest on, for queries of one device and size."""
+    if q.device.type == "cpu":
+        return ("tiled", "blocked")
+    if q.device.type != "cuda":
+        return ("blocked",)
+    if positions.complete:
+        return ("dense", "blocked")
+    if q.shape[2] * q.shape[3] < _WORTH_COMPILING:
+        return ("blocked",)
+    return ("flex", "dense", "blocked")
 
 
 def check_backend(backend: str) -> str:
@@ -108,18 +130,25 @@ def attention(
 
     Raises:
         ValueError: an unknown backend, or one that cannot serve this call (it says why).
+        MemoryError, torch.OutOfMemoryError: an allocation failed, on the CPU or on CUDA; it says what would fit.
     """
     check_backend(backend)
-    if backend == "reference":
-        return reference.attention(q, *(k, v) if positions.complete else _contain(k, v), positions, terms, query=query, keys=keys, dropout=dropout)
-    (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
-    if backend == "auto":
-        backend = next(b for b in PREFERENCE if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
-    elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
-        raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
+    if backend != "reference":
+        (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
+        if backend == "auto":
+            fastest = preference(q, positions, terms)
+            backend = next(b for b in fastest if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
+        elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
+            raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
     if not (positions.complete or BACKENDS[backend].contains):
         k, v = _contain(k, v)
-    return unfold(BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout))
+    # Compilers do not look into what explains an error.
+    explained = nullcontext() if torch.compiler.is_compiling() else explain_shortage(q, k, terms, query, backend)
+    with explained:
+        if backend == "reference":
+            refuse_the_impossible(q, k, terms, query)
+            return reference.attention(q, k, v, positions, terms, query=query, keys=keys, dropout=dropout)
+        return unfold(BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout))
 
 
 def _contain(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

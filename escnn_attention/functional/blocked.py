@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Blocks, Positions
 
@@ -33,15 +34,16 @@ def attention(
     terms = terms.explicit(positions)
     num_heads, num_positions = q.shape[1], q.shape[3]
     key_poses = k.shape[2]
+    limit = pieces_of(PIECE, q, copies=4)
     # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
     # of all keys, or the products with all rows of the table of offsets, are held.
     pairs = terms.num_poses * (1 if query == "own" else q.shape[2])
     rows = 0 if terms.spatial is None else len(positions.offsets)
-    blocks = positions.blocks(max(1, PIECE // (pairs * max(num_positions * key_poses, rows))))
+    blocks = positions.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
     num_blocks, block_size = blocks.queries.shape
     scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
-    images = max(1, PIECE // (scores * num_blocks))
-    stretch = min(num_blocks, max(1, PIECE // scores))
+    images = max(1, limit // (scores * num_blocks))
+    stretch = min(num_blocks, max(1, limit // scores))
 
     # Channels last and heads first, so that a piece is a contiguous stretch; queries in the order of the blocks.
     order = blocks.queries.flatten()

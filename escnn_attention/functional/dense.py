@@ -13,18 +13,20 @@ There are no second derivatives: the fused kernels have none and raise an error.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from escnn_attention.functional.terms import QueryMode, Terms
-from escnn_attention.functional.widen import MAX_CLASSES, differ, num_classes, of_poses, widen, width
+from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.terms import QueryMode, Terms, Waves
+from escnn_attention.functional.widen import MAX_CLASSES, join, merge, num_classes, widen, width
 from escnn_attention.positions import Positions
 
 __all__ = ["PIECE", "attention", "refuses"]
@@ -55,49 +57,35 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
 ) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    num_poses = terms.num_poses
-    mode: QueryMode = query
-    if not differ(terms, k.shape[2]):
-        # Output poses that see the same are one, with the queries of all poses side by side.
-        terms, mode = Terms(1), "all"
-    tiles = None if num_classes(positions) is None else _Tiles.of(positions)
-    reached = None
-    if tiles is not None:
+    num_poses, channels = terms.num_poses, q.shape[-1]
+    terms, mode = merge(terms, query, k.shape[2])
+    tiles, reached = None, None
+    if num_classes(positions) is not None:
+        tiles = _Tiles.of(positions)
         k, reached = tiles.contain(k)
 
     def piece(images: slice, poses: slice) -> Tensor:
         own = q[images, :, poses] if mode == "own" else q[images]
-        wide = widen(own, k[images], positions, of_poses(terms, poses), mode)
-        return _attend(*wide, v[images], tiles, 1 / math.sqrt(q.shape[-1]), dropout)
+        wide = widen(own, k[images], positions, _of_poses(terms, poses), mode)
+        return _attend(*wide, v[images], tiles, 1 / math.sqrt(channels), dropout)
 
-    # What one output pose of one image takes, of queries and of keys.
+    # The vectors that one output pose of one image takes: of queries and of keys.
     places = (q.shape[3], k.shape[3]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
-    tokens = (q.shape[2] if mode == "all" else 1) * places[0] + k.shape[2] * places[1]
-    fit = max(1, PIECE // (tokens * q.shape[1] * width(q.shape[-1], positions, terms)))
-    poses = min(fit, terms.num_poses)
-    images = min(max(1, fit // terms.num_poses), len(q))
-    if torch.is_grad_enabled() and (poses < terms.num_poses or images < len(q)):
-        piece = functools.partial(
-            checkpoint, piece, use_reentrant=False, preserve_rng_state=dropout > 0, context_fn=_keep_outputs
-        )
-    out = torch.cat(
-        [
-            torch.cat([piece(i, p) for p in _slices(terms.num_poses, poses)], dim=2)
-            for i in _slices(len(q), images)
-        ]
-    )
-    # B, M, H or 1, J or 1, N, C.
-    out = out.squeeze(2) if mode != query else out.sum(3).expand(-1, -1, num_poses, -1, -1)
+    vectors = q.shape[1] * ((q.shape[2] if mode == "all" else 1) * places[0] + k.shape[2] * places[1])
+    fit = pieces_of(PIECE, q, copies=1) // (vectors * width(channels, positions, terms))
+    out = join(_in_pieces(piece, len(q), terms.num_poses, fit, dropout), query, mode, num_poses)
     return out if reached is None else out.masked_fill(reached[:, :, None, :, None], torch.nan)
 
 
-def _slices(total: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+def _of_poses(terms: Terms, poses: slice) -> Terms:
+    """The terms of some of the output poses."""
 
+    def pick(table: Tensor | None) -> Tensor | None:
+        return None if table is None else table[:, poses]
 
-def _keep_outputs() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """What is computed again in the backward pass: everything but the attention itself."""
-    return create_selective_checkpoint_contexts(_KERNELS)
+    waves = terms.waves and Waves(terms.waves.frequencies[:, poses], terms.waves.readout)
+    num_poses = len(range(terms.num_poses)[poses])
+    return replace(terms, num_poses=num_poses, spatial=pick(terms.spatial), pose=pick(terms.pose), waves=waves)
 
 
 _KERNELS = [
@@ -112,45 +100,66 @@ _KERNELS = [
 ]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float, dropout: float) -> Tensor:
-    """Attention of ``q`` (B, M, H or 1, J, N, E), ``k`` (B, M, H or 1, P, N, E), ``v`` (B, M, P, N, C).
+def _keep_outputs() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """What is not computed again in the backward pass: the attention itself."""
+    return create_selective_checkpoint_contexts(_KERNELS)
 
-    It gives ``(B, M, H, J, N, C)``.
+
+def _in_pieces(function: Callable[[slice, slice], Tensor], images: int, poses: int, fit: int, dropout: float) -> Tensor:
+    """``function`` of some images and some output poses, the axes 0 and 2 of its result, for all of them.
+
+    A piece is at most ``fit`` pairs of an image and a pose. If there are several, queries and keys are widened again in
+    the backward pass.
     """
-    batch, num_heads = q.shape[:2]
-    num_poses = max(q.shape[2], k.shape[2])
-    query_poses, channels = q.shape[3], v.shape[-1]
+    poses_at_once = max(1, min(fit, poses))
+    images_at_once = max(1, min(fit // poses, images))
+    if torch.is_grad_enabled() and (images_at_once < images or poses_at_once < poses):
+        function = partial(
+            checkpoint, function, use_reentrant=False, preserve_rng_state=dropout > 0, context_fn=_keep_outputs
+        )
+    rows = []
+    for some in _slices(images, images_at_once):
+        rows.append(torch.cat([function(some, these) for these in _slices(poses, poses_at_once)], dim=2))
+    return torch.cat(rows)
+
+
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, max(1, total), size)]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float, dropout: float) -> Tensor:
+    """From q ``(B, M, H or 1, J, N, E)``, k ``(B, M, H or 1, P, N, E)``, v ``(B, M, P, N, C)`` to one of every J."""
+    poses, query_poses, channels = max(q.shape[2], k.shape[2]), q.shape[3], v.shape[-1]
     of_keys, of_values = _widths(q, channels)
-
-    def arrange(x: Tensor, index: Tensor | None, width: int) -> Tensor:
-        """(B, M, H or 1, P, N, C) as (B·M, H·T, P·n, width): the n positions of all poses in each of T tiles."""
-        x = F.pad(x, (0, width - x.shape[-1]))
-        x = x.unsqueeze(4) if index is None else x.index_select(4, index.clamp(min=0).flatten()).unflatten(4, index.shape)
-        x = x.transpose(3, 4).flatten(4, 5)
-        return x.expand(-1, -1, num_poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
-
-    queries, keys, mask = (None, None, None) if tiles is None else (tiles.queries, tiles.keys, tiles.seen)
-    if mask is not None:
-        mask = mask.repeat(num_poses, query_poses, k.shape[3])[None]
+    queries, keys, mask = None, None, None
+    if tiles is not None:
+        queries, keys, mask = tiles.queries, tiles.keys, tiles.seen.repeat(poses, query_poses, k.shape[3])[None]
     out = F.scaled_dot_product_attention(
-        arrange(q, queries, of_keys),
-        arrange(k, keys, of_keys),
-        arrange(v.unsqueeze(2), keys, of_values),
+        _arrange(q, queries, poses, of_keys),
+        _arrange(k, keys, poses, of_keys),
+        _arrange(v.unsqueeze(2), keys, poses, of_values),
         attn_mask=mask,
         dropout_p=dropout,
         scale=scale,
     )
-    out = out[..., :channels].unflatten(0, (batch, num_heads)).unflatten(2, (num_poses, -1))
-    out = out.unflatten(4, (query_poses, -1)).transpose(3, 4)  # B, M, H, J, T, n, C
-    out = out.flatten(4, 5)
+    out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (query_poses, -1))
+    out = out.transpose(3, 4).flatten(4, 5)  # B, M, H, J, T·Q, C
     return out if tiles is None else out.index_select(4, tiles.place)
 
 
-def _widths(q: Tensor, channels: int) -> tuple[int, int]:
-    """The numbers of channels of queries and of values for which the device has fast kernels.
+def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
+    """From ``(B, M, H or 1, P, N, C)`` to ``(B·M, H·T, P·n, width)``, the n positions of T tiles in all P poses."""
+    x = F.pad(x, (0, width - x.shape[-1]))
+    x = x.unsqueeze(4) if index is None else x.index_select(4, index.flatten()).unflatten(4, index.shape)
+    x = x.transpose(3, 4).flatten(4, 5)
+    return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
 
-    On CPU they have to agree, and multiples of 16 are up to twice as fast as others. On CUDA multiples of 8 are
-    aligned for all kernels. Those for half precision want them to agree; that for float32 does not.
+
+def _widths(q: Tensor, channels: int) -> tuple[int, int]:
+    """To how many channels queries and values are padded with zeros, for the kernels of the device.
+
+    On CPU both must have the same number, and multiples of 16 are up to twice as fast as others. On CUDA multiples of
+    8 are aligned; the kernels for half precision want the same number of both, that for float32 does not.
     """
     step = 16 if q.device.type == "cpu" else 8
     of_keys, of_values = (-(-n // step) * step for n in (q.shape[-1], channels))
@@ -162,9 +171,10 @@ class _Tiles:
     """A windowed grid in tiles of queries with their halos of keys.
 
     Attributes:
-        queries: ``(T, Q)``; the positions of the queries of each tile, -1 fills up.
-        keys: ``(T, S)``; the positions of its keys, -1 fills up.
-        seen: ``(T, Q, S)``; which query sees which key. What fills up sees everything, so that it has a softmax.
+        queries: ``(T, Q)``; the positions of the queries of each tile, filled up with any.
+        keys: ``(T, S)``; the positions of its keys, likewise.
+        seen: ``(T, Q, S)``; which query sees which key. What fills up is not seen, and sees everything: without any key
+            there is no softmax.
         place: ``(N,)``; where among the queries of all tiles each position stands.
     """
 
@@ -177,7 +187,8 @@ class _Tiles:
     def of(cls, positions: Positions) -> _Tiles:
         blocks = positions.blocks(1)
         seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0)[:, None]
-        return cls(blocks.queries, blocks.keys, seen | (blocks.queries < 0)[:, :, None], blocks.place)
+        seen = seen | (blocks.queries < 0)[:, :, None]
+        return cls(blocks.queries.clamp(min=0), blocks.keys.clamp(min=0), seen, blocks.place)
 
     def contain(self, k: Tensor) -> tuple[Tensor, Tensor]:
         """Keys with zeros for those that are not finite, and ``(B, M, N)``, which queries see one of these.
@@ -186,5 +197,5 @@ class _Tiles:
         """
         finite = torch.isfinite(k)
         bad = ~finite.all(-1).all(2)
-        reached = (bad[:, :, self.keys.clamp(min=0)].unsqueeze(3) & self.seen).any(-1)
+        reached = (bad[:, :, self.keys].unsqueeze(3) & self.seen).any(-1)
         return torch.where(finite, k, 0.0), reached.flatten(2)[:, :, self.place]

@@ -67,7 +67,7 @@ def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -
         return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
 
     pose = terms.pose
-    if pose is not None and not terms.absolute:
+    if pose is not None and not terms.absolute and terms.rotary is None:
         pose = None  # The keys of a query have one pose, whose term is the same for all of them and drops out.
     elif pose is not None:
         pose = pose.expand(heads, -1, -1, -1)

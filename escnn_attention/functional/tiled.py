@@ -12,7 +12,9 @@ saves a pass over them:
 - The function of the offset is a product of the queries at one place of a tile with the offsets to its halo; the scores
   of all key poses start from it, and the query poses of a place share it.
 - With ``query="all"`` the probabilities are summed over the query poses before they meet the values, and the gradients
-  of the scores over the output poses before they meet the keys.
+  of the scores over the output poses before they meet the keys. The exponentials of the content are shared by all
+  output poses, and multiplied with those of their terms, where queries and keys are short enough for neither to
+  overflow.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional import blocked
+from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.functional.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
+from escnn_attention.functional.tiles import Piece, chunks_of, tile_counts, tiles_of
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = ["PIECE", "attention", "refuses"]
 
-PIECE = 2**19
-"""The number of scores that are worked on at once. 2 MB in float32, two to five times over."""
+PIECE = 2**20
+"""The number of scores that are worked on at once. 4 MB in float32, two to seven times over."""
 
 _LOG2E = math.log2(math.e)
 
@@ -71,7 +73,8 @@ def attention(
     others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
     seed = torch.randint(2**62, (1,)) if dropout else None
     options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
-    out, _ = _forward(q, *others, seed, *options, query == "all", dropout)
+    piece = pieces_of(PIECE, q, copies=7)
+    out, _ = _forward(q, *others, seed, *options, query == "all", dropout, piece)
     return out.to(dtype)
 
 
@@ -101,12 +104,13 @@ class _Call:
         dilation: int,
         summed: bool,
         dropout: float,
+        piece: int,
     ):
         self.q, self.k, self.v, self.spatial, self.pose = q, k, v, spatial, pose
         self.cos, self.sin, self.readout = cos, sin, readout
-        self.everything = kernel_size == 0
+        self.everything, self.limit = kernel_size == 0, piece
         tiles = (
-            chunks_of(q.shape[3], q.shape[2] * k.shape[2] * q.shape[3], PIECE)
+            chunks_of(q.shape[3], q.shape[2] * k.shape[2] * q.shape[3], piece)
             if self.everything
             else tiles_of(tuple(shape), kernel_size, window, dilation, _tile_size(kernel_size))
         )
@@ -132,7 +136,7 @@ class _Call:
 
     def work(self, backward: bool) -> Iterator[tuple[int, slice, _Images, _Head]]:
         """The heads and, for each, the images that are worked on together."""
-        images, pieces = self.tiles.pieces(self.num_images, self.rows * self.columns, PIECE)
+        images, pieces = self.tiles.pieces(self.num_images, self.rows * self.columns, self.limit)
         places = {n: _Images(self, n, pieces, backward) for n in {i.stop - i.start for i in images}}
         for number in range(self.num_heads):
             head = _Head(self, number)
@@ -157,7 +161,7 @@ class _Head:
     """What the function of the offset and the poses add to the scores of one head, as tables, and their gradients."""
 
     def __init__(self, call: _Call, number: int):
-        self.call = call
+        self.call, self.number = call, number
         rows, c, w = call.tiles.rows, call.channels, call.width
 
         def pick(table: Tensor | None) -> Tensor | None:
@@ -183,7 +187,11 @@ class _Head:
             poses[..., :c] = pose.unsqueeze(1)
         # For each frame ``(tables, offsets and poses, width)``.
         self.table = table if call.summed else table.flatten(0, 1).unsqueeze(0)
-        self.grad = torch.zeros_like(self.table) if call.has_terms else self.table
+        self.grad = torch.zeros_like(self.table.transpose(2, 3), memory_format=torch.contiguous_format)
+        # No score of a query is longer than it times this; a sum of waves is largest where they all agree.
+        self.longest = sum(float(_longest(t)) for t in (spatial, pose) if t is not None)
+        if self.readout is not None:
+            self.longest += math.sqrt(call.num_waves) * float(torch.linalg.vector_norm(self.readout))
 
     def add_gradients(
         self,
@@ -196,7 +204,7 @@ class _Head:
         """Add the gradients of the terms, in the shapes of a head, once all pieces are done."""
         call, c = self.call, self.call.channels
         rows = call.tiles.rows.flatten()
-        grad = self.grad.view(call.num_poses, -1, call.table_size, call.query_width)
+        grad = self.grad.view(call.num_poses, -1, call.query_width, call.table_size).transpose(2, 3)
         offsets, poses = grad.split([call.num_places, call.table_size - call.num_places], dim=2)
         if spatial is not None:
             of_rows = offsets[..., :c].flatten(1, 2)
@@ -235,11 +243,15 @@ class _Images:
             self.grad_k, self.grad_v = (call.q.new_empty(*t.shape) for t in (k, v))
         self.pieces = [_Piece(self, piece, backward) for piece in pieces]
 
-    def load(self, head: int, images: slice) -> None:
+    def load(self, head: _Head, images: slice) -> None:
         """Queries, keys and values. What is not on the grid, and the constants, are there from the last time."""
         call = self.call
         for x, inner in ((call.q, self.inner_q), (call.k, self.inner_k), (call.v, self.inner_v)):
-            inner[..., : call.channels] = x[images, head].unflatten(2, call.tiles.shape)
+            inner[..., : call.channels] = x[images, head.number].unflatten(2, call.tiles.shape)
+        self.factorised = False
+        if call.summed:
+            queries, keys = (float(_longest(t[..., : call.channels])) for t in (self.inner_q, self.inner_k))
+            self.factorised = queries * (keys + head.longest) < (100 if call.q.dtype == torch.float32 else 800)
 
     def load_gradient(self, grad: Tensor, out: Tensor, sums: Tensor) -> None:
         """The gradient of the output, in its place."""
@@ -271,7 +283,7 @@ class _Piece:
     def __init__(self, images: _Images, piece: Piece, backward: bool):
         self.call = call = images.call
         tiles, c, take = call.tiles, call.channels, call.take
-        self.place = tuple(s.start for s in piece)
+        self.images, self.place = images, tuple(s.start for s in piece)
 
         def part(buffer: Tensor, margin: int) -> Tensor:
             return tiles.view(buffer, margin)[(slice(None), *piece)]
@@ -296,6 +308,8 @@ class _Piece:
             self.summed = take("summed", t, call.num_poses * call.num_queries, call.columns)
             self.summed_by_frame = self.summed.view(t, call.num_poses, call.num_queries, call.columns).unbind(1)
             self.scores_by_pose = self.scores.view(t, call.query_poses, call.num_queries, call.columns)
+            self.content = take("content", *self.scores.shape)
+            self.content_by_table = self.by_key_pose(self.content)
         self.out = take("out", t, call.num_poses * call.num_queries, call.value_width)
         self.out_there = part(images.out, 0)
         self.out_here = self.out.view(self.out_there.shape)
@@ -332,6 +346,8 @@ class _Piece:
     def gather(self) -> None:
         self.q_here.copy_(self.q_there)
         self.k_v_here.copy_(self.k_v_there)
+        if self.images.factorised:
+            torch.bmm(self.q, self.k_turned, out=self.content).exp2_()
 
     def score(self, head: _Head, frame: int) -> Tensor:
         """The scores in units of log 2."""
@@ -345,6 +361,23 @@ class _Piece:
         else:
             torch.add(self.offset.unsqueeze(2), self.pose.unsqueeze(3), out=self.start)
         return self.scores.baddbmm_(self.q, self.k_turned)
+
+    def product(self, head: _Head, frame: int, logarithm: Tensor | None = None) -> Tensor:
+        """The exponentials as products of those of the content, which all frames share, and of the terms.
+
+        With the logarithms of their sums ``(t, R, 1)`` they are probabilities.
+        """
+        if self.call.num_waves:
+            self.widen(head, frame)
+        torch.bmm(self.q_by_table, head.table[frame].transpose(1, 2), out=self.added)
+        if logarithm is not None:
+            smaller = self.offset if self.call.pose is None else self.pose
+            smaller.sub_(self.by_table(logarithm))
+        self.added.exp2_()
+        torch.mul(self.content_by_table, self.offset.unsqueeze(2), out=self.start)
+        if self.call.pose is not None:
+            self.start.mul_(self.pose.unsqueeze(3))
+        return self.scores
 
     def widen(self, head: _Head, frame: int) -> None:
         """Queries as waves see them: turned by the phase of their own position."""
@@ -383,7 +416,7 @@ class _Piece:
 
     def exponentials(self, head: _Head, frame: int) -> tuple[Tensor, Tensor]:
         """Numbers in proportion to the probabilities and their sums, of which the logarithms are noted."""
-        p = self.score(head, frame).exp2_()
+        p = self.product(head, frame) if self.images.factorised else self.score(head, frame).exp2_()
         total = p.sum(-1, keepdim=True)
         logarithm = total.log2()
         if not _moderate(logarithm):
@@ -446,8 +479,12 @@ class _Piece:
         call, p = self.call, self.scores_by_pose
         torch.bmm(self.out, self.v_turned, out=self.grad_p)
         for frame in range(call.num_frames):
-            torch.neg(self.sums_there[frame].squeeze(-1), out=self.minus_sums)
-            self.score(head, frame).exp2_()
+            logarithm = self.sums_there[frame]
+            if self.images.factorised:
+                self.product(head, frame, logarithm.reshape(len(p), -1, 1))
+            else:
+                torch.neg(logarithm.squeeze(-1), out=self.minus_sums)
+                self.score(head, frame).exp2_()
             grad = (self.grad if frame else self.total).view(p.shape)
             torch.mul(p, self.grad_p_by_frame[frame], out=grad)
             kept = p
@@ -474,7 +511,7 @@ class _Piece:
             self.pose.copy_(by_key_pose.sum(-1))
         product = torch.bmm(self.added, table)
         self.grad_q_by_table.add_(product)
-        head.grad[frame].transpose(1, 2).add_(torch.bmm(self.q_by_table.transpose(1, 2), self.added))
+        head.grad[frame].baddbmm_(self.q_by_table.transpose(1, 2), self.added)
         if call.num_waves:
             self.widen_backward(head, frame, product.view(call.query_poses, call.num_queries, -1)[..., call.width :])
 
@@ -485,7 +522,7 @@ def _forward_pass(call: _Call) -> tuple[Tensor, Tensor]:
     out = _as_projected(call.q, batch, heads, call.num_poses, positions, channels)
     sums = call.q.new_empty(batch, heads, call.num_frames, call.query_poses, *call.tiles.padded(0))
     for number, some, images, head in call.work(backward=False):
-        images.load(number, some)
+        images.load(head, some)
         for piece in images.pieces:
             piece.forward(head, (number, some.start))
         images.store_output(out[some, number])
@@ -501,7 +538,7 @@ def _backward_pass(call: _Call, grad: Tensor, out: Tensor, sums: Tensor) -> list
     ]
     radius = call.tiles.radius
     for number, some, images, head in call.work(backward=True):
-        images.load(number, some)
+        images.load(head, some)
         images.load_gradient(grad[some, number], out[some, number], sums[some, number])
         for piece in images.pieces:
             piece.backward(head, (number, some.start))
@@ -530,6 +567,10 @@ def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | No
 def _of_head(table: Tensor, head: int) -> Tensor:
     """The table of a head, among those of all or one that all share."""
     return table[head if len(table) > 1 else 0]
+
+
+def _longest(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=-1).amax() if vectors.numel() else vectors.new_zeros(())
 
 
 def _as_projected(like: Tensor, *shape: int) -> Tensor:
@@ -576,6 +617,7 @@ def _forward(
     dilation: int,
     summed: bool,
     dropout: float,
+    piece: int,
 ) -> tuple[Tensor, Tensor]:
     terms = (spatial, pose, cos, sin, readout)
     grid = (shape, kernel_size, cast(WindowShape, window), dilation)
@@ -586,10 +628,10 @@ def _forward(
         finite = torch.isfinite(k).all(-1, keepdim=True) & torch.isfinite(v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(2, keepdim=True).to(q.dtype)
         nothing = torch.zeros_like(spoilt)
-        even = _Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0)
+        even = _Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0, piece)
         reached = _forward_pass(even)[0] > 0
         k, v = (torch.where(finite, t, 0.0) for t in (k, v))
-    out, sums = _forward_pass(_Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout))
+    out, sums = _forward_pass(_Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece))
     return out if reached is None else out.masked_fill(reached, torch.nan), sums
 
 
@@ -611,13 +653,14 @@ def _(
     dilation: int,
     summed: bool,
     dropout: float,
+    piece: int,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, query_poses, positions, channels = q.shape
     if kernel_size:
         size = _tile_size(kernel_size)
         padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
     else:
-        padded = chunks_of(positions, query_poses * k.shape[2] * positions, PIECE).padded(0)
+        padded = chunks_of(positions, query_poses * k.shape[2] * positions, piece).padded(0)
     return (
         _as_projected(q, batch, heads, num_poses, positions, channels),
         q.new_empty(batch, heads, num_poses if summed else 1, query_poses, *padded),
@@ -645,10 +688,11 @@ def _backward(
     dilation: int,
     summed: bool,
     dropout: float,
+    piece: int,
 ) -> list[Tensor]:
     terms = (spatial, pose, cos, sin, readout)
     grid = (shape, kernel_size, cast(WindowShape, window), dilation)
-    call = _Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout)
+    call = _Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece)
     return [t for t in _backward_pass(call, grad, out, sums) if t is not None]
 
 
@@ -682,11 +726,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     out, sums, *tensors = ctx.saved_tensors
     if grad is None:
-        return (None,) * 16
+        return (None,) * 17
     if torch.is_grad_enabled():
-        return (*_differentiate_twice(grad, *tensors, *ctx.options), *[None] * 8)
+        return (*_differentiate_twice(grad, *tensors, *ctx.options), *[None] * 9)
     found = iter(_backward(grad, out, sums, *tensors, *ctx.options))
-    return (*(None if t is None else next(found) for t in tensors[:8]), *[None] * 8)
+    return (*(None if t is None else next(found) for t in tensors[:8]), *[None] * 9)
 
 
 def _differentiate_twice(
@@ -707,6 +751,7 @@ def _differentiate_twice(
     dilation: int,
     summed: bool,
     dropout: float,
+    piece: int,
 ) -> list[Tensor | None]:
     """Gradients that have gradients of their own, by operations that autograd looks through."""
     if dropout:

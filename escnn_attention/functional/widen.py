@@ -20,36 +20,36 @@ query knows and something that the key knows:
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.terms import QueryMode, Terms, Waves, working_precision
+from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
-__all__ = ["MAX_CLASSES", "differ", "neighbours", "num_classes", "of_poses", "widen", "width"]
+__all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 
 MAX_CLASSES = 256
 """The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
 
 
-def differ(terms: Terms, key_poses: int) -> bool:
-    """Whether the output poses see anything different: whether any term of the score does not drop out."""
-    # With a single key pose all keys of a query have the same pose term, and the softmax does not see it.
-    return terms.spatial is not None or terms.waves is not None or (terms.pose is not None and key_poses > 1)
+def merge(terms: Terms, query: QueryMode, key_poses: int) -> tuple[Terms, QueryMode]:
+    """The terms and the mode to compute: where all output poses see the same, they are one.
+
+    It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
+    """
+    # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
+    if terms.spatial is None and terms.waves is None and (terms.pose is None or key_poses == 1):
+        return Terms(1), "all"
+    return terms, query
 
 
-def of_poses(terms: Terms, poses: slice) -> Terms:
-    """The terms of some of the output poses."""
-
-    def pick(table: Tensor | None) -> Tensor | None:
-        return None if table is None else table[:, poses]
-
-    waves = terms.waves and Waves(terms.waves.frequencies[:, poses], terms.waves.readout)
-    num_poses = len(range(terms.num_poses)[poses])
-    return replace(terms, num_poses=num_poses, spatial=pick(terms.spatial), pose=pick(terms.pose), waves=waves)
+def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
+    """From ``(B, M, H', J', N, C)``, the outputs of every query pose, to ``(B, M, H, N, C)``."""
+    if computed != query:
+        return out.squeeze(2)
+    return out.sum(3).expand(-1, -1, num_poses, -1, -1)
 
 
 def widen(q: Tensor, k: Tensor, positions: Positions, terms: Terms, query: QueryMode) -> tuple[Tensor, Tensor]:

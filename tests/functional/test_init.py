@@ -25,7 +25,7 @@ def test_a_backend_that_refuses_says_why_and_auto_passes_it_over(monkeypatch):
         raise AssertionError("called all the same")
 
     monkeypatch.setitem(BACKENDS, "picky", Backend(fail, lambda *_: "there is no Tuesday in the input"))
-    monkeypatch.setattr(functional, "PREFERENCE", ("picky", "blocked"))
+    monkeypatch.setattr(functional, "preference", lambda *_: ("picky", "blocked"))
     with pytest.raises(ValueError, match="backend: 'picky' cannot serve this call: there is no Tuesday"):
         attention(*arguments(), backend="picky")
     torch.testing.assert_close(attention(*arguments()), attention(*arguments(), backend="reference"))

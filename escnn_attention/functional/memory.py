@@ -1,0 +1,138 @@
+"""How much memory an attention may use, and what to do when there is not enough."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.terms import QueryMode, Terms
+
+__all__ = ["explain_shortage", "pieces_of", "refuse_the_impossible", "working_memory"]
+
+_limit: int | None = None
+
+
+class working_memory(AbstractContextManager["working_memory"]):
+    """Bound the memory that attention holds for scores and widened vectors, beyond its inputs and outputs.
+
+    The backends work in pieces, and this decides how large they are: never larger than what is fastest, and never
+    smaller than what belongs to one tile or one query. It is a setting of the process, which holds inside a ``with``
+    statement, or until it is set again. Results differ by rounding only.
+
+    By default pieces are as large as is fastest, some 30 MB for ``"tiled"`` and 64 MB for ``"blocked"`` and
+    ``"dense"``. ``"reference"`` works in one piece, whatever is set.
+
+    Args:
+        num_bytes: the bound; None for the default.
+
+    Raises:
+        ValueError: it is not positive.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, working_memory
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(fields, fields)
+        >>> x = fields(torch.randn(1, 8, 9, 9))
+        >>> y = layer(x)
+        >>> with working_memory(2**20):
+        ...     same = layer(x)
+        >>> torch.allclose(y.tensor, same.tensor, atol=1e-5)
+        True
+    """
+
+    def __init__(self, num_bytes: int | None):
+        if num_bytes is not None and not num_bytes > 0:
+            raise ValueError(f"num_bytes: got {num_bytes!r}, needed a positive number of bytes or None")
+        global _limit
+        self._before = _limit
+        _limit = num_bytes
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _limit
+        _limit = self._before
+
+
+def pieces_of(fastest: int, like: Tensor, copies: int) -> int:
+    """The entries of a piece, where ``fastest`` is best and ``copies`` of a piece are held at once."""
+    if _limit is None:
+        return fastest
+    return max(1, min(fastest, _limit // (copies * max(4, like.element_size()))))
+
+
+def refuse_the_impossible(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> None:
+    """Raise an error if all scores at once are more than the machine could hold."""
+    if q.device.type == "cpu":
+        available = _physical_memory()
+    elif q.device.type == "cuda":
+        available = torch.cuda.get_device_properties(q.device).total_memory
+    else:
+        available = None
+    if available is not None and _scores(q, k, terms, query) > available:
+        raise MemoryError(_advice(q, k, terms, query, "reference"))
+
+
+@contextmanager
+def explain_shortage(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> Iterator[None]:
+    """Say which settings would fit when an allocation fails."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # Of the same kind, so that what halves batches on it still does.
+        raise torch.OutOfMemoryError(f"{_advice(q, k, terms, query, backend)}\n{error}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise MemoryError(f"{_advice(q, k, terms, query, backend)}\n{error}") from error
+
+
+def _scores(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> int:
+    """The bytes of all scores."""
+    batch, heads, poses, positions, _ = q.shape
+    pairs = terms.num_poses * (poses if query == "all" else 1)
+    return batch * heads * pairs * positions * k.shape[2] * positions * max(4, q.element_size())
+
+
+def _advice(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> str:
+    scores = _scores(q, k, terms, query)
+    linear = (3 * q.numel() + 3 * k.numel()) * q.element_size()
+    batch = q.shape[0]
+    advice = []
+    if backend == "reference":
+        advice.append(f'backend="auto" holds about {_readable(linear)} and pieces of the scores')
+    else:
+        advice.append("a bound for the pieces: escnn_attention.working_memory(2**24)")
+    if query == "all" and q.shape[2] > 1:
+        own = scores // q.shape[2]
+        advice.append(f'query="own" has 1/{q.shape[2]} of the scores, {_readable(own)}')
+    if batch > 1:
+        advice.append(f"one image instead of {batch} has {_readable(scores // batch)} of scores")
+    advice.append('a smaller kernel_size, or keys="own", has fewer of them')
+    return (
+        f"attention: out of memory with backend {backend!r}: the scores of {batch} x {q.shape[3]} positions are "
+        f"{_readable(scores)}. What takes less: {'; '.join(advice)}."
+    )
+
+
+def _physical_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _readable(num_bytes: int) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes = num_bytes / 1000  # type: ignore[assignment]
+    return f"{num_bytes:.3g} TB"

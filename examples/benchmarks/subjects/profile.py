@@ -1,0 +1,127 @@
+"""Where the time of a training step goes.
+
+torch's profiler times every operation. Forward operations run inside of marks that are put around the modules, backward
+operations belong to the forward operation that has their sequence number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from escnn_attention.plain import self_attention
+from escnn_attention.plain.layer_norm import LayerNorm
+from escnn_attention.plain.pose_linear import PoseLinear
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+
+ATTENTION, PROJECTIONS, NORMS, ACTIVATIONS, OPTIMIZER, OTHER = (
+    "attention",
+    "projections",
+    "norms",
+    "activations",
+    "optimizer",
+    "bookkeeping",
+)
+_MODULES: dict[type[torch.nn.Module], str] = {
+    **dict.fromkeys((ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear), PROJECTIONS),
+    LayerNorm: NORMS,
+    torch.nn.SiLU: ACTIVATIONS,
+}
+_MARK = "benchmark: "
+
+
+def shares(step: Callable[[], object], device: str) -> dict[str, float]:
+    """Seconds of one step by kind.
+
+    Bookkeeping is all of the step's time that is in no other kind: pooling, cropping, encodings, copies between
+    layouts, checks, Python, and on CUDA the waiting.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with _marks(), profile(activities=activities) as profiler:
+        start = time.perf_counter()
+        step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+    found = _by_kind(list(profiler.events() or ()), device)
+    return {**found, OTHER: max(0.0, seconds - sum(found.values()))}
+
+
+@contextmanager
+def _marks() -> Iterator[None]:
+    """Marks around the modules of a kind and around the attention itself, for all modules of the process."""
+    open_marks: list[Any] = []
+
+    def enter(module: torch.nn.Module, _: object) -> None:
+        if (kind := _MODULES.get(type(module))) is not None:
+            open_marks.append(record_function(_MARK + kind))
+            open_marks[-1].__enter__()
+
+    def leave(module: torch.nn.Module, *_: object) -> None:
+        if type(module) in _MODULES:
+            open_marks.pop().__exit__(None, None, None)
+
+    attention = self_attention.attention
+
+    def marked(*arguments: Any, **options: Any) -> torch.Tensor:
+        with record_function(_MARK + ATTENTION):
+            return attention(*arguments, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(self_attention, "attention", marked))
+        for handle in (register_module_forward_pre_hook(enter), register_module_forward_hook(leave)):
+            stack.callback(handle.remove)
+        yield
+
+
+def _by_kind(events: list[FunctionEvent], device: str) -> dict[str, float]:
+    """Seconds of the operations of each kind, without those that belong to none."""
+    forward = _forward_kinds(events)
+    seconds = dict.fromkeys((ATTENTION, PROJECTIONS, NORMS, ACTIVATIONS, OPTIMIZER), 0.0)
+    for event in events:
+        kind = _kind(event, forward)
+        if kind is not None:
+            seconds[kind] += 1e-6 * (event.self_device_time_total if device == "cuda" else event.self_cpu_time_total)
+    return seconds
+
+
+def _forward_kinds(events: list[FunctionEvent]) -> dict[tuple[int | None, int], str | None]:
+    """The kind of forward operations, by their thread and their sequence number."""
+    kinds: dict[tuple[int | None, int], str | None] = {}
+    # An operation without gradients has the number of the next one that has them: the last one of a number counts.
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if event.sequence_nr >= 0 and not any(_is_backward(e) for e in _line(event)):
+            kinds[event.thread, event.sequence_nr] = _kind(event, {})
+    return kinds
+
+
+def _kind(event: FunctionEvent, forward: dict[tuple[int | None, int], str | None]) -> str | None:
+    """The kind of an operation; what a backward operation computes afresh belongs to that one."""
+    for ancestor in _line(event):
+        if ancestor.name.startswith("Optimizer.step"):
+            return OPTIMIZER
+        if ancestor.name.startswith(_MARK):
+            return ancestor.name.removeprefix(_MARK)
+        if _is_backward(ancestor):
+            return forward.get((ancestor.fwd_thread, ancestor.sequence_nr))
+    return None
+
+
+def _is_backward(event: FunctionEvent) -> bool:
+    return event.name.startswith("autograd::engine::evaluate_function")
+
+
+def _line(event: FunctionEvent) -> Iterator[FunctionEvent]:
+    """An event and what it happened in, from the inside out."""
+    ancestor: FunctionEvent | None = event
+    while ancestor is not None:
+        yield ancestor
+        ancestor = ancestor.cpu_parent

@@ -1,0 +1,263 @@
+"""The benchmark runs, writes what it says, and judges right."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from examples.benchmarks import processes
+from examples.benchmarks.commands.layer_cases import CASES
+from examples.benchmarks.conditions import Conditions
+from examples.benchmarks.curves import Curve, follow, slope
+from examples.benchmarks.memory import PeakMemory
+from examples.benchmarks.report import cost, size, table, time, verdict
+from examples.benchmarks.results import Check, Result, ratio
+from examples.benchmarks.subjects import Attention, Convolution, Dense, TrainingStep, from_json, to_json
+from examples.benchmarks.subjects.checkouts import CheckoutError, import_from
+from examples.benchmarks.subjects.dense import widened
+from examples.benchmarks.subjects.spaces import gspace, order
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(*seconds, peak=1_000_000):
+    return Result(tuple({"first": 2 * s, "steps": [s, 3 * s], "peak": peak, "details": {}} for s in seconds))
+
+
+def benchmark(*arguments):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "benchmarks"), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_layers(tmp_path):
+    run = benchmark("layers", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = json.loads((tmp_path / "layers.json").read_text(encoding="utf-8"))
+    assert {"cpu", "cores", "gpu"} <= stored["environment"]["hardware"].keys()
+    assert {"python", "torch", "escnn", "escnn_attention"} <= stored["environment"]["versions"].keys()
+    assert {"device", "dtype", "threads", "seed", "repeats"} <= stored["conditions"].keys()
+    assert stored["checks"] == []  # nothing to compare with
+    assert stored["notes"] == []  # nothing failed
+    local, everywhere = stored["cases"]
+    assert (local["name"], everywhere["name"]) == ("p4, 5×5, all", "p4, global 6×6, all, Fourier")
+    for case in stored["cases"]:
+        assert case["name"] in run.stdout
+        assert case["references"] == {}
+        for measured in (case["ours"], case["convolution"]):
+            assert 0 < measured["seconds"] <= measured["median_seconds"]
+            assert measured["peak_bytes"] >= 0
+        factor = case["ours"]["seconds"] / case["convolution"]["seconds"]
+        assert case["convolution"]["ours_over_this"]["seconds"] == pytest.approx(factor)
+    assert "plain_attention" in everywhere
+    assert "plain_attention" not in local
+
+
+def test_scaling(tmp_path):
+    run = benchmark("scaling", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = json.loads((tmp_path / "scaling.json").read_text(encoding="utf-8"))
+    assert [curve["name"] for curve in stored["pixels"]] == [
+        "5×5, own",
+        "5×5, all",
+        "global, own",
+        "global, all",
+        "R2Conv 5×5",
+    ]
+    for axis, sizes in (("pixels", [16, 36]), ("order", [1, 2])):
+        for curve in stored[axis]:
+            assert [point[axis] for point in curve["points"]] == sizes
+            assert all(point["seconds"] > 0 for point in curve["points"])
+    for picture in ("scaling_pixels.png", "scaling_group.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_checkout_that_lacks_something_ends_in_one_clear_line(tmp_path):
+    run = benchmark("layers", "--quick", "--out", tmp_path / "out", "--g-selfatt", tmp_path)
+    assert run.returncode == 2
+    assert f"{tmp_path} is no checkout of g_selfatt" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_module_that_a_checkout_needs_is_named(tmp_path, monkeypatch):
+    package = tmp_path / "checked_out"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_module_anywhere\n")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    with pytest.raises(CheckoutError, match="needs the module no_such_module_anywhere"):
+        import_from(str(tmp_path), "checked_out")
+    (package / "__init__.py").write_text("")
+    (module,) = import_from(str(tmp_path), "checked_out")
+    assert module.__name__ == "checked_out"
+    other = tmp_path / "other"
+    (other / "checked_out").mkdir(parents=True)
+    with pytest.raises(CheckoutError, match="not from"):
+        import_from(str(other), "checked_out")
+
+
+def test_ratio():
+    slow, fast = result(6.0, 4.0, peak=300), result(1.0, 2.0, peak=100)
+    assert (slow.seconds, slow.median_seconds, slow.first_seconds) == (4.0, 9.0, 8.0)
+    assert ratio(slow, fast).seconds == 4.0
+    assert ratio(slow, fast).peak == 3.0
+    assert ratio(slow, fast).median_seconds == 9.0 / 2.5
+    assert ratio(slow, result(1.0, peak=0)).peak is None
+    assert ratio(slow, Result(failure="no")).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("value", "relation", "met"),
+    [(4.0, "≥", True), (3.9, "≥", False), (4.0, "≤", True), (4.1, "≤", False), (None, "≥", False), (None, "≤", False)],
+)
+def test_check(value, relation, met):
+    check = Check("what", value, relation, 4.0)
+    assert check.met is met
+    assert check.as_dict()["met"] is met
+    assert ("✓" in verdict(check)) is met
+    assert "4" in verdict(check)
+
+
+def test_cells_and_tables():
+    assert [time(None), time(0.0123), time(1.234)] == ["–", "12.3 ms", "1.23 s"]
+    assert [size(None), size(2.5e6), size(1.62e9)] == ["–", "2 MB", "1.62 GB"]
+    assert cost(Result(failure="no")) == ("failed", "–")
+    made = table("title", ["layer", "time"], [["a", "1 s"], ["b", "2 s"]])
+    assert made.row_count == 2
+    assert [column.justify for column in made.columns] == ["left", "right"]
+
+
+def test_subjects_survive_json():
+    subjects = [
+        Attention("c4", (6, 6), 2),
+        Convolution("d4", (6, 6), 2),
+        Dense(1, 2, 3, 4, 5, 6),
+        TrainingStep("d4-96"),
+    ]
+    for subject in subjects:
+        assert from_json(json.loads(json.dumps(to_json(subject)))) == subject
+
+
+def test_sizes_of_the_issue():
+    assert [(case.faster, case.smaller) for case in CASES] == [(4, 6), (5, 20), (4, 25), (10, 15), (10, 6), (22, 25)]
+    dense = CASES[3].dense()
+    assert (dense.queries, dense.keys, dense.poses) == (3136, 3136, 4)
+    assert dense.width == widened(10) == 48
+    assert replace(CASES[3], query="own").dense().queries == 784
+
+
+def test_orders_of_spaces():
+    for name in ("c1", "c4", "d4"):
+        assert gspace(name).fibergroup.order() == order(name)
+    with pytest.raises(ValueError, match="'so3'"):
+        gspace("so3")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What fresh processes would be asked for; subjects on one row of pixels fail."""
+    asked = []
+
+    def ask(subjects, conditions):
+        asked.extend(subjects)
+        return [
+            {"failure": "too small"}
+            if subject.shape[0] == 1
+            else {"first": 1.0, "steps": [float(subject.shape[0])], "peak": 10, "details": {}}
+            for subject in subjects
+        ]
+
+    monkeypatch.setattr(processes, "_ask", ask)
+    return asked
+
+
+def test_subjects_take_turns(asked):
+    a, b, broken = (Convolution("c4", (n, n), 1) for n in (2, 3, 1))
+    results = processes.measure_all([a, broken, b, a], Conditions(repeats=3))
+    # One that failed is not tried again.
+    assert asked == [a, broken, b, a, b, a, b]
+    assert len(results[a].runs) == 3
+    assert results[b].seconds == 3.0
+    assert results[broken].failure == "too small"
+
+
+def test_curves_end_where_they_take_too_long(asked):
+    curve = Curve("slow", lambda n: Convolution("c4", (n, n), 1))
+    follow([curve], [2, 3, 4, 5], 3.5, Conditions(repeats=1), lambda _: None)
+    assert list(curve.points) == [2, 3, 4]
+    assert "more than 3.5 s" in curve.stopped
+    failing = Curve("failing", lambda n: Convolution("c4", (n, n), 1))
+    follow([failing], [1, 2], 3.5, Conditions(repeats=1), lambda _: None)
+    assert failing.points == {}
+    assert "too small" in failing.stopped
+
+
+def test_the_readme_has_every_command():
+    from examples.benchmarks.run import COMMANDS
+
+    page = (ROOT / "examples" / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(COMMANDS)
+
+
+def test_slope():
+    assert slope([1, 2, 4], [7, 1, 8]) == pytest.approx(3)
+    assert slope([1], [1]) is None
+    assert slope([1, 2], [0, 1]) is None
+
+
+def test_what_kills_a_process_is_reported(monkeypatch):
+    monkeypatch.setattr(processes.sys, "executable", shutil.which("false"))
+    found = processes.measure_all([Dense(1, 1, 1, 1, 1, 1)], Conditions(repeats=1))
+    assert "status 1" in found[Dense(1, 1, 1, 1, 1, 1)].failure
+
+
+def test_peak_memory_is_seen_after_it_was_freed():
+    memory = PeakMemory("cpu")
+    before = memory.read()
+    block = torch.ones(2**24)
+    del block
+    assert memory.read() - before > 0.9 * 2**26
+
+
+def test_profile_tells_kinds_apart():
+    from escnn import nn
+
+    from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU
+    from examples.benchmarks.subjects import profile
+
+    space = gspace("c2")
+    kind = nn.FieldType(space, 2 * [space.regular_repr])
+    network = nn.SequentialModule(GroupSelfAttention(kind, kind, kernel_size=3), FieldLayerNorm(kind), SiLU(kind))
+    optimizer = torch.optim.Adam(network.parameters())
+    x = torch.randn(1, kind.size, 5, 5)
+
+    def step():
+        network(kind(x)).tensor.square().sum().backward()
+        optimizer.step()
+
+    step()
+    assert all(seconds > 0 for seconds in profile.shares(step, "cpu").values())
+
+    # The backward pass belongs to what it is the backward pass of.
+    with profile._marks(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    events = list(profiler.events())
+    forward = profile._forward_kinds(events)
+    backward = [event for event in events if event.name == "SiluBackward0"]
+    assert backward
+    assert {profile._kind(event, forward) for event in backward} == {"activations"}
+    assert {profile._kind(event, {}) for event in backward} == {None}

@@ -1,0 +1,73 @@
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+
+from escnn_attention.functional import Terms, reference
+from escnn_attention.functional.fold import fold
+from escnn_attention.functional.widen import join, merge, neighbours, num_classes, widen, width
+from escnn_attention.positions import Grid, Window
+from tests.functional.cases import case, cases
+
+
+@given(cases(max_side=4))
+def test_products_of_wide_vectors_give_the_probabilities(arguments):
+    *tensors, grid, terms, query, keys = *arguments[0], *arguments[1:]
+    (q, k, _, terms, query), _ = fold(*tensors, grid, terms, query, keys)
+    assume(terms.spatial is None or num_classes(grid) is not None)
+    expected = reference.probabilities(q, k, grid, terms, query=query)
+    q, k = widen(q, k, grid, terms, query)
+    assert q.shape[-1] == k.shape[-1] == width(tensors[0].shape[-1], grid, terms)
+    q, k = (t.expand(-1, -1, expected.shape[2], -1, -1, -1) for t in (q, k))
+    score = torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k) / math.sqrt(tensors[0].shape[-1])
+    everywhere = torch.arange(grid.num_positions)
+    unseen = grid.rows(everywhere[:, None], everywhere) < 0
+    score = score.masked_fill(unseen[:, None], -torch.inf)
+    torch.testing.assert_close(score.flatten(-2).softmax(-1), expected.flatten(-2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_phases_are_not_rounded_to_half_precision(dtype):
+    (q, k, _), grid, terms = case(2, 2, 2, (40,), Window(), {"waves"}, dtype=dtype)
+    exact = terms.waves.phases(grid.coordinates.float() * grid.scale)[0].to(dtype)
+    _, wide = widen(q, k, grid, terms, "all")
+    torch.testing.assert_close(wide[0, :, :, 0, :, k.shape[-1] : -exact.shape[-1]], exact)
+    assert wide.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "count"),
+    [
+        ((), Window(5), 1),
+        ((9,), Window(3), 3),
+        ((9, 2), Window(5), 10),
+        ((9, 9), Window(5, "disc"), 25),
+        ((9, 3), Window(3, dilation=2), 6),
+        ((9, 9), Window(), None),
+    ],
+)
+def test_number_of_classes(shape, window, count):
+    assert num_classes(Grid(shape, window)) == count
+
+
+def test_neighbours_are_all_pairs_that_see_each_other():
+    for window in (Window(3), Window(5, "disc"), Window(3, dilation=2)):
+        grid = Grid((5, 4), window)
+        table = torch.full((20, 20), -1)
+        queries, keys, rows = neighbours(grid.shape, window)
+        table[queries, keys] = rows
+        everywhere = torch.arange(20)
+        assert torch.equal(table, grid.rows(everywhere[:, None], everywhere))
+        assert len(rows) == (table >= 0).sum()
+
+
+def test_output_poses_that_see_the_same_are_one():
+    table = torch.randn(1, 3, 4, 2)
+    for terms, key_poses in ((Terms(3), 3), (Terms(3, pose=table[:, :, :1]), 1)):
+        assert merge(terms, "own", key_poses) == (Terms(1), "all")
+    for terms in (Terms(3, table), Terms(3, pose=table)):
+        assert merge(terms, "own", 4) == (terms, "own")
+    out = torch.randn(2, 2, 1, 3, 5, 4)
+    assert torch.equal(join(out, "own", "all", 3), out[:, :, 0])
+    assert torch.equal(join(out, "all", "all", 3), out.sum(3).expand(-1, -1, 3, -1, -1))
