@@ -73,21 +73,13 @@ BACKENDS: dict[str, Backend] = {
 }
 """The backends by name. ``"auto"`` takes the first of :func:`preference` that can serve the call."""
 
-_WORTH_COMPILING = 2048
-"""The number of queries of a head from which a kernel of its own, compiled for some seconds, pays."""
 
+def preference(q: Tensor) -> tuple[str, ...]:
+    """The backends to try for queries of one device, from the fastest on.
 
-def preference(q: Tensor, positions: Positions, terms: Terms) -> tuple[str, ...]:
-    """The backends from the fastest on, for queries of one device and size."""
-    if q.device.type == "cpu":
-        return ("tiled", "blocked")
-    if q.device.type != "cuda":
-        return ("blocked",)
-    if positions.complete:
-        return ("dense", "blocked")
-    if q.shape[2] * q.shape[3] < _WORTH_COMPILING:
-        return ("blocked",)
-    return ("flex", "dense", "blocked")
+    ``"flex"`` is for calling by name: it compiles a kernel for every shape, which takes some seconds each.
+    """
+    return {"cpu": ("tiled", "blocked"), "cuda": ("dense", "blocked")}.get(q.device.type, ("blocked",))
 
 
 def check_backend(backend: str) -> str:
@@ -136,8 +128,7 @@ def attention(
     if backend != "reference":
         (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
         if backend == "auto":
-            fastest = preference(q, positions, terms)
-            backend = next(b for b in fastest if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
+            backend = next(b for b in preference(q) if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
         elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
             raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
     if not (positions.complete or BACKENDS[backend].contains):

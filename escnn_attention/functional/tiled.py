@@ -1,26 +1,12 @@
-r"""Windows on the CPU: small tiles of queries against their halo, in pieces that stay in the cache.
+"""Windows on the CPU, and global attention there with terms that factorise, by tiles.
 
-Reading and writing scores is what costs, so the scores of a few tiles of one head are worked on at a time, in buffers
-that are used over and over, and the backward pass makes them again from the logarithms of their sums. Every other trick
-saves a pass over them:
-
-- Scores are in units of log 2, because :math:`2^x` is the cheapest exponential, and the largest of a row is
-  subtracted only where the sums say that one overflowed.
-- Constants in a few more channels let a product do more than one thing. Queries have 1 and :math:`-\log_2` of the sum;
-  keys have a large negative number outside the grid, and 1; values have 1, which makes the sum, and meets minus
-  :math:`\langle dO, O\rangle` in the gradient of the softmax.
-- The function of the offset is a product of the queries at one place of a tile with the offsets to its halo; the scores
-  of all key poses start from it, and the query poses of a place share it.
-- With ``query="all"`` the probabilities are summed over the query poses before they meet the values, and the gradients
-  of the scores over the output poses before they meet the keys. The exponentials of the content are shared by all
-  output poses, and multiplied with those of their terms, where queries and keys are short enough for neither to
-  overflow.
+Small tiles of queries meet their halo, or stretches of queries everything (:mod:`~escnn_attention.functional.pieces`
+says how). This is what calls it: the arguments, the operators that compilers see, and derivatives of the second order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,16 +14,15 @@ from torch import Tensor
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.pieces import LOG2E, Call, as_projected, backward_pass, forward_pass, tile_size
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.functional.tiles import Piece, chunks_of, tile_counts, tiles_of
+from escnn_attention.functional.tiles import chunks_of, tile_counts
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = ["PIECE", "attention", "refuses"]
 
 PIECE = 2**20
 """The number of scores that are worked on at once. 4 MB in float32, two to seven times over."""
-
-_LOG2E = math.log2(math.e)
 
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
@@ -64,536 +49,18 @@ def attention(
         terms = terms.explicit(positions)
     elif terms.waves is not None:
         readout = terms.waves.readout
-        cos, sin = terms.waves.phases(positions.coordinates.to(readout.dtype) * positions.scale)
+        cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
     if query == "all" and q.shape[2] == 1:
         # One query for all output poses: there is nothing to sum.
         q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
     dtype, exact = v.dtype, working_precision(v.dtype)
-    q = q.to(exact) * (_LOG2E / math.sqrt(q.shape[-1]))
+    q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
     others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
     seed = torch.randint(2**62, (1,)) if dropout else None
     options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
     piece = pieces_of(PIECE, q, copies=7)
     out, _ = _forward(q, *others, seed, *options, query == "all", dropout, piece)
     return out.to(dtype)
-
-
-class _Call:
-    """What the passes of one call work with; queries are scaled, so that scores are in units of log 2.
-
-    Rows of a tile are its query poses and queries, columns its key poses and the places of its halo. The output poses
-    are the frames in which a tile is seen: one by one if each has all query poses, and else all together, each row in
-    the frame of its own pose.
-    """
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        spatial: Tensor | None,
-        pose: Tensor | None,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        readout: Tensor | None,
-        seed: Tensor | None,
-        num_poses: int,
-        shape: list[int],
-        kernel_size: int,
-        window: WindowShape,
-        dilation: int,
-        summed: bool,
-        dropout: float,
-        piece: int,
-    ):
-        self.q, self.k, self.v, self.spatial, self.pose = q, k, v, spatial, pose
-        self.cos, self.sin, self.readout = cos, sin, readout
-        self.everything, self.limit = kernel_size == 0, piece
-        tiles = (
-            chunks_of(q.shape[3], q.shape[2] * k.shape[2] * q.shape[3], piece)
-            if self.everything
-            else tiles_of(tuple(shape), kernel_size, window, dilation, _tile_size(kernel_size))
-        )
-        self.tiles, self.num_poses, self.summed, self.dropout = tiles, num_poses, summed, dropout
-        self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
-        self.key_poses = k.shape[2]
-        self.num_queries, self.num_places = tiles.rows.shape
-        self.rows, self.columns = self.query_poses * self.num_queries, self.key_poses * self.num_places
-        self.num_frames = num_poses if summed else 1
-        # What is added to the scores of a row is a product with a table, of the offsets and then of the key poses. A
-        # table belongs to a frame, and in a window to a place of the tile.
-        self.num_tables = (1 if summed else num_poses) * (1 if self.everything else self.num_queries)
-        self.table_size = self.num_places + (0 if pose is None else self.key_poses)
-        self.width, self.value_width = _width(self.channels + 2), _width(self.channels + 1)
-        # Queries are followed by what waves make of them.
-        self.num_waves = 0 if cos is None else cos.shape[-1]
-        self.query_width = self.width + 2 * self.num_waves
-        self.has_terms = any(t is not None for t in (spatial, pose, cos)) or not self.everything
-        self.masked = -1e30 if q.dtype == torch.float32 else -1e300
-        self.seed = 0 if seed is None else int(seed)
-        self.generator = torch.Generator()
-        self.buffers: dict[str, Tensor] = {}
-
-    def work(self, backward: bool) -> Iterator[tuple[int, slice, _Images, _Head]]:
-        """The heads and, for each, the images that are worked on together."""
-        images, pieces = self.tiles.pieces(self.num_images, self.rows * self.columns, self.limit)
-        places = {n: _Images(self, n, pieces, backward) for n in {i.stop - i.start for i in images}}
-        for number in range(self.num_heads):
-            head = _Head(self, number)
-            for some in images:
-                yield number, some, places[some.stop - some.start], head
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A buffer that is used over and over: fresh memory is filled many times more slowly than cached memory."""
-        size = math.prod(shape)
-        if name not in self.buffers or self.buffers[name].numel() < size:
-            self.buffers[name] = self.q.new_empty(size)
-        return self.buffers[name][:size].view(shape)
-
-    def drop(self, shape: torch.Size, place: tuple[int, ...]) -> Tensor:
-        """What dropout multiplies probabilities with: the same in both passes."""
-        self.generator.manual_seed(hash((self.seed, *place)) % 2**63)
-        keep = 1 - self.dropout
-        return self.take("mask", *shape).bernoulli_(keep, generator=self.generator).div_(keep)
-
-
-class _Head:
-    """What the function of the offset and the poses add to the scores of one head, as tables, and their gradients."""
-
-    def __init__(self, call: _Call, number: int):
-        self.call, self.number = call, number
-        rows, c, w = call.tiles.rows, call.channels, call.width
-
-        def pick(table: Tensor | None) -> Tensor | None:
-            return None if table is None else _of_head(table, number)
-
-        spatial, pose, self.cos, self.sin, self.readout = map(
-            pick, (call.spatial, call.pose, call.cos, call.sin, call.readout)
-        )
-        places = 1 if call.everything else call.num_queries
-        table = call.q.new_zeros(call.num_poses, places, call.table_size, call.query_width)
-        offsets, poses = table.split([call.num_places, call.table_size - call.num_places], dim=2)
-        if spatial is not None:
-            offsets[..., :c] = spatial[:, rows.clamp(min=0)]
-        if not call.everything:
-            offsets[..., c] = call.masked * (rows < 0).to(table.dtype)
-        if self.cos is not None:
-            assert self.sin is not None
-            assert self.readout is not None
-            offsets[:, 0, :, w:] = torch.cat([self.cos, self.sin], dim=-1)
-            self.grad_cos, self.grad_sin = torch.zeros_like(self.cos), torch.zeros_like(self.sin)
-            self.grad_readout = torch.zeros_like(self.readout)
-        if pose is not None:
-            poses[..., :c] = pose.unsqueeze(1)
-        # For each frame ``(tables, offsets and poses, width)``.
-        self.table = table if call.summed else table.flatten(0, 1).unsqueeze(0)
-        self.grad = torch.zeros_like(self.table.transpose(2, 3), memory_format=torch.contiguous_format)
-        # No score of a query is longer than it times this; a sum of waves is largest where they all agree.
-        self.longest = sum(float(_longest(t)) for t in (spatial, pose) if t is not None)
-        if self.readout is not None:
-            self.longest += math.sqrt(call.num_waves) * float(torch.linalg.vector_norm(self.readout))
-
-    def add_gradients(
-        self,
-        spatial: Tensor | None,
-        pose: Tensor | None,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        readout: Tensor | None,
-    ) -> None:
-        """Add the gradients of the terms, in the shapes of a head, once all pieces are done."""
-        call, c = self.call, self.call.channels
-        rows = call.tiles.rows.flatten()
-        grad = self.grad.view(call.num_poses, -1, call.query_width, call.table_size).transpose(2, 3)
-        offsets, poses = grad.split([call.num_places, call.table_size - call.num_places], dim=2)
-        if spatial is not None:
-            of_rows = offsets[..., :c].flatten(1, 2)
-            spatial.index_add_(1, rows[rows >= 0], of_rows[:, rows >= 0], alpha=1 / _LOG2E)
-        if pose is not None:
-            pose.add_(poses[..., :c].sum(1), alpha=1 / _LOG2E)
-        if cos is not None and sin is not None and readout is not None:
-            of_cos, of_sin = offsets[:, 0, :, call.width :].chunk(2, dim=-1)
-            cos.add_(self.grad_cos.add_(of_cos), alpha=1 / _LOG2E)
-            sin.add_(self.grad_sin.add_(of_sin), alpha=1 / _LOG2E)
-            readout.add_(self.grad_readout, alpha=1 / _LOG2E)
-
-
-class _Images:
-    """Padded buffers for one head of some images, of which the pieces are views."""
-
-    def __init__(self, call: _Call, number: int, pieces: list[Piece], backward: bool):
-        self.call, tiles = call, call.tiles
-        outer, inner = tiles.padded(tiles.radius), tiles.padded(0)
-        self.q = call.q.new_zeros(number, call.query_poses, *inner, call.query_width)
-        self.k_v = call.q.new_zeros(number, call.key_poses, *outer, call.width + call.value_width)
-        k, v = self.k_v.split([call.width, call.value_width], dim=-1)
-        self.inner_q, self.inner_k, self.inner_v = (
-            tiles.inner(self.q, 0),
-            *(tiles.inner(t, tiles.radius) for t in (k, v)),
-        )
-        c = call.channels
-        self.inner_q[..., c] = 1
-        k[..., c], k[..., c + 1] = call.masked, 1
-        self.inner_k[..., c] = 0
-        self.inner_v[..., c] = 1
-        self.sums = call.q.new_zeros(number, call.num_frames, call.query_poses, *inner)
-        self.out = call.q.new_zeros(number, call.num_poses, *inner, call.value_width)
-        if backward:
-            self.grad_q = torch.empty_like(self.q)
-            self.grad_k, self.grad_v = (call.q.new_empty(*t.shape) for t in (k, v))
-        self.pieces = [_Piece(self, piece, backward) for piece in pieces]
-
-    def load(self, head: _Head, images: slice) -> None:
-        """Queries, keys and values. What is not on the grid, and the constants, are there from the last time."""
-        call = self.call
-        for x, inner in ((call.q, self.inner_q), (call.k, self.inner_k), (call.v, self.inner_v)):
-            inner[..., : call.channels] = x[images, head.number].unflatten(2, call.tiles.shape)
-        self.factorised = False
-        if call.summed:
-            queries, keys = (float(_longest(t[..., : call.channels])) for t in (self.inner_q, self.inner_k))
-            self.factorised = queries * (keys + head.longest) < (100 if call.q.dtype == torch.float32 else 800)
-
-    def load_gradient(self, grad: Tensor, out: Tensor, sums: Tensor) -> None:
-        """The gradient of the output, in its place."""
-        call = self.call
-        c, shape, inner = call.channels, call.tiles.shape, call.tiles.inner(self.out, 0)
-        inner[..., :c] = grad.unflatten(2, shape)
-        self.sums.copy_(sums)
-        if not call.summed:
-            # Queries times keys then is the logarithm of the probability, and gradients times values are dP − D.
-            torch.neg(self.sums[:, 0], out=self.q[..., c + 1])
-            torch.neg((grad * out).sum(-1).unflatten(2, shape), out=inner[..., c])
-        self.grad_k.zero_()
-        self.grad_v.zero_()
-
-    def store_output(self, target: Tensor) -> None:
-        """The features divided by their sum, to ``(b, H, N, C)``."""
-        inner, c = self.call.tiles.inner(self.out, 0), self.call.channels
-        torch.div(inner[..., :c], inner[..., c : c + 1], out=target.unflatten(2, self.call.tiles.shape))
-
-    def store(self, target: Tensor, buffer: Tensor, margin: int) -> None:
-        """The features in a buffer, to ``(b, P, N, C)``."""
-        inner = self.call.tiles.inner(buffer, margin)
-        target.unflatten(2, self.call.tiles.shape).copy_(inner[..., : self.call.channels])
-
-
-class _Piece:
-    """t tiles, with all views of buffers that working on them takes: making views costs more than small products."""
-
-    def __init__(self, images: _Images, piece: Piece, backward: bool):
-        self.call = call = images.call
-        tiles, c, take = call.tiles, call.channels, call.take
-        self.images, self.place = images, tuple(s.start for s in piece)
-
-        def part(buffer: Tensor, margin: int) -> Tensor:
-            return tiles.view(buffer, margin)[(slice(None), *piece)]
-
-        self.q_there, self.k_v_there = part(images.q, 0), part(images.k_v, tiles.radius)
-        self.q_here, self.k_v_here = take("q", *self.q_there.shape), take("k v", *self.k_v_there.shape)
-        self.all_q = self.q_here.view(-1, call.rows, call.query_width)
-        self.q = self.all_q[..., : call.width]
-        t = len(self.q)
-        self.k, self.v = self.k_v_here.view(t, call.columns, -1).split([call.width, call.value_width], dim=-1)
-        self.k_turned, self.v_turned = self.k.transpose(1, 2), self.v.transpose(1, 2)
-        self.q_by_table = self.by_table(self.all_q)
-        self.added = take("added", *self.q_by_table.shape[:2], call.table_size)
-        self.offset, self.pose = self.added.split([call.num_places, call.table_size - call.num_places], dim=-1)
-        self.scores = take("scores", t, call.rows, call.columns)
-        self.sums_there = [part(images.sums[:, i].unsqueeze(-1), 0) for i in range(call.num_frames)]
-        self.start = self.by_key_pose(self.scores)
-        if call.num_waves:
-            self.stretch = piece[0].start * tiles.size, min((piece[0].start + 1) * tiles.size, tiles.shape[0])
-            self.wide = self.all_q[0].view(call.query_poses, call.num_queries, -1)[..., call.width :]
-        if call.summed:
-            self.summed = take("summed", t, call.num_poses * call.num_queries, call.columns)
-            self.summed_by_frame = self.summed.view(t, call.num_poses, call.num_queries, call.columns).unbind(1)
-            self.scores_by_pose = self.scores.view(t, call.query_poses, call.num_queries, call.columns)
-            self.content = take("content", *self.scores.shape)
-            self.content_by_table = self.by_key_pose(self.content)
-        self.out = take("out", t, call.num_poses * call.num_queries, call.value_width)
-        self.out_there = part(images.out, 0)
-        self.out_here = self.out.view(self.out_there.shape)
-        if not backward:
-            return
-        self.minus_sums = self.q[..., c + 1].view(self.sums_there[0].shape[:-1])
-        self.grad = take("grad", *self.scores.shape)
-        self.all_grad_q = take("grad_q", *self.all_q.shape)
-        self.grad_q = self.all_grad_q[..., : call.width]
-        self.grad_q_by_table = self.by_table(self.all_grad_q)
-        self.grad_q_there = part(images.grad_q, 0)
-        self.grad_k = take("grad_k", t, call.columns, call.width)
-        self.grad_v = take("grad_v", t, call.columns, call.value_width)
-        self.additions = [
-            pair
-            for buffer, mine in ((images.grad_k, self.grad_k), (images.grad_v, self.grad_v))
-            for pair in tiles.overlaps(buffer, mine, piece, tiles.radius)
-        ]
-        if call.summed:
-            self.total = take("total", *self.scores.shape)
-            self.grad_p = take("grad_p", *self.summed.shape)
-            self.grad_p_by_frame = self.grad_p.view(t, call.num_poses, 1, call.num_queries, call.columns).unbind(1)
-
-    def by_table(self, rows: Tensor) -> Tensor:
-        """Rows ``(t, R, width)`` with those together that have one table, ``(tables, rows, width)``."""
-        number, width = self.call.num_tables, rows.shape[-1]
-        # Over everything a table is that of a query pose, in a window that of a place, which every tile has.
-        return rows.view(number, -1, width) if self.call.everything else rows.view(-1, number, width).transpose(0, 1)
-
-    def by_key_pose(self, scores: Tensor) -> Tensor:
-        """Scores ``(t, R, P · S)`` as ``(tables, rows, P, S)``."""
-        return self.by_table(scores).unflatten(-1, (self.call.key_poses, self.call.num_places))
-
-    def gather(self) -> None:
-        self.q_here.copy_(self.q_there)
-        self.k_v_here.copy_(self.k_v_there)
-        if self.images.factorised:
-            torch.bmm(self.q, self.k_turned, out=self.content).exp2_()
-
-    def score(self, head: _Head, frame: int) -> Tensor:
-        """The scores in units of log 2."""
-        if not self.call.has_terms:
-            return torch.bmm(self.q, self.k_turned, out=self.scores)
-        if self.call.num_waves:
-            self.widen(head, frame)
-        torch.bmm(self.q_by_table, head.table[frame].transpose(1, 2), out=self.added)
-        if self.call.pose is None:
-            self.start.copy_(self.offset.unsqueeze(2).expand_as(self.start))
-        else:
-            torch.add(self.offset.unsqueeze(2), self.pose.unsqueeze(3), out=self.start)
-        return self.scores.baddbmm_(self.q, self.k_turned)
-
-    def product(self, head: _Head, frame: int, logarithm: Tensor | None = None) -> Tensor:
-        """The exponentials as products of those of the content, which all frames share, and of the terms.
-
-        With the logarithms of their sums ``(t, R, 1)`` they are probabilities.
-        """
-        if self.call.num_waves:
-            self.widen(head, frame)
-        torch.bmm(self.q_by_table, head.table[frame].transpose(1, 2), out=self.added)
-        if logarithm is not None:
-            smaller = self.offset if self.call.pose is None else self.pose
-            smaller.sub_(self.by_table(logarithm))
-        self.added.exp2_()
-        torch.mul(self.content_by_table, self.offset.unsqueeze(2), out=self.start)
-        if self.call.pose is not None:
-            self.start.mul_(self.pose.unsqueeze(3))
-        return self.scores
-
-    def widen(self, head: _Head, frame: int) -> None:
-        """Queries as waves see them: turned by the phase of their own position."""
-        a, b, cos, sin = self.waves(head, frame)
-        n = cos.shape[1]
-        torch.sub(a * cos, b * sin, out=self.wide[:, :n, : self.call.num_waves])
-        torch.add(a * sin, b * cos, out=self.wide[:, :n, self.call.num_waves :])
-
-    def waves(self, head: _Head, frame: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Amplitudes of the queries, ``(J, n, F)``, and cosine and sine at their positions, ``(J or 1, n, F)``."""
-        call, (start, stop) = self.call, self.stretch
-        assert head.readout is not None
-        assert head.cos is not None
-        assert head.sin is not None
-        queries = self.all_q[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
-        a, b = (queries @ head.readout).chunk(2, dim=-1)
-        frames = slice(frame, frame + 1) if call.summed else slice(None)
-        return a, b, head.cos[frames, start:stop], head.sin[frames, start:stop]
-
-    def widen_backward(self, head: _Head, frame: int, grad: Tensor) -> None:
-        """From the gradient of what waves made of the queries, ``(J, Q, 2F)``, to queries and waves."""
-        call, (start, stop) = self.call, self.stretch
-        assert head.readout is not None
-        a, b, cos, sin = self.waves(head, frame)
-        grad_a, grad_b = grad[:, : stop - start].chunk(2, dim=-1)
-        frames = slice(frame, frame + 1) if call.summed else slice(None)
-        for target, value in ((head.grad_cos, grad_a * a + grad_b * b), (head.grad_sin, grad_b * a - grad_a * b)):
-            target[frames, start:stop].add_(value.sum(0, keepdim=True) if call.summed else value)
-        amplitudes = torch.cat([grad_a * cos + grad_b * sin, grad_b * cos - grad_a * sin], dim=-1)
-
-        def rows(x: Tensor) -> Tensor:
-            return x[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
-
-        rows(self.all_grad_q).add_(amplitudes @ head.readout.T)
-        head.grad_readout.add_(rows(self.all_q).flatten(0, 1).T @ amplitudes.flatten(0, 1))
-
-    def exponentials(self, head: _Head, frame: int) -> tuple[Tensor, Tensor]:
-        """Numbers in proportion to the probabilities and their sums, of which the logarithms are noted."""
-        p = self.product(head, frame) if self.images.factorised else self.score(head, frame).exp2_()
-        total = p.sum(-1, keepdim=True)
-        logarithm = total.log2()
-        if not _moderate(logarithm):
-            shift = self.score(head, frame).amax(-1, keepdim=True)
-            p.sub_(shift).exp2_()
-            total = p.sum(-1, keepdim=True)
-            logarithm = total.log2().add_(shift)
-        self.sums_there[frame].copy_(logarithm.view(self.sums_there[frame].shape))
-        return p, total
-
-    def forward(self, head: _Head, place: tuple[int, ...]) -> None:
-        call = self.call
-        self.gather()
-        for frame in range(call.num_frames):
-            p, total = self.exponentials(head, frame)
-            if call.dropout:
-                p.mul_(call.drop(p.shape, (*place, *self.place, frame)))
-            if call.summed:
-                weights = total.reciprocal_().view(*self.scores_by_pose.shape[:3], 1).unbind(1)
-                _add_up(self.scores_by_pose.unbind(1), self.summed_by_frame[frame], weights)
-        torch.bmm(self.summed if call.summed else p, self.v, out=self.out)
-        self.out[..., call.channels] = 1 if call.summed else total.squeeze(-1)
-        self.out_there.copy_(self.out_here)
-
-    def backward(self, head: _Head, place: tuple[int, ...]) -> None:
-        call = self.call
-        self.gather()
-        self.out_here.copy_(self.out_there)  # The gradient of the output is where the output was.
-        self.all_grad_q.zero_()
-        place = (*place, *self.place)
-        grad, p = self._backward_all(head, place) if call.summed else self._backward_own(head, place)
-        if call.num_waves:
-            self.grad_q.add_(torch.bmm(grad, self.k))
-        else:
-            self.grad_q.baddbmm_(grad, self.k)
-        self.grad_q_there.copy_(self.all_grad_q.view(self.grad_q_there.shape))
-        torch.bmm(grad.transpose(1, 2), self.q, out=self.grad_k)
-        torch.bmm(p.transpose(1, 2), self.out, out=self.grad_v)
-        for there, here in self.additions:
-            there.add_(here)
-
-    def _backward_own(self, head: _Head, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The gradient of the scores, and the probabilities that met the values."""
-        call, c = self.call, self.call.channels
-        p = kept = self.score(head, 0).exp2_()
-        if call.dropout:
-            minus_inner = self.out[..., c : c + 1].clone()
-            self.out[..., c] = 0
-            mask = call.drop(p.shape, (*place, 0))
-            torch.bmm(self.out, self.v_turned, out=self.grad).mul_(mask).add_(minus_inner)
-            kept = mask.mul_(p)
-        else:
-            torch.bmm(self.out, self.v_turned, out=self.grad)
-        self.grad.mul_(p)
-        self._backward_terms(head, 0, self.grad)
-        return self.grad, kept
-
-    def _backward_all(self, head: _Head, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The same for all query poses of every output pose: summed over the output, and over the query poses."""
-        call, p = self.call, self.scores_by_pose
-        torch.bmm(self.out, self.v_turned, out=self.grad_p)
-        for frame in range(call.num_frames):
-            logarithm = self.sums_there[frame]
-            if self.images.factorised:
-                self.product(head, frame, logarithm.reshape(len(p), -1, 1))
-            else:
-                torch.neg(logarithm.squeeze(-1), out=self.minus_sums)
-                self.score(head, frame).exp2_()
-            grad = (self.grad if frame else self.total).view(p.shape)
-            torch.mul(p, self.grad_p_by_frame[frame], out=grad)
-            kept = p
-            if call.dropout:
-                mask = call.drop(p.shape, (*place, frame))
-                grad.mul_(mask)
-                kept = mask.mul_(p)
-            grad.addcmul_(p, grad.sum(-1, keepdim=True), value=-1)
-            _add_up(kept.unbind(1), self.summed_by_frame[frame])
-            self._backward_terms(head, frame, grad)
-            if frame:
-                self.total.add_(self.grad)
-        return self.total, self.summed
-
-    def _backward_terms(self, head: _Head, frame: int, grad: Tensor) -> None:
-        """Add what the gradient of the scores means for the tables, and by them for the queries."""
-        call, table = self.call, head.table[frame]
-        if call.spatial is None and call.pose is None and call.cos is None:
-            return
-        by_key_pose = self.by_key_pose(grad.view(self.scores.shape))
-        # Slab by slab: a reduction of an axis that is not the last takes several times longer.
-        _add_up(by_key_pose.unbind(2), self.offset)
-        if call.pose is not None:
-            self.pose.copy_(by_key_pose.sum(-1))
-        product = torch.bmm(self.added, table)
-        self.grad_q_by_table.add_(product)
-        head.grad[frame].baddbmm_(self.q_by_table.transpose(1, 2), self.added)
-        if call.num_waves:
-            self.widen_backward(head, frame, product.view(call.query_poses, call.num_queries, -1)[..., call.width :])
-
-
-def _forward_pass(call: _Call) -> tuple[Tensor, Tensor]:
-    """The output ``(B, M, H, N, C)``, and the logarithms of the sums ``(B, M, frames, J, *padded)``."""
-    batch, heads, _, positions, channels = call.q.shape
-    out = _as_projected(call.q, batch, heads, call.num_poses, positions, channels)
-    sums = call.q.new_empty(batch, heads, call.num_frames, call.query_poses, *call.tiles.padded(0))
-    for number, some, images, head in call.work(backward=False):
-        images.load(head, some)
-        for piece in images.pieces:
-            piece.forward(head, (number, some.start))
-        images.store_output(out[some, number])
-        sums[some, number] = images.sums
-    return out, sums
-
-
-def _backward_pass(call: _Call, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    """The gradients of queries, keys, values, offsets and poses."""
-    grad_q, grad_k, grad_v = (_as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
-    terms = [
-        None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose, call.cos, call.sin, call.readout)
-    ]
-    radius = call.tiles.radius
-    for number, some, images, head in call.work(backward=True):
-        images.load(head, some)
-        images.load_gradient(grad[some, number], out[some, number], sums[some, number])
-        for piece in images.pieces:
-            piece.backward(head, (number, some.start))
-        images.store(grad_q[some, number], images.grad_q.div_(_LOG2E), 0)
-        images.store(grad_k[some, number], images.grad_k.div_(_LOG2E), radius)
-        images.store(grad_v[some, number], images.grad_v, radius)
-        if some.stop == call.num_images:
-            head.add_gradients(*(None if t is None else _of_head(t, number) for t in terms))
-    return [grad_q, grad_k, grad_v, *terms]
-
-
-def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | None = None) -> None:
-    """The sum of the slabs, each times its weight."""
-    if weights is not None:
-        torch.mul(slabs[0], weights[0], out=out)
-        for slab, weight in zip(slabs[1:], weights[1:], strict=True):
-            out.addcmul_(slab, weight)
-    elif len(slabs) == 1:
-        out.copy_(slabs[0])
-    else:
-        torch.add(slabs[0], slabs[1], out=out)
-        for slab in slabs[2:]:
-            out.add_(slab)
-
-
-def _of_head(table: Tensor, head: int) -> Tensor:
-    """The table of a head, among those of all or one that all share."""
-    return table[head if len(table) > 1 else 0]
-
-
-def _longest(vectors: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vectors, dim=-1).amax() if vectors.numel() else vectors.new_zeros(())
-
-
-def _as_projected(like: Tensor, *shape: int) -> Tensor:
-    """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
-    batch, heads, poses, positions, channels = shape
-    return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
-
-
-def _width(channels: int) -> int:
-    """Channels are padded to a multiple of 8: products of other widths are several times slower."""
-    return -(-channels // 8) * 8
-
-
-def _moderate(logarithm: Tensor) -> bool:
-    """Whether no exponential came near the largest number, and the largest of each row not near the smallest."""
-    low, high = torch.aminmax(logarithm)
-    limit = 60 if logarithm.dtype == torch.float32 else 500
-    return bool(low > -limit and high < limit)
-
-
-def _tile_size(kernel_size: int) -> int:
-    # Neighbouring queries share most of their keys. Larger tiles read fewer of them and compute more scores in vain.
-    return 1 if kernel_size == 1 else 2
 
 
 # Operators, so that compilers take each pass as one node and do not follow its loops.
@@ -628,10 +95,10 @@ def _forward(
         finite = torch.isfinite(k).all(-1, keepdim=True) & torch.isfinite(v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(2, keepdim=True).to(q.dtype)
         nothing = torch.zeros_like(spoilt)
-        even = _Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0, piece)
-        reached = _forward_pass(even)[0] > 0
+        even = Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0, piece)
+        reached = forward_pass(even)[0] > 0
         k, v = (torch.where(finite, t, 0.0) for t in (k, v))
-    out, sums = _forward_pass(_Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece))
+    out, sums = forward_pass(Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece))
     return out if reached is None else out.masked_fill(reached, torch.nan), sums
 
 
@@ -657,12 +124,12 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     batch, heads, query_poses, positions, channels = q.shape
     if kernel_size:
-        size = _tile_size(kernel_size)
+        size = tile_size(kernel_size)
         padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
     else:
         padded = chunks_of(positions, query_poses * k.shape[2] * positions, piece).padded(0)
     return (
-        _as_projected(q, batch, heads, num_poses, positions, channels),
+        as_projected(q, batch, heads, num_poses, positions, channels),
         q.new_empty(batch, heads, num_poses if summed else 1, query_poses, *padded),
     )
 
@@ -692,8 +159,8 @@ def _backward(
 ) -> list[Tensor]:
     terms = (spatial, pose, cos, sin, readout)
     grid = (shape, kernel_size, cast(WindowShape, window), dilation)
-    call = _Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece)
-    return [t for t in _backward_pass(call, grad, out, sums) if t is not None]
+    call = Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece)
+    return [t for t in backward_pass(call, grad, out, sums) if t is not None]
 
 
 @_backward.register_fake
@@ -712,7 +179,7 @@ def _(
     *_: object,
 ) -> list[Tensor]:
     return [
-        *(_as_projected(t, *t.shape) for t in (q, k, v)),
+        *(as_projected(t, *t.shape) for t in (q, k, v)),
         *(torch.empty_like(t) for t in (spatial, pose, cos, sin, readout) if t is not None),
     ]
 
@@ -757,7 +224,7 @@ def _differentiate_twice(
     if dropout:
         raise RuntimeError("backend 'tiled' has no second derivatives with dropout; needed backend='blocked'")
     query: QueryMode = "all" if summed else "own"
-    natural = q * (math.sqrt(q.shape[-1]) / _LOG2E)
+    natural = q * (math.sqrt(q.shape[-1]) / LOG2E)
     inputs = (q, k, v, spatial, pose, cos, sin, readout)
     if kernel_size:
         grid = Grid(tuple(shape), Window(kernel_size, window, dilation))

@@ -23,6 +23,7 @@ from escnn_attention import (
     SeparableEncoding,
 )
 from escnn_attention.fibers import fibers
+from escnn_attention.functional import BACKENDS
 from escnn_attention.positions import Grid
 from tests.spaces import (
     ALL,
@@ -105,6 +106,24 @@ class TestEquivariance:
         for window in ({}, {"size": 3}, {"size": 5, "dilation": 2}):
             layer = attention_for(space, encoding=encoding, **options, **window)
             x = random_field(layer.in_type, *shape_of(space, 4), batch=1)
+            assert turned_error(layer, x) < TOLERANCE
+            assert grid_error(layer, x) < TOLERANCE
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
+    @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
+    @pytest.mark.parametrize("size", [None, 3])
+    def test_every_backend(self, backend, query, encoding, size):
+        options = {"lifting": True} if query == "lifting" else {"query": query[:3]}
+        if query == "own keys":
+            options["keys"] = "own"
+        for name in ("C3", "D4", "conical"):
+            layer = attention_for(ALL[name](), encoding=encoding, size=size, backend=backend, **options)
+            x = random_field(layer.in_type, *shape_of(layer.space, 4), batch=1)
+            if (encoding, size) == ("mlp", None) and backend in ("tiled", "dense"):
+                with pytest.raises(ValueError, match="cannot serve this call: without a window it needs"):
+                    turned_error(layer, x)
+                continue
             assert turned_error(layer, x) < TOLERANCE
             assert grid_error(layer, x) < TOLERANCE
 
