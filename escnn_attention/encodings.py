@@ -396,7 +396,7 @@ class RotaryEncoding(Encoding):
     Example:
         >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, RotaryEncoding
-        >>> g = gspaces.octaOnR3()
+        >>> g = gspaces.dihedralOnR3(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, encoding=RotaryEncoding(), keys="own")
 
