@@ -320,7 +320,31 @@ class SeparableEncoding(MLPEncoding):
         return F.pad(self.pose_embedding, (self.channels - self.pose_embedding.shape[-1], 0))
 
 
-class FourierEncoding(Encoding):
+class _FrequencyEncoding(Encoding):
+    """What encodings by frequencies share: options, and the frequencies themselves."""
+
+    frequencies: Tensor
+
+    def __init__(self, num_frequencies: int | None, scale: float, learned: bool):
+        super().__init__()
+        if num_frequencies is not None:
+            _positive(num_frequencies=num_frequencies)
+        if not scale > 0:
+            raise ValueError(f"scale: got {scale!r}, needed a positive number")
+        self.num_frequencies, self.scale, self.learned = num_frequencies, scale, learned
+
+    def _draw_frequencies(self, *shape: int) -> None:
+        frequencies = self.scale * torch.randn(shape)
+        if self.learned:
+            self.frequencies = Parameter(frequencies)
+        else:
+            self.register_buffer("frequencies", frequencies)
+
+    def extra_repr(self) -> str:
+        return f"num_frequencies={self.num_frequencies}, learned={self.learned}"
+
+
+class FourierEncoding(_FrequencyEncoding):
     r""":math:`\rho(\delta, p) = W\,[\cos\Omega\delta, \sin\Omega\delta] + E[p]`.
 
     The encoding whose attention factorises: with it the scores are those of standard attention on widened vectors.
@@ -342,19 +366,12 @@ class FourierEncoding(Encoding):
     """
 
     def __init__(self, num_frequencies: int = 16, *, scale: float = math.pi, learned: bool = True):
-        super().__init__()
-        _positive(num_frequencies=num_frequencies)
-        if not scale > 0:
-            raise ValueError(f"scale: got {scale!r}, needed a positive number")
-        self.num_frequencies, self.scale, self.learned = num_frequencies, scale, learned
+        super().__init__(num_frequencies, scale, learned)
         self.readout: torch.nn.Linear | None = None
 
     def _build_offsets(self) -> None:
-        frequencies = self.scale * torch.randn(self.num_frequencies, self.dim)
-        if self.learned:
-            self.frequencies = Parameter(frequencies)
-        else:
-            self.register_buffer("frequencies", frequencies)
+        assert self.num_frequencies is not None
+        self._draw_frequencies(self.num_frequencies, self.dim)
         self.readout = torch.nn.Linear(2 * self.num_frequencies, self.num_heads * self.channels, bias=False)
         torch.nn.init.normal_(self.readout.weight, std=1 / math.sqrt(self.num_frequencies))
 
@@ -373,11 +390,8 @@ class FourierEncoding(Encoding):
             return None
         return self.frequencies, self.readout.weight.unflatten(0, (self.num_heads, self.channels))
 
-    def extra_repr(self) -> str:
-        return f"num_frequencies={self.num_frequencies}, learned={self.learned}"
 
-
-class RotaryEncoding(Encoding):
+class RotaryEncoding(_FrequencyEncoding):
     r"""Rotations of pairs of channels: :math:`\langle q, R(\Omega\delta)(k + E[p]) \rangle`.
 
     Queries and keys are rotated by the angles :math:`\Omega h^{-1}x` of their own positions, so that a score depends on
@@ -404,12 +418,7 @@ class RotaryEncoding(Encoding):
     """
 
     def __init__(self, num_frequencies: int | None = None, *, scale: float = math.pi, learned: bool = True):
-        super().__init__()
-        if num_frequencies is not None:
-            _positive(num_frequencies=num_frequencies)
-        if not scale > 0:
-            raise ValueError(f"scale: got {scale!r}, needed a positive number")
-        self.num_frequencies, self.scale, self.learned = num_frequencies, scale, learned
+        super().__init__(num_frequencies, scale, learned)
 
     def _build_offsets(self) -> None:
         pairs = self.channels // 2 if self.num_frequencies is None else self.num_frequencies
@@ -418,20 +427,13 @@ class RotaryEncoding(Encoding):
                 f"encoding: RotaryEncoding rotates {2 * max(pairs, 1)} channels and a head has {self.channels}; set "
                 f"head_fields to {2 * max(pairs, 1)} or more"
             )
-        frequencies = self.scale * torch.randn(self.num_heads, pairs, self.dim)
-        if self.learned:
-            self.frequencies = Parameter(frequencies)
-        else:
-            self.register_buffer("frequencies", frequencies)
+        self._draw_frequencies(self.num_heads, pairs, self.dim)
 
     def offsets(self, delta: Tensor) -> Tensor | None:
         return None
 
     def rotations(self) -> Tensor | None:
         return self.frequencies if self.bound and self.dim else None
-
-    def extra_repr(self) -> str:
-        return f"num_frequencies={self.num_frequencies}, learned={self.learned}"
 
 
 class NoEncoding(Encoding):

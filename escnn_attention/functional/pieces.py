@@ -21,71 +21,102 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.tiles import Piece, chunks_of, tiles_of
+from escnn_attention.functional.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
 from escnn_attention.positions import WindowShape
 
-__all__ = ["LOG2E", "Call", "as_projected", "backward_pass", "forward_pass", "tile_size"]
+__all__ = ["LOG2E", "Arguments", "backward_pass", "empty_gradients", "empty_results", "forward_pass"]
 
 LOG2E = math.log2(math.e)
 
 
-class Call:
-    """What the passes of one call work with; queries are scaled, so that scores are in units of log 2.
+class Arguments(NamedTuple):
+    """What there is to compute, in numbers and tensors that an operator takes.
+
+    Attributes:
+        q: ``(B, M, J, N, C)``, scaled, so that scores are in units of log 2.
+        k, v, spatial, pose: as every backend takes them.
+        cos, sin, readout: of waves; None in a window.
+        seed: ``(1,)``; for dropout.
+        num_poses: :math:`|H|`.
+        shape: the grid.
+        kernel_size, window, dilation: the window; a size of 0 is everything.
+        summed: whether every output pose has all query poses.
+        dropout: the probability.
+        piece: how many scores are worked on at once.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spatial: Tensor | None
+    pose: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    readout: Tensor | None
+    seed: Tensor | None
+    num_poses: int
+    shape: list[int]
+    kernel_size: int
+    window: WindowShape
+    dilation: int
+    summed: bool
+    dropout: float
+    piece: int
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """The tensors that there are gradients for: the first of the arguments."""
+        return (self.q, self.k, self.v, self.spatial, self.pose, self.cos, self.sin, self.readout)
+
+    def padded(self) -> list[int]:
+        """The shape of a buffer for whole tiles of queries."""
+        if self.kernel_size:
+            size = _tile_size(self.kernel_size)
+            return [self.dilation * size * n for n in tile_counts(self.shape, self.dilation, size)]
+        return self.chunks().padded(0)
+
+    def chunks(self) -> Chunks:
+        """Stretches of queries, where everything is seen."""
+        positions = self.q.shape[3]
+        return chunks_of(positions, self.q.shape[2] * self.k.shape[2] * positions, self.piece)
+
+
+class _Call:
+    """What the passes of one call work with.
 
     Rows of a tile are its query poses and queries, columns its key poses and the places of its halo. The output poses
     are the frames in which a tile is seen: one by one if each has all query poses, and else all together, each row in
     the frame of its own pose.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        spatial: Tensor | None,
-        pose: Tensor | None,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        readout: Tensor | None,
-        seed: Tensor | None,
-        num_poses: int,
-        shape: list[int],
-        kernel_size: int,
-        window: WindowShape,
-        dilation: int,
-        summed: bool,
-        dropout: float,
-        piece: int,
-    ):
-        self.q, self.k, self.v, self.spatial, self.pose = q, k, v, spatial, pose
-        self.cos, self.sin, self.readout = cos, sin, readout
-        self.everything, self.limit = kernel_size == 0, piece
-        tiles = (
-            chunks_of(q.shape[3], q.shape[2] * k.shape[2] * q.shape[3], piece)
-            if self.everything
-            else tiles_of(tuple(shape), kernel_size, window, dilation, tile_size(kernel_size))
-        )
-        self.tiles, self.num_poses, self.summed, self.dropout = tiles, num_poses, summed, dropout
+    def __init__(self, arguments: Arguments):
+        q, k = self.q, self.k = arguments.q, arguments.k
+        self.v, self.spatial, self.pose = arguments.v, arguments.spatial, arguments.pose
+        self.cos, self.sin, self.readout = arguments.cos, arguments.sin, arguments.readout
+        self.num_poses, self.summed, self.dropout = arguments.num_poses, arguments.summed, arguments.dropout
+        self.everything, self.limit = arguments.kernel_size == 0, arguments.piece
+        self.tiles = arguments.chunks() if self.everything else _tiles(arguments)
         self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
         self.key_poses = k.shape[2]
-        self.num_queries, self.num_places = tiles.rows.shape
+        self.num_queries, self.num_places = self.tiles.rows.shape
         self.rows, self.columns = self.query_poses * self.num_queries, self.key_poses * self.num_places
-        self.num_frames = num_poses if summed else 1
+        self.num_frames = self.num_poses if self.summed else 1
         # What is added to the scores of a row is a product with a table, of the offsets and then of the key poses. A
         # table belongs to a frame, and in a window to a place of the tile.
-        self.num_tables = (1 if summed else num_poses) * (1 if self.everything else self.num_queries)
-        self.table_size = self.num_places + (0 if pose is None else self.key_poses)
+        self.num_tables = (1 if self.summed else self.num_poses) * (1 if self.everything else self.num_queries)
+        self.table_size = self.num_places + (0 if self.pose is None else self.key_poses)
         self.width, self.value_width = _width(self.channels + 2), _width(self.channels + 1)
         # Queries are followed by what waves make of them.
-        self.num_waves = 0 if cos is None else cos.shape[-1]
+        self.num_waves = 0 if self.cos is None else self.cos.shape[-1]
         self.query_width = self.width + 2 * self.num_waves
-        self.has_terms = any(t is not None for t in (spatial, pose, cos)) or not self.everything
+        self.has_terms = any(t is not None for t in (self.spatial, self.pose, self.cos)) or not self.everything
         self.masked = -1e30 if q.dtype == torch.float32 else -1e300
-        self.seed = 0 if seed is None else int(seed)
+        self.seed = 0 if arguments.seed is None else int(arguments.seed)
         self.generator = torch.Generator()
         self.buffers: dict[str, Tensor] = {}
 
@@ -120,7 +151,7 @@ class Call:
 class _Head:
     """What the function of the offset and the poses add to the scores of one head, as tables, and their gradients."""
 
-    def __init__(self, call: Call, number: int):
+    def __init__(self, call: _Call, number: int):
         self.call, self.number = call, number
         rows, c, w = call.tiles.rows, call.channels, call.width
 
@@ -181,7 +212,7 @@ class _Head:
 class _Images:
     """Padded buffers for one head of some images, of which the pieces are views."""
 
-    def __init__(self, call: Call, number: int, pieces: list[Piece], backward: bool):
+    def __init__(self, call: _Call, number: int, pieces: list[Piece], backward: bool):
         self.call, tiles = call, call.tiles
         outer, inner = tiles.padded(tiles.radius), tiles.padded(0)
         self.q = call.q.new_zeros(number, call.query_poses, *inner, call.query_width)
@@ -262,8 +293,9 @@ class _Piece:
         self.sums_there = [part(images.sums[:, i].unsqueeze(-1), 0) for i in range(call.num_frames)]
         self.start = self.by_key_pose(self.scores)
         if call.num_waves:
-            self.stretch = piece[0].start * tiles.size, min((piece[0].start + 1) * tiles.size, tiles.shape[0])
-            self.wide = self.all_q[0].view(call.query_poses, call.num_queries, -1)[..., call.width :]
+            first = piece[0].start * tiles.size
+            self.stretch = slice(first, min(first + tiles.size, tiles.shape[0]))
+            self.wide = self.by_position(self.all_q)[..., call.width :]
         if call.summed:
             self.summed = take("summed", t, call.num_poses * call.num_queries, call.columns)
             self.summed_by_frame = self.summed.view(t, call.num_poses, call.num_queries, call.columns).unbind(1)
@@ -303,11 +335,13 @@ class _Piece:
         """Scores ``(t, R, P · S)`` as ``(tables, rows, P, S)``."""
         return self.by_table(scores).unflatten(-1, (self.call.key_poses, self.call.num_places))
 
-    def gather(self) -> None:
+    def gather(self, head: _Head) -> None:
         self.q_here.copy_(self.q_there)
         self.k_v_here.copy_(self.k_v_there)
         if self.images.factorised:
             torch.bmm(self.q, self.k_turned, out=self.content).exp2_()
+        if head.readout is not None:
+            self.amplitudes = self.by_position(self.all_q)[..., : self.call.channels] @ head.readout
 
     def score(self, head: _Head, frame: int) -> Tensor:
         """The scores in units of log 2."""
@@ -342,37 +376,38 @@ class _Piece:
     def widen(self, head: _Head, frame: int) -> None:
         """Queries as waves see them: turned by the phase of their own position."""
         a, b, cos, sin = self.waves(head, frame)
-        n = cos.shape[1]
-        torch.sub(a * cos, b * sin, out=self.wide[:, :n, : self.call.num_waves])
-        torch.add(a * sin, b * cos, out=self.wide[:, :n, self.call.num_waves :])
+        of_cos, of_sin = self.wide.chunk(2, dim=-1)
+        torch.sub(a * cos, b * sin, out=of_cos)
+        torch.add(a * sin, b * cos, out=of_sin)
 
     def waves(self, head: _Head, frame: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Amplitudes of the queries, ``(J, n, F)``, and cosine and sine at their positions, ``(J or 1, n, F)``."""
-        call, (start, stop) = self.call, self.stretch
-        assert head.readout is not None
         assert head.cos is not None
         assert head.sin is not None
-        queries = self.all_q[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
-        a, b = (queries @ head.readout).chunk(2, dim=-1)
-        frames = slice(frame, frame + 1) if call.summed else slice(None)
-        return a, b, head.cos[frames, start:stop], head.sin[frames, start:stop]
+        (a, b), here = self.amplitudes.chunk(2, dim=-1), self.frames(frame)
+        return a, b, head.cos[here], head.sin[here]
+
+    def frames(self, frame: int) -> tuple[slice, slice]:
+        """The frame, or those of all rows, and the stretch of queries, in a table ``(H, N, ...)``."""
+        return slice(frame, frame + 1) if self.call.summed else slice(None), self.stretch
+
+    def by_position(self, rows: Tensor) -> Tensor:
+        """Rows ``(1, R, width)`` of a stretch without what fills it up, ``(J, n, width)``."""
+        number = self.stretch.stop - self.stretch.start
+        return rows[0].view(self.call.query_poses, self.call.num_queries, -1)[:, :number]
 
     def widen_backward(self, head: _Head, frame: int, grad: Tensor) -> None:
-        """From the gradient of what waves made of the queries, ``(J, Q, 2F)``, to queries and waves."""
-        call, (start, stop) = self.call, self.stretch
+        """From the gradient of what waves made of the queries, ``(J, n, 2F)``, to queries and waves."""
         assert head.readout is not None
         a, b, cos, sin = self.waves(head, frame)
-        grad_a, grad_b = grad[:, : stop - start].chunk(2, dim=-1)
-        frames = slice(frame, frame + 1) if call.summed else slice(None)
+        grad_a, grad_b = grad.chunk(2, dim=-1)
         for target, value in ((head.grad_cos, grad_a * a + grad_b * b), (head.grad_sin, grad_b * a - grad_a * b)):
-            target[frames, start:stop].add_(value.sum(0, keepdim=True) if call.summed else value)
+            target[self.frames(frame)].add_(value.sum(0, keepdim=True) if self.call.summed else value)
         amplitudes = torch.cat([grad_a * cos + grad_b * sin, grad_b * cos - grad_a * sin], dim=-1)
-
-        def rows(x: Tensor) -> Tensor:
-            return x[0].view(call.query_poses, call.num_queries, -1)[:, : stop - start, : call.channels]
-
-        rows(self.all_grad_q).add_(amplitudes @ head.readout.T)
-        head.grad_readout.add_(rows(self.all_q).flatten(0, 1).T @ amplitudes.flatten(0, 1))
+        c = self.call.channels
+        self.by_position(self.all_grad_q)[..., :c].add_(amplitudes @ head.readout.T)
+        queries = self.by_position(self.all_q)[..., :c]
+        head.grad_readout.add_(queries.flatten(0, 1).T @ amplitudes.flatten(0, 1))
 
     def exponentials(self, head: _Head, frame: int) -> tuple[Tensor, Tensor]:
         """Numbers in proportion to the probabilities and their sums, of which the logarithms are noted."""
@@ -389,7 +424,7 @@ class _Piece:
 
     def forward(self, head: _Head, place: tuple[int, ...]) -> None:
         call = self.call
-        self.gather()
+        self.gather(head)
         for frame in range(call.num_frames):
             p, total = self.exponentials(head, frame)
             if call.dropout:
@@ -403,7 +438,7 @@ class _Piece:
 
     def backward(self, head: _Head, place: tuple[int, ...]) -> None:
         call = self.call
-        self.gather()
+        self.gather(head)
         self.out_here.copy_(self.out_there)  # The gradient of the output is where the output was.
         self.all_grad_q.zero_()
         place = (*place, *self.place)
@@ -473,14 +508,13 @@ class _Piece:
         self.grad_q_by_table.add_(product)
         head.grad[frame].baddbmm_(self.q_by_table.transpose(1, 2), self.added)
         if call.num_waves:
-            self.widen_backward(head, frame, product.view(call.query_poses, call.num_queries, -1)[..., call.width :])
+            self.widen_backward(head, frame, self.by_position(product.view(self.all_q.shape))[..., call.width :])
 
 
-def forward_pass(call: Call) -> tuple[Tensor, Tensor]:
+def forward_pass(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """The output ``(B, M, H, N, C)``, and the logarithms of the sums ``(B, M, frames, J, *padded)``."""
-    batch, heads, _, positions, channels = call.q.shape
-    out = as_projected(call.q, batch, heads, call.num_poses, positions, channels)
-    sums = call.q.new_empty(batch, heads, call.num_frames, call.query_poses, *call.tiles.padded(0))
+    call = _Call(arguments)
+    out, sums = empty_results(arguments)
     for number, some, images, head in call.work(backward=False):
         images.load(head, some)
         for piece in images.pieces:
@@ -490,12 +524,16 @@ def forward_pass(call: Call) -> tuple[Tensor, Tensor]:
     return out, sums
 
 
-def backward_pass(call: Call, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    """The gradients of queries, keys, values, offsets and poses."""
-    grad_q, grad_k, grad_v = (as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
-    terms = [
-        None if t is None else torch.zeros_like(t) for t in (call.spatial, call.pose, call.cos, call.sin, call.readout)
-    ]
+def backward_pass(arguments: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    """The gradients of the tensors among the arguments, from queries to waves."""
+    call = _Call(arguments)
+    grad_q, grad_k, grad_v, *terms = empty_gradients(arguments)
+    assert grad_q is not None
+    assert grad_k is not None
+    assert grad_v is not None
+    for term in terms:
+        if term is not None:
+            term.zero_()
     radius = call.tiles.radius
     for number, some, images, head in call.work(backward=True):
         images.load(head, some)
@@ -508,6 +546,25 @@ def backward_pass(call: Call, grad: Tensor, out: Tensor, sums: Tensor) -> list[T
         if some.stop == call.num_images:
             head.add_gradients(*(None if t is None else _of_head(t, number) for t in terms))
     return [grad_q, grad_k, grad_v, *terms]
+
+
+def empty_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for what the forward pass returns."""
+    q = arguments.q
+    batch, heads, query_poses, positions, channels = q.shape
+    frames = arguments.num_poses if arguments.summed else 1
+    return (
+        _as_projected(q, batch, heads, arguments.num_poses, positions, channels),
+        q.new_empty(batch, heads, frames, query_poses, *arguments.padded()),
+    )
+
+
+def empty_gradients(arguments: Arguments) -> list[Tensor | None]:
+    """Room for what the backward pass returns."""
+    return [
+        *(_as_projected(t, *t.shape) for t in (arguments.q, arguments.k, arguments.v)),
+        *(None if t is None else torch.empty_like(t) for t in arguments.leaves[3:]),
+    ]
 
 
 def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | None = None) -> None:
@@ -533,7 +590,7 @@ def _longest(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1).amax() if vectors.numel() else vectors.new_zeros(())
 
 
-def as_projected(like: Tensor, *shape: int) -> Tensor:
+def _as_projected(like: Tensor, *shape: int) -> Tensor:
     """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
     batch, heads, poses, positions, channels = shape
     return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
@@ -551,7 +608,11 @@ def _moderate(logarithm: Tensor) -> bool:
     return bool(low > -limit and high < limit)
 
 
-def tile_size(kernel_size: int) -> int:
-    """The queries of a tile along each axis."""
+def _tile_size(kernel_size: int) -> int:
     # Neighbouring queries share most of their keys. Larger tiles read fewer of them and compute more scores in vain.
     return 1 if kernel_size == 1 else 2
+
+
+def _tiles(arguments: Arguments) -> Tiles:
+    size, window = arguments.kernel_size, arguments.window
+    return tiles_of(tuple(arguments.shape), size, window, arguments.dilation, _tile_size(size))

@@ -7,17 +7,24 @@ says how). This is what calls it: the arguments, the operators that compilers se
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.pieces import LOG2E, Call, as_projected, backward_pass, forward_pass, tile_size
+from escnn_attention.functional.pieces import (
+    LOG2E,
+    Arguments,
+    backward_pass,
+    empty_gradients,
+    empty_results,
+    forward_pass,
+)
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.functional.tiles import chunks_of, tile_counts
-from escnn_attention.positions import Grid, Positions, Window, WindowShape
+from escnn_attention.positions import Grid, Positions, Window
 
 __all__ = ["PIECE", "attention", "refuses"]
 
@@ -63,193 +70,105 @@ def attention(
     return out.to(dtype)
 
 
-# Operators, so that compilers take each pass as one node and do not follow its loops.
+# Operators, so that compilers take each pass as one node and do not follow its loops. Theirs are the arguments of
+# `Arguments`, in this order.
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? spatial, Tensor? pose, Tensor? cos, Tensor? sin, Tensor? readout, "
+    "Tensor? seed, int num_poses, int[] shape, int kernel_size, str window, int dilation, bool summed, float dropout, "
+    "int piece"
+)
 
 
-@torch.library.custom_op("escnn_attention::tiled", mutates_args=(), device_types="cpu")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    seed: Tensor | None,
-    num_poses: int,
-    shape: list[int],
-    kernel_size: int,
-    window: str,
-    dilation: int,
-    summed: bool,
-    dropout: float,
-    piece: int,
-) -> tuple[Tensor, Tensor]:
-    terms = (spatial, pose, cos, sin, readout)
-    grid = (shape, kernel_size, cast(WindowShape, window), dilation)
-    reached = None
-    if kernel_size and not torch.isfinite(k.sum() + v.sum()):
-        # A value that is not finite spoils the queries that see it, and no others of its tile: whom an attention of
-        # equal weights brings something from it.
-        finite = torch.isfinite(k).all(-1, keepdim=True) & torch.isfinite(v).all(-1, keepdim=True)
-        spoilt = 1 - finite.all(2, keepdim=True).to(q.dtype)
-        nothing = torch.zeros_like(spoilt)
-        even = Call(nothing, nothing, spoilt, None, None, None, None, None, None, 1, *grid, False, 0.0, piece)
-        reached = forward_pass(even)[0] > 0
-        k, v = (torch.where(finite, t, 0.0) for t in (k, v))
-    out, sums = forward_pass(Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece))
-    return out if reached is None else out.masked_fill(reached, torch.nan), sums
+def _forward_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+    call = Arguments(*arguments)
+    if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
+        return forward_pass(call)
+    # A value that is not finite spoils the queries that see it, and no others of its tile: whom an attention of equal
+    # weights brings something from it.
+    finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
+    spoilt = 1 - finite.all(2, keepdim=True).to(call.q.dtype)
+    nothing = torch.zeros_like(spoilt)
+    even = call._replace(q=nothing, k=nothing, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
+    reached = forward_pass(even)[0] > 0
+    k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
+    out, sums = forward_pass(call._replace(k=k, v=v))
+    return out.masked_fill(reached, torch.nan), sums
+
+
+def _backward_operator(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
+    return [t for t in backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
+
+
+_forward = torch.library.custom_op(
+    "escnn_attention::tiled",
+    _forward_operator,
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+)
+_backward = torch.library.custom_op(
+    "escnn_attention::tiled_backward",
+    _backward_operator,
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(Tensor grad, Tensor out, Tensor sums, {_ARGUMENTS}) -> Tensor[]",
+)
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    seed: Tensor | None,
-    num_poses: int,
-    shape: list[int],
-    kernel_size: int,
-    window: str,
-    dilation: int,
-    summed: bool,
-    dropout: float,
-    piece: int,
-) -> tuple[Tensor, Tensor]:
-    batch, heads, query_poses, positions, channels = q.shape
-    if kernel_size:
-        size = tile_size(kernel_size)
-        padded = [dilation * size * n for n in tile_counts(shape, dilation, size)]
-    else:
-        padded = chunks_of(positions, query_poses * k.shape[2] * positions, piece).padded(0)
-    return (
-        as_projected(q, batch, heads, num_poses, positions, channels),
-        q.new_empty(batch, heads, num_poses if summed else 1, query_poses, *padded),
-    )
-
-
-@torch.library.custom_op("escnn_attention::tiled_backward", mutates_args=(), device_types="cpu")
-def _backward(
-    grad: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    seed: Tensor | None,
-    num_poses: int,
-    shape: list[int],
-    kernel_size: int,
-    window: str,
-    dilation: int,
-    summed: bool,
-    dropout: float,
-    piece: int,
-) -> list[Tensor]:
-    terms = (spatial, pose, cos, sin, readout)
-    grid = (shape, kernel_size, cast(WindowShape, window), dilation)
-    call = Call(q, k, v, *terms, seed, num_poses, *grid, summed, dropout, piece)
-    return [t for t in backward_pass(call, grad, out, sums) if t is not None]
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return empty_results(Arguments(*arguments))
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    *_: object,
-) -> list[Tensor]:
-    return [
-        *(as_projected(t, *t.shape) for t in (q, k, v)),
-        *(torch.empty_like(t) for t in (spatial, pose, cos, sin, readout) if t is not None),
-    ]
+def _(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
+    return [t for t in empty_gradients(Arguments(*arguments)) if t is not None]
+
+
+_TENSORS = 9  # How many of the arguments are tensors.
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.options = inputs[:9], inputs[9:]
+    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     out, sums, *tensors = ctx.saved_tensors
-    if grad is None:
-        return (None,) * 17
-    if torch.is_grad_enabled():
-        return (*_differentiate_twice(grad, *tensors, *ctx.options), *[None] * 9)
-    found = iter(_backward(grad, out, sums, *tensors, *ctx.options))
-    return (*(None if t is None else next(found) for t in tensors[:8]), *[None] * 9)
+    arguments = Arguments(*tensors, *ctx.options)
+    leaves = arguments.leaves
+    found: Iterator[Tensor | None] = iter(())
+    if grad is not None and torch.is_grad_enabled():
+        found = iter(_differentiate_twice(grad, arguments))
+    elif grad is not None:
+        found = iter(_backward(grad, out, sums, *arguments))
+    grads = (None if t is None else next(found, None) for t in leaves)
+    return (*grads, *[None] * (len(arguments) - len(leaves)))
 
 
-def _differentiate_twice(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial: Tensor | None,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    seed: Tensor | None,
-    num_poses: int,
-    shape: list[int],
-    kernel_size: int,
-    window: WindowShape,
-    dilation: int,
-    summed: bool,
-    dropout: float,
-    piece: int,
-) -> list[Tensor | None]:
+def _differentiate_twice(grad: Tensor, call: Arguments) -> list[Tensor | None]:
     """Gradients that have gradients of their own, by operations that autograd looks through."""
-    if dropout:
+    if call.dropout:
         raise RuntimeError("backend 'tiled' has no second derivatives with dropout; needed backend='blocked'")
-    query: QueryMode = "all" if summed else "own"
-    natural = q * (math.sqrt(q.shape[-1]) / LOG2E)
-    inputs = (q, k, v, spatial, pose, cos, sin, readout)
-    if kernel_size:
-        grid = Grid(tuple(shape), Window(kernel_size, window, dilation))
-        out = blocked.attention(natural, k, v, grid, Terms(num_poses, spatial, pose), query=query)
+    query: QueryMode = "all" if call.summed else "own"
+    natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
+    if call.kernel_size:
+        grid = Grid(tuple(call.shape), Window(call.kernel_size, call.window, call.dilation))
+        terms = Terms(call.num_poses, call.spatial, call.pose)
+        out = blocked.attention(natural, call.k, call.v, grid, terms, query=query)
     else:
-        out = _everything_at_once(natural, k, v, pose, cos, sin, readout, num_poses, query)
-    leaves = [t for t in inputs if t is not None and t.requires_grad]
-    grads = iter(torch.autograd.grad(out, leaves, grad, create_graph=True, allow_unused=True))
-    return [next(grads) if t is not None and t.requires_grad else None for t in inputs]
+        out = _everything_at_once(natural, call, query)
+    needed = [t for t in call.leaves if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True, allow_unused=True))
+    return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
 
 
-def _everything_at_once(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pose: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    readout: Tensor | None,
-    num_poses: int,
-    query: QueryMode,
-) -> Tensor:
-    """Global attention with all scores held."""
-    q = (q.unsqueeze(3) if query == "own" else q.unsqueeze(2)).expand(-1, -1, num_poses, -1, -1, -1)
-    score = torch.einsum("bmhjnc,bmpkc->bmhjnpk", q, k)
+def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
+    """Global attention with all scores held, of queries that are not scaled."""
+    pose, cos, sin, readout = call.pose, call.cos, call.sin, call.readout
+    q = (q.unsqueeze(3) if query == "own" else q.unsqueeze(2)).expand(-1, -1, call.num_poses, -1, -1, -1)
+    score = torch.einsum("bmhjnc,bmpkc->bmhjnpk", q, call.k)
     if pose is not None:
         score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose).unsqueeze(-1)
     if cos is not None and sin is not None and readout is not None:
@@ -258,7 +177,7 @@ def _everything_at_once(
         wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
         score = score + torch.einsum("bmhjnf,mhkf->bmhjnk", wide, waves).unsqueeze(-2)
     p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
-    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, v)
+    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, call.v)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

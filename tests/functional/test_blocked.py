@@ -4,61 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.functional import Terms, attention, blocked, reference
-from escnn_attention.positions import Grid, Window
+from escnn_attention.positions import Window
+from tests.functional.cases import case, cases, outputs_and_gradients
 
 
-def case(
-    order, key_poses, query_poses, shape, window, terms, heads=2, channels=3, batch=2, dtype=torch.float64, seed=0
-):
-    """Random arguments of an attention: tensors that require gradients, positions and terms."""
-    generator = torch.Generator().manual_seed(seed)
-    grid = Grid(shape, window, dtype=dtype)
-
-    def random(*size):
-        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-
-    n = grid.num_positions
-    q = random(batch, heads, query_poses, n, channels)
-    k, v = random(batch, heads, key_poses, n, channels), random(batch, heads, key_poses, n, channels)
-    table_heads = 1 if "shared" in terms else heads
-    rows = n if "absolute" in terms else len(grid.offsets)
-    spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
-    pose = random(table_heads, order, key_poses, channels) if "pose" in terms else None
-    return (q, k, v), grid, Terms(order, spatial, pose, absolute="absolute" in terms)
-
-
-def outputs_and_gradients(backend, tensors, grid, terms, query):
-    leaves = [t for t in (*tensors, terms.spatial, terms.pose) if t is not None]
-    out = attention(*tensors, grid, terms, query=query, backend=backend)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
-    return [out, *torch.autograd.grad((out * weight).sum(), leaves, allow_unused=True)]
-
-
-@st.composite
-def cases(draw):
-    order = draw(st.integers(1, 4))
-    lifting = draw(st.booleans())
-    poses = 1 if lifting else order
-    terms = {t for t in ("spatial", "pose", "shared") if draw(st.booleans())}
-    if terms & {"spatial", "pose"} and draw(st.booleans()):
-        terms.add("absolute")
-    if lifting:
-        terms.discard("pose")
-    kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
-    window = Window(kernel, draw(st.sampled_from(["square", "disc"])), draw(st.integers(1, 2))) if kernel else Window()
-    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=0, max_size=3)))
-    query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
-    arguments = case(order, poses, poses, shape, window, terms, seed=draw(st.integers(0, 99)))
-    return *arguments, query, draw(st.sampled_from([1, 50, 1000, 2**22]))
-
-
-@given(cases())
-def test_agrees_with_the_reference_in_pieces_of_any_size(arguments):
-    tensors, grid, terms, query, piece = arguments
+@given(cases(), st.sampled_from([1, 50, 1000, 2**22]))
+def test_agrees_with_the_reference_in_pieces_of_any_size(arguments, piece):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "PIECE", piece)
-        got = outputs_and_gradients("blocked", tensors, grid, terms, query)
-    expected = outputs_and_gradients("reference", tensors, grid, terms, query)
+        got = outputs_and_gradients("blocked", *arguments)
+    expected = outputs_and_gradients("reference", *arguments)
     for a, b in zip(got, expected, strict=True):
         if b is None or a is None:
             # A term that cannot change the output may be left out of the graph.
