@@ -29,6 +29,7 @@ class Command(str, Enum):
     rotary = "rotary"
     step = "step"
     compile = "compile"
+    ceilings = "ceilings"
     all = "all"
 
 
@@ -116,6 +117,8 @@ def benchmark(
     step: a step of training, and where its time goes.
 
     compile: what torch.compile gains.
+
+    ceilings: what the layers reach of what the device can do.
 
     all: all of them, with one summary of the targets.
     """

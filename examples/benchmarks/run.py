@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from examples.benchmarks.commands import compiled, dense, layers, rotary, scaling, step
+from examples.benchmarks.commands import ceilings, compiled, dense, layers, rotary, scaling, step
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.environment import environment
 from examples.benchmarks.processes import measure_all
@@ -86,6 +86,10 @@ def _step(options: Options, say: Say) -> Iterator[Report]:
         yield step.run(options.conditions, network, options.query, say)
 
 
+def _ceilings(options: Options, say: Say) -> Iterator[Report]:
+    yield ceilings.run(options.conditions, say)
+
+
 def _compile(options: Options, say: Say) -> Iterator[Report]:
     yield compiled.run(options.conditions, say)
 
@@ -97,6 +101,7 @@ COMMANDS: dict[str, Callable[[Options, Say], Iterator[Report]]] = {
     "rotary": _rotary,
     "step": _step,
     "compile": _compile,
+    "ceilings": _ceilings,
 }
 """The commands by name, in the order of ``all``."""
 

@@ -16,7 +16,8 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from examples.benchmarks import processes
-from examples.benchmarks.commands.layer_cases import CASES
+from examples.benchmarks.commands.ceilings import numbers, operations, scores
+from examples.benchmarks.commands.layer_cases import CASES, QUICK, Case
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.curves import Curve, follow, slope
 from examples.benchmarks.memory import PeakMemory
@@ -84,6 +85,29 @@ def test_scaling(tmp_path):
             assert all(point["seconds"] > 0 for point in curve["points"])
     for picture in ("scaling_pixels.png", "scaling_group.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_ceilings(tmp_path):
+    run = benchmark("ceilings", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = json.loads((tmp_path / "ceilings.json").read_text(encoding="utf-8"))
+    assert stored["operations_per_second"] > 0
+    assert stored["bytes_per_second"] > 0
+    for case in stored["cases"]:
+        assert case["name"] in run.stdout
+        assert case["operations_per_second"] * case["seconds"] == pytest.approx(
+            operations(next(c for c in QUICK if c.name == case["name"]))
+        )
+
+
+def test_what_is_counted():
+    """By walking through the formula: batch, heads, output and query poses, positions, keys, channels."""
+    case = Case(4, 6, 2, 3, "all", "mlp", faster=1, smaller=1)
+    by_hand = 2 * 9 * 4 * 4 * 36 * (4 * 9)
+    assert scores(case) == by_hand
+    assert operations(case) == by_hand * 10 * 2 * (2 + 5)
+    assert scores(replace(case, query="own", kernel_size=None)) == 2 * 9 * 4 * 36 * (4 * 36)
+    assert numbers(case) == 12 * 2 * 9 * 10 * 4 * 36
 
 
 def test_a_checkout_that_lacks_something_ends_in_one_clear_line(tmp_path):

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from examples.benchmarks.subjects.attention import Attention
+from examples.benchmarks.subjects.ceiling import Copy, Product
 from examples.benchmarks.subjects.convolution import Convolution
 from examples.benchmarks.subjects.dense import Dense
 from examples.benchmarks.subjects.functional import Functional
@@ -17,10 +18,22 @@ from examples.benchmarks.subjects.platonic import Platonic
 from examples.benchmarks.subjects.subject import Subject
 from examples.benchmarks.subjects.training import TrainingStep
 
-__all__ = ["GSA", "Attention", "Convolution", "Dense", "Functional", "Platonic", "Subject", "TrainingStep"]
+__all__ = [
+    "GSA",
+    "Attention",
+    "Convolution",
+    "Copy",
+    "Dense",
+    "Functional",
+    "Platonic",
+    "Product",
+    "Subject",
+    "TrainingStep",
+]
 
 _KINDS: dict[str, type[Subject]] = {
-    kind.__name__: kind for kind in (Attention, Convolution, Dense, Functional, GSA, Platonic, TrainingStep)
+    kind.__name__: kind
+    for kind in (Attention, Convolution, Copy, Dense, Functional, GSA, Platonic, Product, TrainingStep)
 }
 
 
