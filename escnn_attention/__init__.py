@@ -26,8 +26,10 @@ if find_spec("escnn") is not None:
     )
     from escnn_attention.functional import working_memory
     from escnn_attention.nn import (
+        Crop,
         FieldLayerNorm,
         GroupSelfAttention,
+        HalvingPool,
         LiftingSelfAttention,
         PoseLinear,
         SiLU,
@@ -46,11 +48,13 @@ else:
 
 __all__ = [
     "AbsoluteEncoding",
+    "Crop",
     "Encoding",
     "EquivarianceReport",
     "FieldLayerNorm",
     "FourierEncoding",
     "GroupSelfAttention",
+    "HalvingPool",
     "LiftingSelfAttention",
     "MLPEncoding",
     "NoEncoding",

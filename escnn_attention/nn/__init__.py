@@ -2,8 +2,18 @@
 
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import TransformerBlock
 
-__all__ = ["FieldLayerNorm", "GroupSelfAttention", "LiftingSelfAttention", "PoseLinear", "SiLU", "TransformerBlock"]
+__all__ = [
+    "Crop",
+    "FieldLayerNorm",
+    "GroupSelfAttention",
+    "HalvingPool",
+    "LiftingSelfAttention",
+    "PoseLinear",
+    "SiLU",
+    "TransformerBlock",
+]

@@ -32,6 +32,7 @@ from escnn_attention.nn._arguments import (
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.plain.layer_norm import NormScope
@@ -74,9 +75,10 @@ class TransformerBlock(GridModule):
         projection: of the attention and of the pointwise network.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+        crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
 
     Shape:
-        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
 
     Raises:
         ValueError: as the layers inside raise.
@@ -114,6 +116,7 @@ class TransformerBlock(GridModule):
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
+        crop: int = 0,
         bias: bool = True,
         backend: str = "auto",
     ):
@@ -167,6 +170,7 @@ class TransformerBlock(GridModule):
         self.attention = attention
         self.after = SequentialModule(*after, _dropout(out_type, dropout))
         self.shortcut = _shortcut(in_type, out_type, projection)
+        self.crop = Crop(out_type, crop)
         tail = [_dropout(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail)
 
@@ -177,15 +181,19 @@ class TransformerBlock(GridModule):
             input: features of type ``in_type`` on a grid.
 
         Returns:
-            features of type ``out_type`` on the same grid.
+            features of type ``out_type``, on the same grid but for its margin.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has another gspace or type, or lies on scattered points.
+            ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``.
         """
         x = check_input(input, self.in_type, type(self).__name__)
-        y = self.shortcut(x) + self.after(self.attention(self.before(x)))
+        y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
         return y + self.feed_forward(y)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        return self.crop.evaluate_output_shape(super().evaluate_output_shape(input_shape))
 
     def attention_maps(
         self,
@@ -208,10 +216,10 @@ class TransformerBlock(GridModule):
         self.eval()
         attention = torch.nn.Sequential(self.before.export(), self.attention.export(), _export(self.after))
         shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
-        return PlainTransformerBlock(attention, shortcut, _export(self.feed_forward)).eval()
+        return PlainTransformerBlock(attention, shortcut, self.crop.export(), _export(self.feed_forward)).eval()
 
     def extra_repr(self) -> str:
-        return f"norm={self.norm!r}"
+        return f"norm={self.norm!r}, crop={self.crop.margin}"
 
 
 def _shortcut(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:

@@ -9,14 +9,21 @@ __all__ = ["TransformerBlock"]
 
 
 class TransformerBlock(torch.nn.Module):
-    """``y = shortcut(x) + attention(x)``, then ``y + feed_forward(y)``."""
+    """``y = crop(shortcut(x) + attention(x))``, then ``y + feed_forward(y)``."""
 
-    def __init__(self, attention: torch.nn.Module, shortcut: torch.nn.Module, feed_forward: torch.nn.Module):
+    def __init__(
+        self,
+        attention: torch.nn.Module,
+        shortcut: torch.nn.Module,
+        crop: torch.nn.Module,
+        feed_forward: torch.nn.Module,
+    ):
         super().__init__()
         self.attention = attention
         self.shortcut = shortcut
+        self.crop = crop
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.shortcut(x) + self.attention(x)
+        y = self.crop(self.shortcut(x) + self.attention(x))
         return y + self.feed_forward(y)

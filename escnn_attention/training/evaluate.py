@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from escnn.gspaces import GSpace
+from escnn.nn import FieldType
 from torch import nn
 
 from escnn_attention import equivariance_report
+from escnn_attention.models import InvariantLogits
 from escnn_attention.training.groups import grid_turns, random_angles, turn_by_angles, turn_by_element
 from escnn_attention.training.images import ImageData
-from escnn_attention.training.networks import InvariantLogits
 from escnn_attention.training.progress import Advance
 
 _ANGLE_SEED = 0  # the angles are part of the test set: they do not change with the seed of a run
@@ -136,5 +137,5 @@ def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, nu
         # In evaluation mode escnn keeps expanded weights, which cannot be copied: train mode drops them.
         copied = copy.deepcopy(network.train()).cpu()
         network.train(training)
-    probe = InvariantLogits(copied, gspace, num_classes)
+    probe = InvariantLogits(copied, FieldType(gspace, [gspace.trivial_repr]), num_classes)
     return float(equivariance_report(probe, (_PROBES, 1, size, size), layers=False).relative_error)

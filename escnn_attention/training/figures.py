@@ -12,11 +12,12 @@ from escnn.gspaces import GSpace
 from torch import Tensor, nn
 
 from escnn_attention import GroupSelfAttention
+from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
 from escnn_attention.training.datamodule import as_tensors
 from escnn_attention.training.files import atomic_file
 from escnn_attention.training.images import ImageData
-from escnn_attention.training.networks import DESCRIPTIONS, TITLES, EquivariantClassifier
+from escnn_attention.training.networks import DESCRIPTIONS, TITLES
 from escnn_attention.training.results import NetworkResult
 
 if TYPE_CHECKING:

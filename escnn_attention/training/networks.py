@@ -19,6 +19,7 @@ from escnn.gspaces import GSpace
 from torch import Tensor, nn
 
 from escnn_attention import FieldLayerNorm, LiftingSelfAttention, SiLU, TransformerBlock
+from escnn_attention.models import EquivariantClassifier
 from escnn_attention.training.settings import NETWORK_NAMES
 
 _HEADS = 2
@@ -50,66 +51,6 @@ class PlainClassifier(nn.Module):
             x = stage(x)
         logits: Tensor = self.head(x.mean(dim=(-2, -1)))
         return logits
-
-
-class EquivariantClassifier(nn.Module):
-    """Equivariant stages, maximum over poses, mean over positions, linear map: images (B, 1, S, S) to logits.
-
-    The logits (B, classes) are invariant under the fiber group, exactly for the elements that map the grid onto itself.
-
-    Args:
-        stages: by name, in order; the first takes one scalar field, the last gives regular fields.
-        num_classes: number of classes.
-    """
-
-    def __init__(self, stages: Mapping[str, enn.EquivariantModule], num_classes: int) -> None:
-        super().__init__()
-        self.stages = nn.ModuleDict(stages)
-        first, *_, last = stages.values()
-        self.in_type: enn.FieldType = first.in_type
-        self.order = last.out_type.gspace.fibergroup.order()
-        self.head = nn.Linear(len(last.out_type), num_classes)
-
-    def feature_maps(self, images: Tensor) -> dict[str, enn.GeometricTensor]:
-        """What each stage gives for ``images`` (B, 1, S, S), by the name of the stage."""
-        x = enn.GeometricTensor(images, self.in_type)
-        maps = {}
-        for name, stage in self.stages.items():
-            maps[name] = x = stage(x)
-        return maps
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = enn.GeometricTensor(images, self.in_type)
-        for stage in self.stages.values():
-            x = stage(x)
-        # escnn's GroupPooling, which does the same, answers in float32 whatever it is given.
-        invariant = x.tensor.unflatten(1, (-1, self.order)).amax(dim=2)
-        logits: Tensor = self.head(invariant.mean(dim=(-2, -1)))
-        return logits
-
-
-class InvariantLogits(enn.EquivariantModule):
-    """A classifier as a map between fields: one scalar field to one scalar per class at a single position.
-
-    Makes the equivariance error of a whole network measurable, and comparable between networks of any kind.
-
-    Args:
-        network: images (B, 1, S, S) to logits (B, classes).
-        gspace: the symmetry to hold the network against.
-        num_classes: number of classes.
-    """
-
-    def __init__(self, network: nn.Module, gspace: GSpace, num_classes: int) -> None:
-        super().__init__()
-        self.network = network
-        self.in_type = enn.FieldType(gspace, [gspace.trivial_repr])
-        self.out_type = enn.FieldType(gspace, num_classes * [gspace.trivial_repr])
-
-    def forward(self, input: enn.GeometricTensor) -> enn.GeometricTensor:
-        return enn.GeometricTensor(self.network(input.tensor)[:, :, None, None], self.out_type)
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (input_shape[0], self.out_type.size, 1, 1)
 
 
 @dataclass(frozen=True)

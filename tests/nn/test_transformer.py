@@ -290,3 +290,19 @@ def test_scalars_of_a_product_of_groups_are_activated():
     scalar = spaces.scalars(spaces.VOLUME["full cylindrical"](), 2)
     block = TransformerBlock(scalar, scalar, 1, 3, dropout=0.1).double().eval()
     assert spaces.grid_error(block, spaces.random_field(scalar, 3, 3, 3)) < 1e-10
+
+
+@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize("norm", ["gsa", "pre"])
+def test_a_cropped_block_is_exact_and_takes_the_margin(norm, size):
+    fields = spaces.regular(gspaces.flipRot2dOnR2(4), 2)
+    block = TransformerBlock(fields, fields, 1, 3, norm=norm, norm_scope="position", crop=2).double().eval()
+    whole = TransformerBlock(fields, fields, 1, 3, norm=norm, norm_scope="position").double().eval()
+    whole.load_state_dict(block.state_dict())
+    x = spaces.random_field(fields, size, size)
+    y = block(x)
+    assert tuple(y.shape) == block.evaluate_output_shape(tuple(x.shape)) == (2, 16, size - 4, size - 4)
+    # Statistics by position do not see that the margin is gone.
+    torch.testing.assert_close(y.tensor, whole(x).tensor[:, :, 2:-2, 2:-2])
+    torch.testing.assert_close(block.export()(x.tensor), y.tensor)
+    assert spaces.grid_error(block, x) < 1e-12

@@ -4,7 +4,7 @@ import torch
 from escnn_attention import equivariance_report
 from escnn_attention.training.evaluate import TestSet, measure_accuracies, measure_equivariance_error
 from escnn_attention.training.groups import gspace_by_name
-from escnn_attention.training.networks import NETWORKS, InvariantLogits, build_network, count_parameters
+from escnn_attention.training.networks import NETWORKS, build_network, count_parameters
 
 EQUIVARIANT = ("steerable", "hybrid", "gsa-net")
 
@@ -71,6 +71,6 @@ def test_feature_maps_are_named_by_stage():
 
 
 def test_whole_network_as_a_module():
-    module = InvariantLogits(build_network("hybrid", gspace_by_name("c4"), 8, 10, 900, 0), gspace_by_name("c4"), 10)
+    module = build_network("hybrid", gspace_by_name("c4"), 8, 10, 900, 0).as_fields()
     assert module.evaluate_output_shape((5, 1, 8, 8)) == (5, 10, 1, 1)
     assert equivariance_report(module, (2, 1, 8, 8)).relative_error < 1e-5

@@ -1,0 +1,117 @@
+"""Classifiers: equivariant stages that end in invariant logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.nn._arguments import check_input, check_regular
+
+__all__ = ["EquivariantClassifier", "InvariantLogits"]
+
+
+class EquivariantClassifier(torch.nn.Module):
+    r"""Equivariant stages, a maximum over poses, a mean over positions, and a linear map to the classes.
+
+    .. math:: \mathrm{logits} = W \operatorname{mean}_x \max_h f(x, h) + b
+
+    The logits are invariant under the fiber group, exactly for the elements that map the grid onto itself.
+
+    Args:
+        stages: by name, in order; the last gives regular fields.
+        num_classes: the number of classes; None where the last stage gives one regular field a class, which then are
+            the logits after pooling.
+
+    Attributes:
+        stages: the stages, by name.
+        in_type: the type of the input.
+        gspace: its gspace.
+        num_classes: the number of classes.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, num_classes)``.
+
+    Raises:
+        ValueError: the last stage gives fields that are not regular.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import LiftingSelfAttention
+        >>> from escnn_attention.models import EquivariantClassifier
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 8 * [g.regular_repr])
+        >>> network = EquivariantClassifier({"lifting": LiftingSelfAttention(image, fields, 2, 5)}, num_classes=10)
+        >>> network(torch.randn(2, 1, 9, 9)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, stages: Mapping[str, EquivariantModule], num_classes: int | None):
+        super().__init__()
+        self.stages = torch.nn.ModuleDict(stages)
+        first, *_, last = (*stages.values(), *stages.values())
+        check_regular("stages", last.out_type, "the maximum over poses")
+        self.in_type: FieldType = first.in_type
+        self.gspace: GSpace = first.in_type.gspace
+        self.order = last.out_type.gspace.fibergroup.order()
+        fields = len(last.out_type)
+        self.num_classes = fields if num_classes is None else num_classes
+        self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(fields, num_classes)
+
+    def forward(self, input: GeometricTensor | Tensor) -> Tensor:
+        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor."""
+        x = self._fields(input)
+        for stage in self.stages.values():
+            x = stage(x)
+        # escnn's GroupPooling, which does the same, answers in float32 whatever it is given.
+        invariant = x.tensor.unflatten(1, (-1, self.order)).amax(dim=2)
+        logits: Tensor = self.head(invariant.flatten(2).mean(dim=2))
+        return logits
+
+    def feature_maps(self, input: GeometricTensor | Tensor) -> dict[str, GeometricTensor]:
+        """What each stage gives, by the name of the stage."""
+        x = self._fields(input)
+        maps = {}
+        for name, stage in self.stages.items():
+            maps[name] = x = stage(x)
+        return maps
+
+    def as_fields(self) -> InvariantLogits:
+        """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
+        return InvariantLogits(self, self.in_type, self.num_classes)
+
+    def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:
+        if isinstance(input, Tensor):
+            input = GeometricTensor(input, self.in_type)
+        return check_input(input, self.in_type, type(self).__name__)
+
+
+class InvariantLogits(EquivariantModule):
+    """A classifier as a map between fields: images to one scalar field a class, at a single position.
+
+    Makes the equivariance error of a whole network measurable, and comparable between networks of any kind.
+
+    Args:
+        network: images ``(B, in_type.size, *space)`` to logits ``(B, num_classes)``.
+        in_type: the type of the images; its gspace is the symmetry to hold the network against.
+        num_classes: the number of classes.
+    """
+
+    def __init__(self, network: torch.nn.Module, in_type: FieldType, num_classes: int):
+        super().__init__()
+        self.network = network
+        self.in_type = in_type
+        self.out_type = FieldType(in_type.gspace, num_classes * [in_type.gspace.trivial_repr])
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        """The logits as scalar fields, ``(B, num_classes, 1, ..., 1)``."""
+        logits = self.network(input.tensor)
+        return GeometricTensor(logits[(..., *[None] * self.in_type.gspace.dimensionality)], self.out_type)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape: a single position."""
+        return (input_shape[0], self.out_type.size, *[1] * self.in_type.gspace.dimensionality)

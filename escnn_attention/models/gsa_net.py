@@ -1,0 +1,255 @@
+"""The stand-alone group self-attention networks of GSA-Nets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
+
+from escnn_attention.encodings import Encoding, SeparableEncoding
+from escnn_attention.functional import QueryMode
+from escnn_attention.models.classifier import EquivariantClassifier
+from escnn_attention.nn._arguments import check_int, check_probability
+from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.resample import HalvingPool
+from escnn_attention.nn.self_attention import LiftingSelfAttention
+from escnn_attention.nn.silu import SiLU
+from escnn_attention.nn.transformer import TransformerBlock
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.self_attention import SelfAttention
+
+__all__ = ["GSANet"]
+
+_Self = TypeVar("_Self", bound="GSANet")
+
+_GAIN = math.sqrt(2)  # "He's initialisation"
+
+
+class GSANet(EquivariantClassifier):
+    r"""A stand-alone group self-attention network (GSA-Nets, Figure F.1).
+
+    .. math::
+        f_0 &= \sigma(\mathrm{LN}(\mathrm{Lifting}(\mathrm{image}))) \\
+        f_{i+1} &= \mathrm{Pool}(\mathrm{Block}_{i, n_i}(\cdots \mathrm{Block}_{i, 1}(f_i))) \\
+        \mathrm{logits} &= \operatorname{mean}_x \max_h\, W f(x, h)
+
+    with the blocks of :class:`TransformerBlock` (``norm="gsa"``), and maps that mix channels and leave poses where they
+    are: apart from the pose embeddings the number of parameters does not depend on the group.
+
+    :meth:`rotmnist`, :meth:`cifar10` and :meth:`patch_camelyon` build the networks of the paper. Where the published
+    code departs from the paper's group equivariance, this network does not:
+
+    - the group acts on the encodings such that the layers commute with it (see the documentation, "How it works");
+    - windows of groups that do not map a square onto itself are discs;
+    - a pooling of an odd number of positions is symmetric (:class:`HalvingPool`; the last one on PatchCamelyon);
+    - the encoders do not normalise their hidden features, which made them step functions of the coordinates.
+
+    Args:
+        gspace: the symmetry, of the plane or of space.
+        in_channels: the channels of the images.
+        num_classes: the number of classes.
+        channels: the number of regular fields after the lifting layer.
+        blocks: the number of attention blocks in each stage.
+        expansion: for each stage, by how much its first block multiplies the number of fields.
+        crops: for each attention block of all stages, the margin that it takes off the grid.
+        pool: for each stage, whether it ends in 2×2 pooling. A stage may have no blocks and only pool.
+        num_heads: the number of heads; each has half as many fields as the layer gives.
+        kernel_size: the width of the windows; None for global attention.
+        query: whose queries contribute to a pose; ``"all"`` in the paper.
+        encoding: of every layer; by default a :class:`SeparableEncoding` that all heads share, as published.
+        window: the shape of the windows, see :class:`GroupSelfAttention`.
+        norm_between: whether a layer norm and a nonlinearity follow every block.
+        attention_dropout, value_dropout: of the attention probabilities and of what the attention gives.
+        input_dropout: of the pixels.
+        pool_dropout: in front of every pooling.
+        backend: see :class:`GroupSelfAttention`.
+
+    Shape:
+        ``(B, in_channels, *space)`` to ``(B, num_classes)``.
+
+    Raises:
+        ValueError: lists whose lengths do not agree, numbers that are not positive, or, on application, images too
+            small for the crops and poolings.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import GSANet
+        >>> network = GSANet.rotmnist(gspaces.rot2dOnR2(4), kernel_size=5)
+        >>> network(torch.randn(1, 1, 28, 28)).shape
+        torch.Size([1, 10])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Figure F.1 and
+    Appendix F, with the details of the published implementation.
+    """
+
+    def __init__(
+        self,
+        gspace: GSpace,
+        in_channels: int,
+        num_classes: int,
+        *,
+        channels: int,
+        blocks: Sequence[int],
+        expansion: Sequence[int] | None = None,
+        crops: Sequence[int] | None = None,
+        pool: Sequence[bool] | None = None,
+        num_heads: int = 9,
+        kernel_size: int | None = 5,
+        query: QueryMode = "all",
+        encoding: Encoding | str | None = None,
+        window: str = "auto",
+        norm_between: bool = False,
+        attention_dropout: float = 0.1,
+        value_dropout: float = 0.1,
+        input_dropout: float = 0.0,
+        pool_dropout: float = 0.0,
+        backend: str = "auto",
+    ):
+        blocks = [check_int("blocks", n, least=0) for n in blocks]
+        expansion = _listed("expansion", expansion, len(blocks), "stage", 1)
+        pool = _listed("pool", pool, len(blocks), "stage", False)
+        crops = _listed("crops", crops, sum(blocks), "block", 0)
+        options: dict[str, Any] = {
+            "num_heads": num_heads,
+            "kernel_size": kernel_size,
+            "encoding": SeparableEncoding(per_head=False) if encoding is None else encoding,
+            "window": window,
+            "projection": "pointwise",
+            "backend": backend,
+        }
+
+        image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
+        fields = _regular(gspace, check_int("channels", channels))
+        lifting = LiftingSelfAttention(
+            image, fields, head_fields=max(1, channels // 2), dropout=attention_dropout, **options
+        )
+        stages: dict[str, EquivariantModule] = {
+            "lifting": _sequence(
+                _dropout("input_dropout", image, input_dropout), lifting, FieldLayerNorm(fields, "sample"), SiLU(fields)
+            )
+        }
+        margins = iter(crops)
+        for stage, (count, factor, pooled) in enumerate(zip(blocks, expansion, pool, strict=True), start=1):
+            for i in range(count):
+                wider = _regular(gspace, len(fields) * check_int("expansion", factor)) if i == 0 else fields
+                block = TransformerBlock(
+                    fields,
+                    wider,
+                    head_fields=max(1, len(wider) // 2),
+                    hidden_fields=max(1, len(wider) // 2),
+                    query=query,
+                    attention_dropout=attention_dropout,
+                    dropout=value_dropout,
+                    crop=next(margins),
+                    **options,
+                )
+                fields = wider
+                after = (FieldLayerNorm(fields, "sample"), SiLU(fields)) if norm_between else ()
+                stages[f"attention_{stage}_{i + 1}"] = _sequence(block, *after)
+            if pooled:
+                stages[f"pool_{stage}"] = _sequence(_dropout("pool_dropout", fields, pool_dropout), HalvingPool(fields))
+        classes = _regular(gspace, check_int("num_classes", num_classes))
+        stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
+        super().__init__(stages, None)
+        self.reset_parameters()
+
+    @classmethod
+    def rotmnist(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+        """The network for rotated MNIST (App. F.1): one channel of 28×28, five blocks of 20 fields.
+
+        Args:
+            gspace: the symmetry; in the paper Z2, R4, R8, R12, R16.
+            options: of :class:`GSANet`, in place of those of the paper.
+        """
+        published = {"channels": 20, "blocks": (2, 3), "crops": (2, 0, 2, 1, 1), "pool": (True, False)}
+        return cls(gspace, 1, 10, **{**published, **options})
+
+    @classmethod
+    def cifar10(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+        """The network for CIFAR-10 (App. F.2): three channels of 32×32, six blocks of 96 and 192 fields.
+
+        Args:
+            gspace: the symmetry; in the paper Z2 and Z2M.
+            options: of :class:`GSANet`, in place of those of the paper.
+        """
+        published = {
+            "channels": 96,
+            "blocks": (2, 2, 2),
+            "expansion": (1, 2, 1),
+            "pool": (True, True, False),
+            "norm_between": True,
+            "input_dropout": 0.3,
+            "pool_dropout": 0.2,
+        }
+        return cls(gspace, 3, 10, **{**published, **options})
+
+    @classmethod
+    def patch_camelyon(cls: type[_Self], gspace: GSpace, **options: Any) -> _Self:
+        """The network for PatchCamelyon (App. F.3): three channels of 96×96, four blocks of 24 to 96 fields.
+
+        Args:
+            gspace: the symmetry; in the paper Z2, R4, R8 and R4M.
+            options: of :class:`GSANet`, in place of those of the paper.
+        """
+        published = {
+            "channels": 12,
+            "blocks": (0, 1, 2, 1),
+            "expansion": (1, 2, 2, 2),
+            "crops": (0, 2, 1, 1),
+            "pool": (True, True, True, True),
+            "norm_between": True,
+        }
+        return cls(gspace, 3, 2, **{**published, **options})
+
+    @torch.no_grad()
+    def reset_parameters(self, gain: float = _GAIN) -> None:
+        r"""Draw all weights as the published implementation does.
+
+        Weights are normal with standard deviation ``gain`` / √(fan in), biases 0, pose embeddings standard normal,
+        norms the identity. There, scores are divided by the square root of the number s of fields a layer is given,
+        here by that of the C channels of a head: queries are scaled by :math:`\sqrt{C / s}`, which gives the same.
+        """
+        for module in self.modules():
+            if isinstance(module, (ToPoses, FromPoses, Scalars)):
+                module.weight.normal_(std=gain / math.sqrt(module.weight.shape[1]))
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, torch.nn.Linear):
+                module.weight.normal_(std=gain / math.sqrt(module.in_features))
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, Encoding) and module.pose_embedding is not None:
+                module.pose_embedding.normal_()
+        for module in self.modules():
+            if isinstance(module, SelfAttention):
+                weight = module.project_in.weight
+                queries = len(weight) // 3  # those of all heads come first
+                weight[:queries] *= math.sqrt(queries / module.num_heads / weight.shape[1])
+
+
+def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, default: Any) -> list[Any]:
+    """One value for each stage or block."""
+    if values is None:
+        return [default] * count
+    if len(values) != count:
+        raise ValueError(f"{name}: got {len(values)} values, needed one for each {unit}, {count}")
+    return list(values)
+
+
+def _regular(gspace: GSpace, fields: int) -> FieldType:
+    return FieldType(gspace, fields * [gspace.regular_repr])
+
+
+def _dropout(name: str, field_type: FieldType, p: float) -> tuple[EquivariantModule, ...]:
+    return (PointwiseDropout(field_type, p),) if check_probability(name, p) else ()
+
+
+def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> SequentialModule:
+    flat = [m for part in modules for m in (part if isinstance(part, tuple) else (part,))]
+    return SequentialModule(*flat)

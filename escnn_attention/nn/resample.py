@@ -1,0 +1,118 @@
+"""Smaller grids about the same centre."""
+
+from __future__ import annotations
+
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention.nn._arguments import check_input, check_int, check_option, check_pointwise, check_shape, check_type
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.resample import Crop as PlainCrop
+from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool
+from escnn_attention.plain.resample import PoolKind
+
+__all__ = ["Crop", "HalvingPool"]
+
+
+class Crop(PlainModule):
+    """Takes the same margin off every side of the grid, which keeps its centre.
+
+    Args:
+        in_type: the type of the input and of the output.
+        margin: the positions to take off at either end of every axis.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n - 2 * margin for n in space))``.
+
+    Raises:
+        ValueError: on application, an axis has no more than ``2 * margin`` positions.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import Crop
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> Crop(fields, 2)(fields(torch.randn(1, 4, 9, 8))).shape
+        torch.Size([1, 4, 5, 4])
+
+    Source: the published implementation of GSA-Nets, which crops where a convolution without padding would.
+    """
+
+    def __init__(self, in_type: FieldType, margin: int):
+        super().__init__(check_type("in_type", in_type), in_type, PlainCrop(check_int("margin", margin, least=0)))
+        self.margin = margin
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = check_input(input, self.in_type, type(self).__name__)
+        self.evaluate_output_shape(tuple(x.shape))
+        return super().forward(x)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        if space and min(space) <= 2 * self.margin:
+            raise ValueError(
+                f"input: a margin of {self.margin} leaves nothing of a grid of {'×'.join(map(str, space))}, needed "
+                f"more than {2 * self.margin} positions along every axis"
+            )
+        return (batch, channels, *(n - 2 * self.margin for n in space))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, margin={self.margin}"
+
+
+class HalvingPool(PlainModule):
+    """Pools to half the size, exactly, whatever the size.
+
+    A pooling commutes with the group only where the windows are placed symmetrically about the centre: windows of 2
+    with stride 2 on an axis of even length, of 3 with stride 2 on one of odd length. (Windows of 2 leave the last
+    position of an odd axis out, and with it the equivariance.) Both give half the length, rounded down.
+
+    Args:
+        in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
+        kind: ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
+
+    Raises:
+        ValueError: a field that does not allow the maximum, no base space to pool over, or, on application, an axis
+            with a single position.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import HalvingPool
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> HalvingPool(fields)(fields(torch.randn(1, 4, 8, 7))).shape
+        torch.Size([1, 4, 4, 3])
+
+    Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Appendix C, on which sizes
+    keep the equivariance exact.
+    """
+
+    def __init__(self, in_type: FieldType, kind: PoolKind = "max"):
+        check_type("in_type", in_type)
+        if check_option("kind", kind, ("max", "avg")) == "max":
+            check_pointwise("in_type", in_type, 'kind="max"')
+        dimensions = in_type.gspace.dimensionality
+        if not dimensions:
+            raise ValueError("in_type: its gspace has no base space to pool over")
+        super().__init__(in_type, in_type, PlainHalvingPool(kind, dimensions))
+        self.kind = kind
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = check_input(input, self.in_type, type(self).__name__)
+        self.evaluate_output_shape(tuple(x.shape))
+        return super().forward(x)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        if min(space) < 2:
+            raise ValueError(f"input: a grid of {'×'.join(map(str, space))} cannot be halved")
+        return (batch, channels, *(n // 2 for n in space))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kind={self.kind!r}"

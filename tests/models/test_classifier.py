@@ -1,0 +1,55 @@
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, ReLU
+
+from escnn_attention import LiftingSelfAttention, PoseLinear, equivariance_report
+from escnn_attention.models import EquivariantClassifier, InvariantLogits
+from tests import spaces
+
+
+def stages(gspace, fields=3):
+    image, hidden = spaces.scalars(gspace, 1), spaces.regular(gspace, fields)
+    return {"lifting": LiftingSelfAttention(image, hidden, fields, 3), "relu": ReLU(hidden)}
+
+
+@pytest.mark.parametrize("num_classes", [4, None])
+def test_is_the_formula(num_classes):
+    network = EquivariantClassifier(stages(gspaces.flipRot2dOnR2(4)), num_classes).double()
+    images = torch.randn(2, 1, 5, 6, dtype=torch.float64)
+    features = network.feature_maps(images)["relu"].tensor.view(2, 3, 8, 5, 6)
+    expected = features.amax(2).mean((-2, -1))
+    if num_classes is not None:
+        expected = expected @ network.head.weight.T + network.head.bias
+    torch.testing.assert_close(network(images), expected)
+    torch.testing.assert_close(network(network.in_type(images)), expected)
+    assert network.num_classes == expected.shape[1]
+
+
+def test_logits_are_invariant():
+    for gspace in (gspaces.flipRot2dOnR2(4), gspaces.mirOnR3()):
+        network = EquivariantClassifier(stages(gspace), 4)
+        shape = (2, 1, *spaces.shape_of(gspace, 5))
+        assert equivariance_report(network.as_fields(), shape).relative_error < 1e-12
+        assert network.as_fields().evaluate_output_shape(shape) == (2, 4, *[1] * gspace.dimensionality)
+
+
+def test_a_network_without_symmetry_is_found_out():
+    gspace = gspaces.rot2dOnR2(4)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, 3))
+    module = InvariantLogits(network, spaces.scalars(gspace, 1), 3)
+    assert equivariance_report(module, (2, 1, 5, 5)).relative_error > 1e-2
+
+
+def test_fields_without_poses_are_refused():
+    gspace = gspaces.rot2dOnR2(4)
+    vectors = FieldType(gspace, [gspace.irrep(1)])
+    with pytest.raises(ValueError, match="stages: the maximum over poses needs regular fields only, got also irrep_1"):
+        EquivariantClassifier({"map": PoseLinear(spaces.regular(gspace, 1), vectors)}, 2)
+
+
+def test_other_inputs_are_refused():
+    network = EquivariantClassifier(stages(gspaces.rot2dOnR2(4)), 2)
+    other = spaces.random_field(spaces.scalars(gspaces.rot2dOnR2(2), 1), 5, 5)
+    with pytest.raises(ValueError, match="input: EquivariantClassifier got a tensor on the gspace"):
+        network(other)

@@ -1,0 +1,181 @@
+import math
+
+import pytest
+import torch
+from escnn import gspaces
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, equivariance_report
+from escnn_attention.models import GSANet
+
+GROUPS = {
+    "Z2": gspaces.trivialOnR2,
+    "Z2M": gspaces.flip2dOnR2,
+    "R4": lambda: gspaces.rot2dOnR2(4),
+    "R8": lambda: gspaces.rot2dOnR2(8),
+    "R12": lambda: gspaces.rot2dOnR2(12),
+    "R16": lambda: gspaces.rot2dOnR2(16),
+    "R4M": lambda: gspaces.flipRot2dOnR2(4),
+    "R8M": lambda: gspaces.flipRot2dOnR2(8),
+}
+NETWORKS = {"rotmnist": GSANet.rotmnist, "cifar10": GSANet.cifar10, "patch_camelyon": GSANet.patch_camelyon}
+
+# Measured on the published implementation.
+PUBLISHED = {
+    "rotmnist": {"Z2": 44_368, "R4": 44_428, "R8": 44_508, "R12": 44_588, "R16": 44_668, "Z2M": 44_388, "R4M": 44_508},
+    "cifar10": {"Z2": 3_001_648, "R4": 3_002_128, "R8": 3_002_768, "Z2M": 3_001_808, "R4M": 3_002_768},
+    "patch_camelyon": {"Z2": 206_926, "R4": 207_034, "R8": 207_178, "Z2M": 206_962, "R4M": 207_178},
+}
+
+
+def count(network):
+    return sum(p.numel() for p in network.parameters())
+
+
+def tiny(gspace, **options):
+    arguments = {"channels": 6, "blocks": (1, 1), "crops": (1, 0), "pool": (True, False)}
+    return GSANet(gspace, 1, 3, **{**arguments, "num_heads": 2, "kernel_size": 3, **options})
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parameters_and_how_they_differ_from_the_published(name):
+    """What is not there has no effect on the scores, or made step functions of the encoders."""
+    for group, published in PUBLISHED[name].items():
+        network = NETWORKS[name](GROUPS[group]())
+        layers = [m for m in network.modules() if isinstance(m, (GroupSelfAttention, LiftingSelfAttention))]
+        order = network.order
+        left_out = 0
+        for layer in layers:
+            width = layer.head_fields
+            left_out += layer.num_heads * width  # biases of the keys, which drop out of the softmax
+            lifting = isinstance(layer, LiftingSelfAttention)
+            left_out += 2 * (width // 2 if lifting else width // 3)  # biases of the encoders' outputs, which do so too
+            left_out += 2 * 2 * 16  # norms of the encoders' hidden features, a scale and a shift
+            if not lifting and order == 1:
+                left_out += width - 2 * (width // 3)  # a pose embedding of one pose, which drops out as well
+                widened = width // 2 - width // 3, width - width // 2 - width // 3
+                left_out -= 16 * sum(widened)  # and whose channels the encoders take
+        assert count(network) == published - left_out
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_only_the_pose_embedding_depends_on_the_group(name):
+    counts = {}
+    for group in ("Z2M", "R4", "R8", "R16", "R8M"):
+        network = NETWORKS[name](GROUPS[group]())
+        embeddings = sum(p.numel() for n, p in network.named_parameters() if n.endswith("pose_embedding"))
+        layers = [m for m in network.modules() if isinstance(m, GroupSelfAttention)]
+        assert embeddings == network.order * sum(m.head_fields - 2 * (m.head_fields // 3) for m in layers)
+        counts[group] = count(network) - embeddings
+    assert len(set(counts.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sizes"),
+    [
+        ("rotmnist", (1, 28), [28, 24, 24, 12, 8, 6, 4, 4]),
+        ("cifar10", (3, 32), [32, 32, 32, 16, 16, 16, 8, 8, 8, 8]),
+        ("patch_camelyon", (3, 96), [96, 48, 48, 24, 20, 18, 9, 7, 3, 3]),
+    ],
+)
+def test_grids_are_the_published_ones(name, shape, sizes):
+    network = NETWORKS[name](gspaces.trivialOnR2())
+    current, seen = (1, shape[0], shape[1], shape[1]), []
+    for stage in network.stages.values():
+        current = stage.evaluate_output_shape(current)
+        seen.append(current[-1])
+    assert seen == sizes
+
+
+def test_rotmnist_runs_and_is_exact():
+    network = GSANet.rotmnist(gspaces.rot2dOnR2(4), num_heads=2, query="own")
+    assert network(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+    assert equivariance_report(network.as_fields(), (1, 1, 28, 28), layers=False).relative_error < 1e-11
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("group", ["Z2", "Z2M", "R4", "R8", "R4M"])
+def test_equivariant(group, query):
+    network = tiny(GROUPS[group](), query=query, norm_between=True)
+    for size in (9, 8):  # the pooling meets an odd and an even grid
+        assert equivariance_report(network.as_fields(), (2, 1, size, size), layers=False).relative_error < 1e-11
+
+
+def test_equivariant_with_global_attention_and_in_space():
+    network = tiny(gspaces.flipRot2dOnR2(4), kernel_size=None)
+    assert equivariance_report(network.as_fields(), (1, 1, 7, 7), layers=False).relative_error < 1e-11
+    network = tiny(gspaces.mirOnR3(), query="own", channels=8)
+    assert equivariance_report(network.as_fields(), (1, 1, 5, 5, 5), layers=False).relative_error < 1e-11
+
+
+def test_a_broken_action_is_found_out():
+    network = tiny(gspaces.rot2dOnR2(4))
+    for module in network.modules():
+        if isinstance(module, GroupSelfAttention):
+            # The embedding of the key's pose itself, in place of that of its pose relative to the output's.
+            module.plain.quotient.copy_(torch.arange(4).expand(4, 4))
+    assert equivariance_report(network.as_fields(), (2, 1, 9, 9), layers=False).relative_error > 1e-4
+
+
+def test_initialisation_is_the_published_one():
+    torch.manual_seed(0)
+    network = GSANet.cifar10(gspaces.flip2dOnR2())
+    block = network.stages["attention_2_1"][0]  # from 96 to 192 fields
+    plain = block.attention.plain
+    heads, width, fields = block.attention.num_heads, block.attention.head_fields, 96
+    weight = plain.project_in.weight
+    assert weight.shape == (3 * heads * width, fields)
+    queries, others = weight[: heads * width], weight[heads * width :]
+    assert math.isclose(others.std().item(), math.sqrt(2 / fields), rel_tol=0.02)
+    # ⟨q, k⟩ / √width here is what ⟨q, k⟩ / √fields is there.
+    assert math.isclose(queries.std().item(), math.sqrt(2 / fields) * math.sqrt(width / fields), rel_tol=0.02)
+    assert math.isclose(plain.project_out.weight.std().item(), math.sqrt(2 / (heads * width)), rel_tol=0.02)
+    assert math.isclose(plain.encoding.pose_embedding.std().item(), 1.0, rel_tol=0.3)
+    biases = [p for name, p in network.named_parameters() if name.endswith("bias")]
+    assert len(biases) > 20
+    assert all((p == 0).all() for p in biases)
+
+
+def test_dropouts_are_where_they_are_said_to_be():
+    off = {"attention_dropout": 0.0, "value_dropout": 0.0}
+    x = torch.randn(2, 1, 9, 9)
+    network = tiny(gspaces.rot2dOnR2(2), **off)
+    torch.testing.assert_close(network(x), network(x))
+    for name in ("attention_dropout", "value_dropout", "input_dropout", "pool_dropout"):
+        network = tiny(gspaces.rot2dOnR2(2), **{**off, name: 0.5})
+        assert not torch.allclose(network(x), network(x)), name
+        network.eval()
+        torch.testing.assert_close(network(x), network(x))
+
+
+def test_options_reach_the_layers():
+    network = tiny(gspaces.rot2dOnR2(2), kernel_size=5, query="own", window="disc", encoding="fourier", num_heads=3)
+    lifting = [m for m in network.modules() if isinstance(m, LiftingSelfAttention)]
+    blocks = [m for m in network.modules() if isinstance(m, GroupSelfAttention)]
+    assert (len(lifting), len(blocks)) == (1, 2)
+    for module in (*lifting, *blocks):
+        assert module.num_heads == 3
+        assert module.plain.window.kernel_size == 5
+        assert module.plain.window.shape == "disc"
+        assert type(module.plain.encoding).__name__ == "FourierEncoding"
+    assert {module.plain.query for module in blocks} == {"own"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crops": (1,)}, "crops: got 1 values, needed one for each block, 2"),
+        ({"pool": (True, False, True)}, "pool: got 3 values, needed one for each stage, 2"),
+        ({"expansion": (1, 0)}, "expansion: got 0, needed at least 1"),
+        ({"channels": 0}, "channels: got 0, needed at least 1"),
+        ({"input_dropout": 1.0}, "input_dropout: got 1.0, needed a probability"),
+        ({"blocks": (1, -1)}, "blocks: got -1, needed at least 0"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(gspaces.rot2dOnR2(2), **options)
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match="a margin of 1 leaves nothing of a grid of 1×1"):
+        GSANet.rotmnist(gspaces.rot2dOnR2(4))(torch.randn(1, 1, 14, 14))

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import R2Conv, R3Conv
+
+from escnn_attention import GroupSelfAttention, TransformerBlock, equivariance_report
+from escnn_attention.models import HybridNet
+
+SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem_kernel": 3, "num_heads": 2}
+
+
+def layers(network, kind):
+    return [m for m in network.modules() if isinstance(m, kind)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [gspaces.flip2dOnR2, lambda: gspaces.rot2dOnR2(4), lambda: gspaces.flipRot2dOnR2(4)],
+    ids=["Z2M", "R4", "R4M"],
+)
+def test_equivariant_at_every_size(make):
+    network = HybridNet(make(), 2, 5, **SMALL)
+    for size in (8, 9, 10, 11):
+        # escnn's convolutions hold their bases in float32.
+        assert equivariance_report(network.as_fields(), (2, 2, size, size), layers=False).relative_error < 1e-5
+
+
+def test_equivariant_in_space():
+    network = HybridNet(gspaces.mirOnR3(), 1, 3, **{**SMALL, "widths": (2, 2, 2)})
+    assert equivariance_report(network.as_fields(), (1, 1, 7, 7, 7), layers=False).relative_error < 1e-5
+    assert len(layers(network, R3Conv)) == 2
+    assert network(torch.randn(1, 1, 7, 8, 9)).shape == (1, 3)
+
+
+def test_stages_are_as_asked_for():
+    network = HybridNet(gspaces.rot2dOnR2(4), 2, 5, **SMALL, window=5, query="all", encoding="fourier", norm="gsa")
+    assert list(network.stages) == [
+        "convolution_1_1",
+        "pool_1",
+        "convolution_2_1",
+        "attention_2_1",
+        "pool_2",
+        "attention_3_1",
+        "attention_3_2",
+        "norm",
+    ]
+    assert [len(c.out_type) for c in layers(network, R2Conv) if c.kernel_size == 3] == [3, 4]
+    blocks = layers(network, TransformerBlock)
+    assert [(len(b.in_type), len(b.out_type)) for b in blocks] == [(4, 4)] * 3
+    for layer in layers(network, GroupSelfAttention):
+        assert layer.plain.window.kernel_size == 5
+        assert layer.plain.query == "all"
+        assert type(layer.plain.encoding).__name__ == "FourierEncoding"
+    assert {b.norm for b in blocks} == {"gsa"}
+
+
+def test_without_attention_it_is_a_convolutional_network():
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, widths=(3, 4), convolutions=(2, 1), attention=(0, 0))
+    assert not layers(network, GroupSelfAttention)
+    assert "norm" not in network.stages
+    assert [c.kernel_size for c in layers(network, R2Conv)] == [5, 3, 3]
+    assert network(torch.randn(2, 1, 8, 8)).shape == (2, 5)
+
+
+def test_attention_alone_can_widen():
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, widths=(3, 6), convolutions=(1, 0), attention=(0, 1), num_heads=4)
+    block = layers(network, TransformerBlock)[0]
+    assert (len(block.in_type), len(block.out_type), block.attention.head_fields) == (3, 6, 2)
+
+
+def test_trains():
+    torch.manual_seed(0)
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, dropout=0.1, attention_dropout=0.1)
+    images = torch.randn(8, 1, 9, 9)
+    labels = torch.arange(8) % 2
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(network(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"widths": (3, 4)}, "widths, convolutions, attention: needed one number for each stage, got 2, 3 and 3"),
+        ({"convolutions": (0, 1, 0)}, "convolutions: got 0, needed at least 1"),
+        ({"attention": (0, 0, 0)}, "convolutions, attention: stage 3 has neither"),
+        ({"stem_kernel": 4}, "stem_kernel: got 4, needed an odd width"),
+        ({"pool": "sum"}, "kind: got 'sum', needed one of 'max', 'avg'"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
+
+
+def test_a_point_has_nothing_to_convolve_over():
+    from escnn import group
+
+    with pytest.raises(ValueError, match="has 0 dimensions, needed 2 or 3"):
+        HybridNet(gspaces.no_base_space(group.cyclic_group(4)), 1, 2)
