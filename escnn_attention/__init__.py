@@ -34,7 +34,9 @@ if find_spec("escnn") is not None:
         PoseLinear,
         SiLU,
         TransformerBlock,
+        attention_from_convolution,
     )
+    from escnn_attention.quadratic import QuadraticEncoding
 else:
 
     def __getattr__(name: str) -> object:
@@ -59,11 +61,13 @@ __all__ = [
     "MLPEncoding",
     "NoEncoding",
     "PoseLinear",
+    "QuadraticEncoding",
     "RotaryEncoding",
     "SeparableEncoding",
     "SiLU",
     "TransformerBlock",
     "assert_equivariant",
+    "attention_from_convolution",
     "equivariance_report",
     "working_memory",
 ]

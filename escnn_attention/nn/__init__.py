@@ -1,5 +1,6 @@
 """The equivariant modules, one concept a file."""
 
+from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import Crop, HalvingPool
@@ -16,4 +17,5 @@ __all__ = [
     "PoseLinear",
     "SiLU",
     "TransformerBlock",
+    "attention_from_convolution",
 ]

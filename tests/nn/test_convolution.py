@@ -1,0 +1,407 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+from escnn.nn import FieldType, R2Conv, R3Conv
+from hypothesis import given, reject
+from hypothesis import strategies as st
+
+from escnn_attention import GroupSelfAttention
+from escnn_attention.fibers import fibers
+from escnn_attention.nn.convolution import attention_from_convolution
+from escnn_attention.positions import Grid, Window
+from tests.spaces import PLANE, VOLUME, field_types, grid_error, mixed, random_field, regular, scalars, shape_of
+
+EXACT = 1e-13  # relative, in float64
+PLANE_GROUPS = ["trivial", "flip", "C2", "C4", "D4"]
+
+
+def convolution_on(space, width=3, fields=(2, 3), *, dtype=torch.float64, **options):
+    """A convolution with random weights and biases between regular fields."""
+    make = {2: R2Conv, 3: R3Conv}[space.dimensionality]
+    dilation = options.get("dilation", 1)
+    options = {"padding": dilation * (width // 2), "initialize": False} | options
+    return drawn(make(regular(space, fields[0]), regular(space, fields[1]), width, **options), dtype)
+
+
+def drawn(convolution, dtype=torch.float64):
+    # A copy: escnn's convolutions of one kind share the tensors of their basis, and to one precision they all go.
+    convolution = copy.deepcopy(convolution).to(dtype)
+    with torch.no_grad():
+        for parameter in convolution.parameters():
+            parameter.normal_()
+    return convolution
+
+
+def inside(convolution, y):
+    """What the border does not reach."""
+    reach = convolution.dilation * (convolution.kernel_size // 2)
+    return y[(..., *[slice(reach, n - reach) for n in y.shape[2:]])]
+
+
+def difference(convolution, layer, x, part=inside):
+    """Relative to the size of the output."""
+    with torch.no_grad():
+        expected, got = (part(convolution, module(x).tensor) for module in (convolution, layer))
+    assert expected.numel() > 0
+    return ((got - expected).abs().max() / expected.abs().max()).item()
+
+
+@torch.no_grad()
+def symmetrised(convolution):
+    """The convolution in eval mode, with filters that are turned to rounding error: escnn's are in single precision."""
+    space, convolution = convolution.in_type.gspace, convolution.eval()
+    places = Grid((1,) * space.dimensionality, Window(convolution.kernel_size)).offsets
+    kernel, bias = torch.zeros_like(convolution.filter), convolution.expanded_bias
+    biases = []
+    for h, matrix in zip(fibers(space).elements, fibers(space).action, strict=True):
+        to = torch.cdist(places @ torch.tensor(matrix).T, places).argmin(-1)  # where h puts each place
+        rho_out, rho_in = (torch.tensor(t.representation(g)) for t, g in _sides(convolution, h))
+        kernel.flatten(2)[..., to] += torch.einsum("ij,jkn,kl->iln", rho_out, convolution.filter.flatten(2), rho_in)
+        biases.append(None if bias is None else rho_out @ bias)
+    convolution.filter = kernel / len(biases)
+    convolution.expanded_bias = None if bias is None else torch.stack(biases).mean(0)
+    return convolution
+
+
+def _sides(convolution, h):
+    return (convolution.out_type, h), (convolution.in_type, ~h)
+
+
+# --------------------------------------------------------------------------------------------------------- agreement
+
+
+@pytest.mark.parametrize("projection", ["group", "pointwise"])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", PLANE_GROUPS)
+def test_agrees_away_from_the_border(name, width, projection):
+    convolution = convolution_on(PLANE[name](), width)
+    layer = attention_from_convolution(convolution, projection=projection)
+    assert type(layer) is GroupSelfAttention
+    assert layer.num_heads == width**2 * convolution.in_type.fibergroup.order()
+    x = random_field(convolution.in_type, 6, 7)
+    # Its heads turn exactly, where escnn turns its filters in single precision.
+    assert difference(convolution, layer, x) < 1e-5
+    convolution = symmetrised(convolution)
+    assert difference(convolution, attention_from_convolution(convolution, projection=projection), x) < EXACT
+
+
+@pytest.mark.parametrize("name", PLANE_GROUPS)
+def test_agrees_in_single_precision(name):
+    convolution = convolution_on(PLANE[name](), dtype=torch.float32)
+    layer = attention_from_convolution(convolution)
+    x = random_field(convolution.in_type, 6, 7, dtype=torch.float32)
+    assert layer(x).tensor.dtype == torch.float32
+    assert difference(convolution, layer, x) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "options"),
+    [
+        ("C4", 5, {}),
+        ("flip", 5, {}),
+        ("D4", 3, {"dilation": 2}),
+        ("C2", 3, {"dilation": 3}),
+        ("C4", 3, {"bias": False}),
+        ("D4", 3, {"padding": (1, 1)}),
+        ("trivial", 7, {}),
+    ],
+)
+def test_agrees_for_other_sizes(name, width, options):
+    convolution = convolution_on(PLANE[name](), width, fields=(1, 2), **options)
+    size = 2 * convolution.dilation * (width // 2) + 3
+    assert (
+        difference(convolution, attention_from_convolution(convolution), random_field(convolution.in_type, size, size))
+        < 1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["trivial 3D", "inversion", "C4 3D"])
+def test_agrees_in_space(name):
+    convolution = convolution_on(VOLUME[name](), fields=(1, 2))
+    x = random_field(convolution.in_type, 3, 4, 4, batch=1)
+    assert difference(convolution, attention_from_convolution(convolution), x) < 1e-5
+    convolution = symmetrised(convolution)
+    assert difference(convolution, attention_from_convolution(convolution), x) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "number"),
+    [
+        (1, "all", 24),
+        pytest.param(3, "all", 648, marks=pytest.mark.exhaustive),
+        pytest.param(3, "orbits", 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_agrees_for_the_octahedral_group(width, heads, number):
+    convolution = convolution_on(VOLUME["octahedral"](), width, fields=(1, 1))
+    layer = attention_from_convolution(convolution, heads=heads)
+    assert layer.num_heads == number
+    assert difference(convolution, layer, random_field(convolution.in_type, 3, 3, 3, batch=1)) < 1e-5
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("width", [1, 3, 5, 7])
+@pytest.mark.parametrize("name", PLANE_GROUPS)
+def test_agrees_exhaustively(name, width):
+    for dilation in (1, 2):
+        convolution = convolution_on(PLANE[name](), width, dilation=dilation)
+        size = 2 * dilation * (width // 2) + 3
+        x = random_field(convolution.in_type, size, size + 1)
+        assert difference(convolution, attention_from_convolution(convolution), x) < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "tiled", "dense"])
+def test_agrees_with_every_backend(backend):
+    convolution = convolution_on(PLANE["C4"](), fields=(1, 1))
+    layer = attention_from_convolution(convolution, backend=backend)
+    assert layer.plain.backend == backend
+    assert difference(convolution, layer, random_field(convolution.in_type, 5, 5)) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ one head an orbit
+
+# Places of a kernel that no element tells apart.
+ORBITS = {("trivial", 3): 9, ("flip", 3): 6, ("C2", 3): 5, ("C4", 3): 3, ("D4", 3): 3, ("C4", 5): 7, ("D4", 5): 6}
+
+
+@pytest.mark.parametrize(("name", "width"), ORBITS)
+def test_one_head_for_each_orbit_is_enough(name, width):
+    convolution = convolution_on(PLANE[name](), width)
+    layer = attention_from_convolution(convolution, heads="orbits")
+    assert layer.num_heads == ORBITS[name, width]
+    x = random_field(convolution.in_type, width + 3, width + 2)
+    assert difference(convolution, layer, x) < 1e-5
+    convolution = symmetrised(convolution)
+    assert difference(convolution, attention_from_convolution(convolution, heads="orbits"), x) < EXACT
+    # The negative control: with a head less something is missing.
+    with torch.no_grad():
+        layer.plain.project_out.weight[: layer.head_fields] = 0
+    assert difference(convolution, layer, x) > 0.01
+
+
+@given(st.data())
+def test_one_head_for_each_orbit_is_enough_for_fields_of_any_type(data):
+    space = PLANE[data.draw(st.sampled_from(PLANE_GROUPS))]()
+    types = data.draw(field_types(space)), data.draw(field_types(space))
+    options = {"bias": data.draw(st.booleans()), "dilation": data.draw(st.integers(1, 2)), "initialize": False}
+    try:
+        convolution = symmetrised(drawn(R2Conv(*types, 3, padding=options["dilation"], **options)))
+    except ValueError:
+        reject()  # no kernels between these fields
+    x = random_field(types[0], 6, 7)
+    assert difference(convolution, attention_from_convolution(convolution, heads="orbits"), x) < EXACT
+
+
+@pytest.mark.parametrize("name", ["inversion", "mirror", "C4 3D"])
+def test_one_head_for_each_orbit_is_enough_in_space(name):
+    space = VOLUME[name]()
+    convolution = drawn(R3Conv(mixed(space), mixed(space), 3, padding=1))
+    x = random_field(convolution.in_type, 4, 3, 4, batch=1)
+    assert difference(convolution, attention_from_convolution(convolution, heads="orbits"), x) < 1e-5
+
+
+@pytest.mark.parametrize("heads", ["all", "orbits"])
+def test_ordinary_convolutions(heads):
+    """Of fields of the trivial group, which are all alike."""
+    image = scalars(PLANE["trivial"](), 3)
+    convolution = drawn(R2Conv(image, scalars(image.gspace, 2), 3, padding=1))
+    layer = attention_from_convolution(convolution, heads=heads)
+    assert layer.num_heads == 9
+    assert difference(convolution, layer, random_field(image, 5, 6)) < EXACT
+
+
+# ----------------------------------------------------------------------------------------------------- where it ends
+
+
+def whole(convolution, y):
+    return y
+
+
+def test_differs_at_the_border_where_one_sees_zeros_and_the_other_its_nearest_key():
+    convolution = convolution_on(PLANE["C4"]())
+    layer = attention_from_convolution(convolution)
+    x = random_field(convolution.in_type, 6, 6)
+    assert difference(convolution, layer, x) < 1e-5
+    assert difference(convolution, layer, x, whole) > 0.1
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_agrees_at_the_border_too_where_zeros_are_features(dilation):
+    convolution = convolution_on(PLANE["D4"](), fields=(1, 2), dilation=dilation)
+    x = random_field(convolution.in_type, 5, 6)
+    padded = convolution.in_type(F.pad(x.tensor, [dilation] * 4))
+    y = inside(convolution, attention_from_convolution(convolution)(padded).tensor)
+    torch.testing.assert_close(y, convolution(x).tensor, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["C2", "C4", "D4"])
+def test_other_poses_break_it(name):
+    """Negative controls: the heads read the wrong poses, or a table of the group is wrong."""
+    convolution = convolution_on(PLANE[name]())
+    x = random_field(convolution.in_type, 6, 6)
+    layer = attention_from_convolution(convolution)
+    encoding = layer.plain.encoding
+    with torch.no_grad():
+        encoding.pose_embedding.copy_(encoding.pose_embedding.roll(1, dims=1))
+    assert difference(convolution, layer, x) > 0.1
+    layer = attention_from_convolution(convolution)
+    layer.plain.quotient = layer.plain.quotient.roll(1, dims=0)
+    assert difference(convolution, layer, x) > 0.1
+
+
+@pytest.mark.parametrize("name", ["C4", "D4", "flip"])
+def test_other_places_break_it(name):
+    convolution = convolution_on(PLANE[name]())
+    layer = attention_from_convolution(convolution)
+    with torch.no_grad():
+        layer.plain.encoding.centre.copy_(layer.plain.encoding.centre.roll(1, dims=0))
+    assert difference(convolution, layer, random_field(convolution.in_type, 6, 6)) > 0.1
+
+
+def test_sharpness_is_what_the_other_keys_lose():
+    convolution = symmetrised(convolution_on(PLANE["C4"](), bias=False))
+    x = random_field(convolution.in_type, 6, 6)
+    exact = inside(convolution, convolution(x).tensor)
+    error = {}
+    for sharpness in (5, 10, 20):
+        layer = attention_from_convolution(convolution, sharpness=sharpness)
+        maps = layer.attention_maps(x, [(3, 3)], poses=[1])
+        largest, second = maps.flatten(5).topk(2).values.unbind(-1)
+        torch.testing.assert_close((largest / second).log(), torch.full_like(largest, sharpness))
+        got = inside(convolution, layer(x).tensor)
+        error[sharpness] = ((got - exact).norm() / exact.norm()).item()
+    assert 1e-3 < error[5] < 1e-1
+    assert error[10] < 0.02 * error[5]
+    assert error[20] < 0.001 * error[10]
+
+
+# ------------------------------------------------------------------------------------------------------ as any layer
+
+
+def test_equivariant_with_a_border_and_after_training():
+    convolution = convolution_on(PLANE["C4"](), fields=(2, 2))
+    layer = attention_from_convolution(convolution, sharpness=3.0)
+    x = random_field(convolution.in_type, 5, 5)
+    assert grid_error(layer, x) < 1e-12
+    optimiser = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    wanted = torch.randn_like(layer(x).tensor)
+    losses = []
+    for _ in range(10):
+        optimiser.zero_grad()
+        loss = (layer(x).tensor - wanted).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.plain.encoding.parameters())
+    assert grid_error(layer, x) < 1e-12
+
+
+def test_gradients_of_the_input_are_those_of_the_convolution():
+    convolution = convolution_on(PLANE["C4"]())
+    layer = attention_from_convolution(convolution)
+    x = torch.randn(1, convolution.in_type.size, 7, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn_like(inside(convolution, convolution(convolution.in_type(x)).tensor))
+    gradients = [
+        torch.autograd.grad((inside(convolution, m(convolution.in_type(x)).tensor) * weight).sum(), x)[0]
+        for m in (convolution, layer)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_the_layer_shares_nothing_with_the_convolution():
+    convolution = convolution_on(PLANE["C4"]())
+    layer = attention_from_convolution(convolution)
+    x = random_field(convolution.in_type, 5, 5)
+    before = layer(x).tensor
+    with torch.no_grad():
+        convolution.weights.mul_(3)
+    torch.testing.assert_close(layer(x).tensor, before)
+    assert difference(convolution, layer, x) > 0.1
+    assert difference(convolution, attention_from_convolution(convolution), x) < 1e-5
+
+
+def test_takes_the_filter_that_the_mode_of_the_convolution_uses():
+    convolution = convolution_on(PLANE["C4"]()).eval()
+    with torch.no_grad():
+        convolution.weights.mul_(3)  # in eval mode escnn keeps the old filter
+    x = random_field(convolution.in_type, 5, 5)
+    assert difference(convolution, attention_from_convolution(convolution), x) < 1e-5
+    convolution.train()
+    assert difference(convolution, attention_from_convolution(convolution), x) < 1e-5
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+
+C4 = PLANE["C4"]
+BAD = {
+    "convolution: got Conv2d, needed an R2Conv or R3Conv": (TypeError, lambda: torch.nn.Conv2d(1, 1, 3)),
+    "convolution: the fiber group of C8.* does not map the grid onto itself": (
+        ValueError,
+        lambda: convolution_on(PLANE["C8"](), fields=(1, 1)),
+    ),
+    "convolution: the fiber group of .* look between its points": (
+        ValueError,
+        lambda: convolution_on(PLANE["flip about an odd axis"](), fields=(1, 1)),
+    ),
+    "gspace: the fiber group SO\\(2\\) is continuous": (
+        NotImplementedError,
+        lambda: R2Conv(*2 * [scalars(gspaces.rot2dOnR2(-1), 1)], 3, padding=1),
+    ),
+    'convolution.in_type: heads="all" needs regular fields only, got also irrep_0': (
+        ValueError,
+        lambda: R2Conv(scalars(C4(), 1), regular(C4(), 1), 3, padding=1),
+    ),
+    'convolution.out_type: heads="all" needs regular fields only, got also irrep_1': (
+        ValueError,
+        lambda: R2Conv(regular(C4(), 1), FieldType(C4(), [C4().irrep(1)]), 3, padding=1),
+    ),
+    "convolution: its kernel_size is 4, needed an odd number": (
+        ValueError,
+        lambda: convolution_on(C4(), 4, fields=(1, 1)),
+    ),
+    "convolution: its stride is 2, needed 1": (ValueError, lambda: convolution_on(C4(), stride=2)),
+    "convolution: its groups is 2, needed 1": (ValueError, lambda: convolution_on(C4(), fields=(2, 2), groups=2)),
+    "convolution: its padding is 0, needed 1": (ValueError, lambda: convolution_on(C4(), padding=0)),
+    "convolution: its padding is 1, needed 2": (ValueError, lambda: convolution_on(C4(), padding=1, dilation=2)),
+    "convolution: its padding is \\(1, 2\\), needed 1": (ValueError, lambda: convolution_on(C4(), padding=(1, 2))),
+    "convolution: its padding_mode is 'circular', needed 'zeros'": (
+        ValueError,
+        lambda: convolution_on(C4(), padding_mode="circular"),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_convolutions_that_are_no_attention(message):
+    error, make = BAD[message]
+    with pytest.raises(error, match=message):
+        attention_from_convolution(make())
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "much", True])
+def test_wrong_sharpness(value):
+    with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number"):
+        attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=value)
+
+
+def test_wrong_options():
+    convolution = convolution_on(C4(), fields=(1, 1))
+    with pytest.raises(ValueError, match="heads: got 'one'"):
+        attention_from_convolution(convolution, heads="one")
+    with pytest.raises(ValueError, match="projection: got 'pointwise', but heads=\"orbits\" needs"):
+        attention_from_convolution(convolution, heads="orbits", projection="pointwise")
+    with pytest.raises(ValueError, match="projection: got 'full'"):
+        attention_from_convolution(convolution, projection="full")
+    with pytest.raises(ValueError, match="backend: got 'fast'"):
+        attention_from_convolution(convolution, backend="fast")
+
+
+def test_shapes_are_those_of_the_convolution():
+    convolution = convolution_on(VOLUME["inversion"](), fields=(1, 2))
+    layer = attention_from_convolution(convolution)
+    shape = (2, convolution.in_type.size, *shape_of(layer.space, 4))
+    assert layer.evaluate_output_shape(shape) == convolution.evaluate_output_shape(shape)
