@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +12,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.nn._arguments import check_input, check_regular
+from escnn_attention.plain.classifier import Classifier, invariant
 
 __all__ = ["EquivariantClassifier", "InvariantLogits"]
 
@@ -67,9 +70,8 @@ class EquivariantClassifier(torch.nn.Module):
         x = self._fields(input)
         for stage in self.stages.values():
             x = stage(x)
-        # escnn's GroupPooling, which does the same, answers in float32 whatever it is given.
-        invariant = x.tensor.unflatten(1, (-1, self.order)).amax(dim=2)
-        logits: Tensor = self.head(invariant.flatten(2).mean(dim=2))
+        # escnn's GroupPooling answers in float32 whatever it is given.
+        logits: Tensor = self.head(invariant(x.tensor, self.order))
         return logits
 
     def feature_maps(self, input: GeometricTensor | Tensor) -> dict[str, GeometricTensor]:
@@ -83,6 +85,15 @@ class EquivariantClassifier(torch.nn.Module):
     def as_fields(self) -> InvariantLogits:
         """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
         return InvariantLogits(self, self.in_type, self.num_classes)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, from images ``(B, in_type.size, *space)`` to logits.
+
+        It gives the same values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        stages = torch.nn.Sequential(OrderedDict((name, stage.export()) for name, stage in self.stages.items()))
+        return Classifier(stages, self.order, copy.deepcopy(self.head)).eval()
 
     def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:
         if isinstance(input, Tensor):
