@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -99,6 +99,18 @@ def compare_options() -> dict[str, str]:
     }
 
 
+def experiment_options(words: list[str]) -> set[str]:
+    """The options of a training command, up to their first dot, wherever it is started from."""
+    for start in (["escnn-attention"], ["-m", "escnn_attention.training.cli"]):
+        for i in range(len(words)):
+            if words[i : i + len(start)] == start and words[i + len(start)] in ("fit", "validate", "test", "predict"):
+                options = words[i + len(start) + 1 :]
+                for name, value in zip(options[::2], options[1::2], strict=True):
+                    assert name != "--config" or "/" not in value or (ROOT / value).is_file(), words
+                return {name.split(".")[0] for name in options[::2]}
+    return set()
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if shell_commands(name)])
 def test_commands_exist(name):
     spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
@@ -112,6 +124,9 @@ def test_commands_exist(name):
             options = words[3:] if words[2] == "compare" else []
         elif words[:2] == ["escnn-attention", "compare"]:
             options = words[2:]
+        elif experiment := experiment_options(words):
+            assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer"}, words
+            options = []
         elif words[0] == "python":
             assert (ROOT / words[1]).is_file(), words
             options = []

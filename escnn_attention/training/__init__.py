@@ -1,4 +1,25 @@
 """Training: data, networks, the Lightning modules, and the command line ``escnn-attention`` (extra ``train``).
 
-Nothing is imported here, so that ``import escnn_attention`` never pulls in Lightning.
+The public names are imported when they are asked for, so that the command line answers ``--help`` at once.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PLACES = {
+    "CIFAR10": "data",
+    "Classifier": "module",
+    "MNIST": "data",
+    "PatchCamelyon": "data",
+    "RotMNIST": "data",
+}
+
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -130,6 +131,49 @@ def compare(
     _run_comparison(settings, threads)
 
 
+_LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_LIGHTNING, add_help_option=False)
+def fit(context: typer.Context) -> None:
+    """Train a network as a configuration file says; --help lists the options."""
+    _run_experiment("fit", context.args)
+
+
+@app.command(context_settings=_LIGHTNING, add_help_option=False)
+def validate(context: typer.Context) -> None:
+    """Measure a trained network on the validation part of its data."""
+    _run_experiment("validate", context.args)
+
+
+@app.command(context_settings=_LIGHTNING, add_help_option=False)
+def test(context: typer.Context) -> None:
+    """Measure a trained network on the test part of its data, and keep the result."""
+    _run_experiment("test", context.args)
+
+
+@app.command(context_settings=_LIGHTNING, add_help_option=False)
+def predict(context: typer.Context) -> None:
+    """Write what a trained network says of the test part of its data."""
+    _run_experiment("predict", context.args)
+
+
+def _run_experiment(command: str, arguments: Sequence[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*py3nj.*")
+        from escnn_attention.training.errors import UserError
+        from escnn_attention.training.experiment import run_experiment
+    try:
+        run_experiment([command, *arguments])
+    except UserError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2) from error
+
+
 def _run_comparison(settings: Settings, threads: int | None) -> None:
     console = Console()
     # Imported late: --help and mistakes in the options are answered at once.
@@ -143,8 +187,7 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
     try:
         comparison = run(settings, ConsoleReporter(console))
     except UserError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+        _fail(error)
     except KeyboardInterrupt as error:
         console.print("\nstopped; the same command goes on from the last finished epoch", highlight=False)
         raise typer.Exit(130) from error

@@ -2,60 +2,145 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torchmetrics.classification import MulticlassAccuracy
 
-LABEL_SMOOTHING = 0.05
-WEIGHT_DECAY = 1e-2
-WARM_UP = 0.2  # part of the steps in which the learning rate grows to its maximum
+__all__ = ["Classifier", "Schedule"]
+
+Schedule = Literal["constant", "cosine", "one-cycle"]
+
+OptimizerCallable = Callable[[Iterable], Optimizer]  # as Lightning's command line knows it
 
 
 class Classifier(pl.LightningModule):
-    """Cross-entropy with label smoothing, AdamW, one cycle of the learning rate with cosine flanks.
+    r"""Trains a network that gives logits, by cross-entropy.
 
     Args:
-        network: images (B, 1, H, W) to logits (B, ``num_classes``).
-        num_classes: number of classes.
-        learning_rate: the highest learning rate of the cycle.
-        seed: of the random numbers drawn while training (dropout); each epoch starts from one of its own, so that an
-            epoch is the same whether or not the process was restarted before it.
+        network: images ``(B, C, H, W)`` to logits ``(B, num_classes)``.
+        num_classes: the number of classes; by default what the network says (``network.num_classes``).
+        optimizer: from the parameters to an optimiser; its learning rate is the highest of the schedule.
+        schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
+            ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks.
+        warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"`` and ``"cosine"``.
+        label_smoothing: of the cross-entropy.
+        seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
+            the same whether or not the process was restarted before it.
+
+    Raises:
+        ValueError: no number of classes, an unknown schedule, or a warm-up that is negative or longer than the
+            training.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.training import Classifier
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> Classifier(network, 10, schedule="cosine", warm_up=1)(torch.randn(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
-    def __init__(self, network: nn.Module, num_classes: int, learning_rate: float, seed: int) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int | None = None,
+        *,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+        schedule: Schedule = "constant",
+        warm_up: float = 0.0,
+        label_smoothing: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
+        if num_classes is None:
+            num_classes = getattr(network, "num_classes", None)
+        if not isinstance(num_classes, int):
+            raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
+        if schedule not in ("constant", "cosine", "one-cycle"):
+            raise ValueError(f"schedule: got {schedule!r}, needed 'constant', 'cosine' or 'one-cycle'")
+        if not warm_up >= 0:
+            raise ValueError(f"warm_up: got {warm_up!r}, needed a number of epochs that is not negative")
         self.network = network
-        self.learning_rate = learning_rate
+        self.optimizer = optimizer
+        self.schedule: Schedule = schedule
+        self.warm_up = warm_up
         self.seed = seed
-        self.loss = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)
         return logits
 
-    def on_train_epoch_start(self) -> None:
-        torch.manual_seed(self.seed * 1_000_003 + self.current_epoch)
+    def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
+        # Processes that share a batch must not drop the same features of different images.
+        torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 1_009 + self.global_rank)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch
         loss: Tensor = self.loss(self(images), labels)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._evaluate("valid", self.valid_accuracy, batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._evaluate("test", self.test_accuracy, batch)
+
+    def predict_step(self, batch: Any, batch_index: int) -> Tensor:
+        """The probabilities of the classes, ``(B, num_classes)``."""
+        images = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return self(images).softmax(dim=1)
+
+    def _evaluate(self, part: str, accuracy: MulticlassAccuracy, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
         logits = self(images)
-        self.accuracy(logits, labels)
-        self.log("valid_accuracy", self.accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
-        self.log("valid_loss", self.loss(logits, labels), on_step=False, on_epoch=True, batch_size=len(labels))
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        optimiser = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, weight_decay=WEIGHT_DECAY)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, self.learning_rate, total_steps=steps, pct_start=WARM_UP, cycle_momentum=False
+        accuracy(logits, labels)
+        self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        self.log(
+            f"{part}_loss",
+            self.loss(logits, labels),
+            on_step=False,
+            on_epoch=True,
+            batch_size=len(labels),
+            sync_dist=True,
         )
-        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimiser = self.optimizer(self.parameters())
+        if self.schedule == "constant" and not self.warm_up:
+            return optimiser
+        steps = int(self.trainer.estimated_stepping_batches)
+        epochs = self.trainer.max_epochs
+        if epochs is None or epochs < self.warm_up:
+            raise ValueError(f"warm_up: got {self.warm_up} epochs, needed at most max_epochs, {epochs}")
+        rising = self.warm_up / epochs
+        if self.schedule == "one-cycle":
+            peak = optimiser.param_groups[0]["lr"]
+            return _stepwise(optimiser, OneCycleLR(optimiser, peak, steps, pct_start=rising, cycle_momentum=False))
+        return _stepwise(
+            optimiser, LambdaLR(optimiser, functools.partial(_factor, self.schedule, round(rising * steps), steps))
+        )
+
+
+def _stepwise(optimiser: Optimizer, schedule: Any) -> OptimizerLRScheduler:
+    return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _factor(schedule: Schedule, rising: int, steps: int, step: int) -> float:
+    """The learning rate of a step, as a part of the highest."""
+    if step < rising:
+        return step / rising
+    if schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))

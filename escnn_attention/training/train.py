@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import functools
 import statistics
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +19,15 @@ from escnn_attention.training.history import EpochHistory
 from escnn_attention.training.images import ImageData
 from escnn_attention.training.module import Classifier
 from escnn_attention.training.progress import EpochProgress, Reporter
+from escnn_attention.training.quiet import quiet_lightning
 from escnn_attention.training.settings import Settings
 
 CHECKPOINT = "last.ckpt"
 EPOCHS = "epochs.csv"
+
+_LABEL_SMOOTHING = 0.05
+_WEIGHT_DECAY = 1e-2
+_WARM_UP = 0.2  # part of the epochs in which the learning rate grows to its maximum
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,15 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / CHECKPOINT
     history = EpochHistory(folder / EPOCHS)
-    model = Classifier(network, data.num_classes, settings.learning_rate, settings.seed)
+    model = Classifier(
+        network,
+        data.num_classes,
+        optimizer=functools.partial(torch.optim.AdamW, lr=settings.learning_rate, weight_decay=_WEIGHT_DECAY),
+        schedule="one-cycle",
+        warm_up=_WARM_UP * epochs,
+        label_smoothing=_LABEL_SMOOTHING,
+        seed=settings.seed,
+    )
     resumed = checkpoint.exists()
     if resumed:
         finished = _finished_epochs(checkpoint, model)
@@ -75,7 +85,7 @@ def train(
             report.say(f"resuming {name} at epoch {finished + 1} of {epochs} from {checkpoint}")
         else:
             report.say(f"{name}: all {epochs} epochs are in {checkpoint}")
-    with _quiet_lightning(), report.bar(f"training {name}") as advance:
+    with quiet_lightning(), report.bar(f"training {name}") as advance:
         trainer = pl.Trainer(
             accelerator=_accelerator(settings.accelerator),
             devices=1,
@@ -113,7 +123,7 @@ def load_weights(network: nn.Module, checkpoint: Path) -> None:
     Raises:
         UserError: the checkpoint cannot be read or is of another network.
     """
-    model = Classifier(network, num_classes=2, learning_rate=0.0, seed=0)
+    model = Classifier(network, num_classes=2)
     _load(model, read_checkpoint(checkpoint)["state_dict"], checkpoint)
 
 
@@ -140,23 +150,3 @@ def _accelerator(name: str) -> str:
     if not available[name]:
         raise UserError(f"there is no accelerator {name!r} that torch can use here: leave --accelerator at auto")
     return name
-
-
-@contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Keeps advice of Lightning's that does not apply here off the screen."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            # The images are in memory; a worker process would only slow the loading down.
-            warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-            warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists.*")
-            # escnn shares the bases of its convolutions, which have no modes, between this network and tested ones.
-            warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
-            # Between Lightning and torch.
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            yield
-    finally:
-        logger.setLevel(level)

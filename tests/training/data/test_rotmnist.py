@@ -10,10 +10,12 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 
-from escnn_attention.training import rotmnist
-from escnn_attention.training.data import load_data
+from escnn_attention.training.data import RotMNIST, download, load_data, rotmnist
+from escnn_attention.training.data.folder import data_folder
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.groups import turn_by_angles
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ def archive(rotmnist_arrays):
 def serve(monkeypatch, archive):
     """Puts ``content`` (``length`` bytes announced) at the public address of the data."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "_PAUSE", 0.0)
     monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
     monkeypatch.setattr(rotmnist, "MD5", hashlib.md5(archive).hexdigest())
     with contextlib.ExitStack() as stack:
@@ -180,11 +183,86 @@ def test_damaged_file(tmp_path, content):
         load_data("rotmnist", tmp_path)
 
 
-@pytest.mark.skipif(
+def test_a_download_that_was_stopped_goes_on(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
+    url, md5 = server.put("data.zip", archive)
+    for name, value in (("URL", url), ("MD5", md5), ("_NUM_TRAIN", 6)):
+        monkeypatch.setattr(rotmnist, name, value)
+    (tmp_path / "mnist_rotation_new.zip.part").write_bytes(archive[:100])
+    check(load_data("rotmnist", tmp_path), rotmnist_arrays)
+    assert server.requests == [("bytes=100-", None)]
+    assert os.listdir(tmp_path) == ["rotmnist.npz"]
+
+
+def test_the_published_archive_in_the_folder(tmp_path, rotmnist_arrays, archive, monkeypatch):
+    monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
+    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
+    check(load_data("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded")), rotmnist_arrays)
+    assert sorted(os.listdir(tmp_path)) == ["mnist_rotation_new.zip", "rotmnist.npz"]
+
+
+def test_a_damaged_archive_in_the_folder(tmp_path, archive):
+    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive[:-30])
+    with pytest.raises(UserError, match=r"the archive .*mnist_rotation_new\.zip does not hold rotated MNIST"):
+        load_data("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == ["mnist_rotation_new.zip"]
+
+
+def test_the_data_module(tmp_path, rotmnist_arrays, serve):
+    serve()
+    data = RotMNIST(tmp_path, batch_size=6, eval_batch_size=10)
+    data.prepare_data()
+    data.prepare_data()
+    data.setup()
+    for loader, part in ((data.val_dataloader(), "valid"), (data.test_dataloader(), "test")):
+        ((images, labels),) = loader
+        upright = rotmnist_arrays[f"{part}_images"].transpose(0, 2, 1)[:, None] / 255
+        np.testing.assert_allclose(images, (upright - 0.1307) / 0.3081, atol=1e-5)
+        np.testing.assert_array_equal(labels, rotmnist_arrays[f"{part}_labels"])
+        assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    ((images, labels),) = data.train_dataloader()
+    assert sorted(labels.tolist()) == sorted(rotmnist_arrays["train_labels"])
+
+
+real = pytest.mark.skipif(
     not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "rotmnist.npz")),
     reason="ESCNN_ATTENTION_DATA names no folder with rotmnist.npz",
 )
+
+
+@real
 def test_the_real_data():
     data = load_data("rotmnist")
     assert (len(data.train), len(data.valid), len(data.test)) == (10_000, 2_000, 50_000)
     np.testing.assert_allclose(data.normalisation(), (0.13249, 0.29277), atol=2e-4)
+
+
+@real
+def test_the_real_data_in_batches():
+    data = RotMNIST(batch_size=1_000)
+    data.setup()
+    assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (10, 2, 50)
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (1_000, 1, 28, 28)
+    assert abs(images.mean()) < 0.05
+    assert 0.85 < images.std() < 1.05
+    assert np.bincount(labels).min() > 60
+    assert len(np.bincount(labels)) == 10
+
+
+@real
+def test_turned_back_the_real_digits_are_upright():
+    with np.load(data_folder(None, "", "") / "rotmnist.npz", allow_pickle=False) as arrays:
+        if "test_angles" not in arrays:
+            pytest.skip("this rotmnist.npz does not say by which angles its digits were turned")
+        angles = arrays["test_angles"][:1000].astype(np.float64)
+    data = load_data("rotmnist").test.first(1000)
+    turned_back = turn_by_angles(data.images, -angles)
+    one, two = (turned_back[data.labels == digit].mean(axis=0) for digit in (1, 2))
+    # A one stands; a two has its corners at the lower left and at the upper right.
+    assert np.argmax(one.sum(axis=0)) in (13, 14)
+    assert one.sum(axis=0).max() > 1.5 * one.sum(axis=1).max()
+    assert two[6:10, 15:20].sum() + two[18:22, 8:13].sum() > 1.3 * (two[6:10, 8:13].sum() + two[18:22, 15:20].sum())
+    # The controls: as the file has them, and as they are turned.
+    for images in (turned_back.transpose(0, 2, 1), data.images):
+        control = images[data.labels == 1].mean(axis=0)
+        assert control.sum(axis=0).max() < 1.5 * control.sum(axis=1).max()

@@ -1,4 +1,4 @@
-"""The images that networks are trained and tested on."""
+"""The images of the comparison (`escnn-attention compare`), whole and in memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from escnn_attention.training.download import Progress
+from escnn_attention.training.data.download import Progress
+from escnn_attention.training.data.folder import data_folder
+from escnn_attention.training.data.rotmnist import FILE, fetch, read
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.images import ImageData, Split
-from escnn_attention.training.rotmnist import load_rotmnist
 
 _SPLIT_SEED = 0  # the split of the digits is part of the data set: it does not change with the seed of a run
+_FOLDER_OPTION = "--data-dir"
 
 
 def load_digits(folder: Path | None = None, progress: Progress | None = None) -> ImageData:
@@ -45,6 +47,37 @@ def load_digits(folder: Path | None = None, progress: Progress | None = None) ->
         num_classes=10,
         source="scikit-learn's handwritten digits (8×8)",
         upright="upright digits",
+    )
+
+
+def load_rotmnist(folder: Path | None = None, progress: Progress | None = None) -> ImageData:
+    """Rotated MNIST: 10,000 images to train, 2,000 to validate, 50,000 to test, 28×28, each turned by a random angle.
+
+    Looks for ``rotmnist.npz`` in ``folder``. If it is not there, the published archive is downloaded, verified and
+    converted, and ``rotmnist.npz`` is kept in the folder for the next time.
+
+    Args:
+        folder: an existing folder; by default ``$ESCNN_ATTENTION_DATA`` or ``~/.cache/escnn-attention``.
+        progress: called while the download runs.
+
+    Raises:
+        UserError: the folder does not exist or cannot be written, the download fails or has another checksum, or the
+            file does not hold what it should.
+    """
+    path = data_folder(folder, FILE, _FOLDER_OPTION) / FILE
+    fetch(path, progress, option=_FOLDER_OPTION)
+    parts = {
+        part: Split(images.astype(np.float32) / np.float32(255), labels)
+        for part, (images, labels) in read(path).items()
+    }
+    return ImageData(
+        name="rotmnist",
+        train=parts["train"],
+        valid=parts["valid"],
+        test=parts["test"],
+        num_classes=10,
+        source=f"rotated MNIST (28×28) from {path}",
+        upright="images as the data set gives them, which are turned already",
     )
 
 

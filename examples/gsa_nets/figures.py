@@ -1,0 +1,189 @@
+"""Figures 1, 2 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from escnn import gspaces, nn
+from matplotlib.figure import Figure
+from scipy.ndimage import map_coordinates, zoom
+from sklearn.datasets import load_digits
+
+from escnn_attention import LiftingSelfAttention
+from escnn_attention.models import GSANet
+from escnn_attention.plotting import plot_feature_maps
+from examples.gsa_nets.runs import Run
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
+
+
+def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> None:
+    """Figure 3: accuracy on the validation images, epoch by epoch."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for run, result, color in zip(runs, results, _COLORS, strict=False):
+        epochs = [row["epoch"] for row in result["curve"]]
+        axes.plot(epochs, [100 * row["valid_accuracy"] for row in result["curve"]], color=color, label=run.label)
+    axes.set(xlabel="epoch", ylabel="validation accuracy (%)")
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(path, dpi=150)
+
+
+def draw_feature_maps(path: Path) -> None:
+    """Figure 1: a digit turned by the elements of C4, and the feature maps of a GSA-Net after each stage.
+
+    The weights are random: equivariance holds before training as it does after.
+    """
+    torch.manual_seed(0)
+    network = GSANet.rotmnist(gspaces.rot2dOnR2(4), num_heads=4).eval()
+    digit = zoom(load_digits().images[4] / 16, 28 / 8, order=3).clip(0, 1)
+    image = network.in_type(torch.tensor(digit, dtype=torch.float32)[None, None])
+    stages = list(network.stages.items())
+    shown = {
+        "after lifting": nn.SequentialModule(stages[0][1]),
+        "after two blocks": nn.SequentialModule(*(stage for _, stage in stages[:3])),
+    }
+    figure = plot_feature_maps(image, shown, title="a turn of the input turns the maps and moves the poses")
+    figure.savefig(path, dpi=130)
+
+
+_ANGLES = 72  # poses of the layer: steps of 5°
+_RADIUS = 5  # of the neighbourhood, in pixels
+_SAMPLES = 24  # images, each with a kernel of its own
+
+
+def draw_steerability(path: Path) -> None:
+    """Figure 2: a convolution kernel and a positional encoding turned by fine angles, and the error that it makes."""
+    angles, convolution, attention = steerability_errors()
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
+    shown = (0, 3, 6, 9, 12, 15, 18)
+    panels = top.subplots(2, len(shown))
+    kernel = np.random.default_rng(3).standard_normal((2 * _RADIUS + 1,) * 2)
+    encoding = _encoding(seed=3)
+    for i, step in enumerate(shown):
+        theta = np.deg2rad(5 * step)
+        for row, values in enumerate((_turned(kernel, theta) * _disc(), encoding(theta) * _disc())):
+            panel = panels[row, i]
+            panel.imshow(np.where(_disc(), values, np.nan), cmap="RdBu", vmin=-2.2, vmax=2.2)
+            panel.set_xticks([])
+            panel.set_yticks([])
+            panel.spines[:].set_visible(False)
+        panels[0, i].set_title(f"{5 * step}°", fontsize="medium")
+    panels[0, 0].set_ylabel("convolution kernel,\ninterpolated", fontsize="medium")
+    panels[1, 0].set_ylabel("positional encoding,\nevaluated", fontsize="medium")
+    axes = bottom.subplots()
+    axes.plot(angles, convolution, color=_COLORS[1], label="convolution, interpolated kernel")
+    axes.plot(angles, attention, color=_COLORS[0], label="lifting self-attention")
+    axes.set(
+        xlabel="angle by which the input is turned",
+        ylabel="relative error",
+        yscale="log",
+        xlim=(0, 180),
+        ylim=(3e-3, 1),
+    )
+    axes.set_xticks(range(0, 181, 15), [f"{a}°" for a in range(0, 181, 15)])
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.25, 0))
+    figure.savefig(path, dpi=140)
+
+
+def steerability_errors() -> tuple[list[int], list[float], list[float]]:
+    """How far the response in the centre changes when image and pose are turned together.
+
+    Smooth images, given by a formula and sampled anew at every angle, so that no image is interpolated; a convolution
+    kernel of random weights, turned by bilinear interpolation, and a lifting self-attention layer with random weights,
+    both on the same disc of pixels. The error is relative to the standard deviation of the response over the angles at
+    which the pose is turned alone; the median over the samples.
+
+    Returns:
+        the angles in degrees, and the errors of the convolution and of the attention.
+    """
+    steps = range(0, _ANGLES // 2 + 1)
+    convolution, attention = [], []
+    for sample in range(_SAMPLES):
+        image = _blobs(sample)
+        kernel = np.random.default_rng(100 + sample).standard_normal((2 * _RADIUS + 1,) * 2)
+        turned = [_turned(kernel, 2 * np.pi * k / _ANGLES) * _disc() for k in range(_ANGLES)]
+        responses = np.array([[(image(2 * np.pi * s / _ANGLES) * k).sum() for k in turned] for s in steps])
+        convolution.append(responses[..., None])
+        layer = _layer(seed=sample)
+        images = torch.tensor(np.stack([image(2 * np.pi * s / _ANGLES) for s in steps]))
+        with torch.no_grad():
+            y = layer(layer.in_type(images[:, None])).tensor[:, :, _RADIUS, _RADIUS]
+        attention.append(y.unflatten(1, (-1, _ANGLES)).transpose(1, 2).numpy())
+    return [s * 360 // _ANGLES for s in steps], _errors(convolution), _errors(attention)
+
+
+def _errors(samples: Sequence[np.ndarray]) -> list[float]:
+    """From ``(angle, pose, field)``: the response of each pose, turned with the image, against that at the angle 0."""
+    changes, variances = [], []
+    for responses in samples:
+        followed = np.stack([np.roll(r, -s, axis=0) for s, r in enumerate(responses)])
+        changes.append(((followed - followed[0]) ** 2).mean((1, 2)))
+        variances.append(followed[0].var(0).mean())
+    # Layers differ in how large their responses are; each counts as much as any other.
+    return list(np.sqrt(np.median(np.stack(changes) / np.array(variances)[:, None], axis=0)))
+
+
+def _blobs(seed: int) -> Any:
+    """A sum of Gaussians on the pixels about the centre, turned by an angle."""
+    draw = np.random.default_rng(seed)
+    centres, weights = draw.uniform(-2, 2, (6, 2)), draw.standard_normal(6)
+    axis = np.arange(-_RADIUS, _RADIUS + 1)
+
+    def image(theta: float) -> np.ndarray:
+        x, y = np.meshgrid(axis, -axis)
+        c, s = np.cos(theta), np.sin(theta)
+        u, v = c * x + s * y, -s * x + c * y  # what is seen here was there before the turn
+        return sum(
+            w * np.exp(-((u - a) ** 2 + (v - b) ** 2) / (2 * 1.3**2))
+            for w, (a, b) in zip(weights, centres, strict=True)
+        )
+
+    return image
+
+
+def _disc() -> np.ndarray:
+    axis = np.arange(-_RADIUS, _RADIUS + 1)
+    x, y = np.meshgrid(axis, axis)
+    return x**2 + y**2 <= (_RADIUS + 0.5) ** 2
+
+
+def _turned(kernel: np.ndarray, theta: float) -> np.ndarray:
+    """A kernel turned counter-clockwise about its centre, by bilinear interpolation."""
+    axis = np.arange(-_RADIUS, _RADIUS + 1)
+    x, y = np.meshgrid(axis, -axis)
+    c, s = np.cos(theta), np.sin(theta)
+    u, v = c * x + s * y, -s * x + c * y
+    return map_coordinates(kernel, [_RADIUS - v, u + _RADIUS], order=1, mode="nearest")
+
+
+def _layer(seed: int) -> LiftingSelfAttention:
+    torch.manual_seed(seed)
+    gspace = gspaces.rot2dOnR2(_ANGLES)
+    image, fields = nn.FieldType(gspace, [gspace.trivial_repr]), nn.FieldType(gspace, 4 * [gspace.regular_repr])
+    return LiftingSelfAttention(image, fields, 2, 2 * _RADIUS + 1).double().eval()
+
+
+def _encoding(seed: int) -> Any:
+    """One channel of the encoding of such a layer, on the pixels, as a pose sees it."""
+    encoding = _layer(seed).plain.encoding
+    axis = np.arange(-_RADIUS, _RADIUS + 1) / _RADIUS
+    x, y = np.meshgrid(axis, -axis)
+
+    def values(theta: float) -> np.ndarray:
+        c, s = np.cos(theta), np.sin(theta)
+        delta = torch.tensor(np.stack([c * x + s * y, -s * x + c * y], axis=-1))
+        with torch.no_grad():
+            channel = encoding.offsets(delta)[0, ..., 0].numpy()
+        return (channel - channel.mean()) / channel.std()
+
+    return values

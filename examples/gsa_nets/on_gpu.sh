@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# All experiments of GSA-Nets as in the paper, on a GPU, in one go:
+#     examples/gsa_nets/on_gpu.sh OUT [options of the commands, for instance --data-dir DIR --seed 1]
+# It goes on after a failure, and its exit status tells of it. Started again, it goes on where it was stopped.
+set -uo pipefail
+out=$(realpath -m "${1:?OUT: the folder for the results}")
+shift
+mkdir -p "$out"
+cd "$(dirname "$0")/../.."
+failed=0
+for command in "table2 --data rotmnist" "table1" "table2 --data cifar10" "table2 --data pcam"; do
+    # shellcheck disable=SC2086 # the words of a command are arguments of their own
+    python3 examples/gsa_nets $command --accelerator gpu --out "$out" "$@" 2>&1 | tee -a "$out/log.txt" || failed=1
+done
+python3 examples/gsa_nets figure1 --out "$out" || failed=1
+python3 examples/gsa_nets figure2 --out "$out" || failed=1
+exit $failed

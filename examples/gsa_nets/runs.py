@@ -1,0 +1,88 @@
+"""What is trained for a table: a configuration file, and what is changed in it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from escnn_attention.training.experiment import BEST, LAST, TEST, run_experiment
+
+CONFIGURATIONS = Path(__file__).parent / "configurations"
+
+NETWORK = "model.network.init_args"
+DATA = "data.init_args"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A network to train and test.
+
+    Attributes:
+        label: its name in tables and figures.
+        base: the name of a configuration file.
+        changes: new values by their dotted names; a whole network under ``model.network``.
+        group: the paper's name of the group.
+        published: the accuracy in the paper in percent, where there is one.
+        kind: what it is: ``"attention"``, ``"convolution"`` or ``"hybrid"``.
+    """
+
+    label: str
+    base: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+    published: float | None = None
+    kind: str = "attention"
+
+    @property
+    def name(self) -> str:
+        """For its folder."""
+        return "".join(c if c.isalnum() else "_" for c in self.label.replace("×", "x")).strip("_").lower()
+
+    def configuration(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration file with the changes in it, and ``more`` of them."""
+        config = yaml.safe_load((CONFIGURATIONS / f"{self.base}.yaml").read_text(encoding="utf-8"))
+        for name, value in {**self.changes, **more}.items():
+            _set(config, name.split("."), copy.deepcopy(value))
+        return config
+
+
+def _set(config: dict[str, Any], path: list[str], value: Any) -> None:
+    *parents, last = path
+    for key in parents:
+        config = config.setdefault(key, {})
+    config[last] = value
+
+
+def execute(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train and test, or read the result if that was done before.
+
+    A run that was killed goes on from its last epoch; one whose options are others is an error.
+
+    Args:
+        run: what to train.
+        folder: of all runs.
+        more: changes that hold for all of them.
+        seed: of the weights, the order of the images and the dropout.
+
+    Returns:
+        what ``escnn-attention test`` writes.
+    """
+    own = folder / f"{run.name}-{seed}"
+    own.mkdir(parents=True, exist_ok=True)
+    file = own / "requested.yaml"
+    config = yaml.safe_dump({**run.configuration(more), "seed_everything": seed}, sort_keys=False)
+    if (own / TEST).exists() and file.exists() and file.read_text(encoding="utf-8") == config:
+        return json.loads((own / TEST).read_text(encoding="utf-8"))
+    file.write_text(config, encoding="utf-8")
+    common = ["--config", str(file), "--folder", str(own)]
+    run_experiment(["fit", *common])
+    # The published code tests the network of the last epoch; with a validation part it is the best that counts.
+    checkpoint = own / (BEST if (own / BEST).exists() else LAST)
+    run_experiment(["test", *common, "--ckpt_path", str(checkpoint)])
+    return json.loads((own / TEST).read_text(encoding="utf-8"))

@@ -1,0 +1,81 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+from escnn_attention.training.data.sampling import EvaluationSampler, TrainingSampler, epoch_order
+
+
+def shares(sampler, world_size, *arguments, epoch=0):
+    """The batches of each process."""
+    all_batches = []
+    for rank in range(world_size):
+        one = sampler(*arguments, rank=rank, world_size=world_size)
+        one.set_epoch(epoch)
+        batches = list(one)
+        assert len(batches) == len(one)
+        all_batches.append([list(batch.indices) for batch in batches])
+    return all_batches
+
+
+def flat(lists):
+    return list(itertools.chain(*lists))
+
+
+@given(
+    world_size=st.integers(1, 5),
+    share=st.integers(1, 4),
+    length=st.integers(0, 60),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 300),
+)
+def test_processes_train_together_on_the_batches_of_one(world_size, share, length, seed, epoch):
+    batch_size = world_size * share
+    (single,) = shares(TrainingSampler, 1, length, batch_size, seed, epoch=epoch)
+    together = shares(TrainingSampler, world_size, length, batch_size, seed, epoch=epoch)
+    assert [flat(parts) for parts in zip(*together, strict=True)] == single
+    assert all(len(part) == share for process in together for part in process)
+    # What is left out is less than a batch, and nothing comes twice.
+    seen = flat(single)
+    assert len(seen) == length - length % batch_size
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(range(length))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        return shares(TrainingSampler, 1, 50, 10, seed, epoch=epoch)
+
+    assert order(0, 3) == order(0, 3)
+    assert order(0, 3) != order(0, 4)
+    assert order(0, 3) != order(1, 3)
+    assert sorted(epoch_order(50, 5, 7).tolist()) == list(range(50))
+
+
+def test_the_draw_names_its_epoch():
+    sampler = TrainingSampler(20, 10, 0)
+    sampler.set_epoch(4)
+    assert [draw.epoch for draw in sampler] == [4, 4]
+
+
+@given(world_size=st.integers(1, 5), share=st.integers(1, 4), length=st.integers(5, 60))
+def test_every_image_is_evaluated_once(world_size, share, length):
+    together = shares(EvaluationSampler, world_size, length, world_size * share)
+    assert sorted(flat(map(flat, together))) == list(range(length))
+    counts = [sum(map(len, process)) for process in together]
+    assert max(counts) - min(counts) <= 1
+    # As many batches for each process, and none of them empty.
+    assert len({len(process) for process in together}) == 1
+    assert all(batch for process in together for batch in process)
+
+
+def test_one_process_evaluates_in_order():
+    assert shares(EvaluationSampler, 1, 10, 4) == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]]
+    assert shares(EvaluationSampler, 1, 8, 4) == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
+
+
+@pytest.mark.parametrize("sampler", [TrainingSampler(8, 4, 0), EvaluationSampler(8, 4)])
+def test_lightning_takes_the_samplers_for_distributed_ones(sampler):
+    assert isinstance(sampler, DistributedSampler)

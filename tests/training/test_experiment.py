@@ -1,0 +1,250 @@
+"""``escnn-attention fit``, ``test`` and ``predict``, as users call them."""
+
+import csv
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+pytest.importorskip("jsonargparse")
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import run_experiment
+from escnn_attention.training.module import Classifier
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def configuration(tmp_path):
+    """A small GSA-Net on a small rotMNIST: a file to call with, and what may be changed in it."""
+    draw = np.random.default_rng(0)
+    data = tmp_path / "data"
+    data.mkdir()
+    arrays = {}
+    for part, count in (("train", 24), ("valid", 10), ("test", 13)):
+        arrays[f"{part}_images"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_labels"] = draw.integers(0, 10, count)
+    np.savez(data / "rotmnist.npz", **arrays)
+    config = {
+        "seed_everything": 3,
+        "trainer": {"max_epochs": 3, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
+        "model": {
+            "network": {
+                "class_path": "escnn_attention.models.GSANet",
+                "init_args": {
+                    "gspace": {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 4}},
+                    "in_channels": 1,
+                    "num_classes": 10,
+                    "channels": 2,
+                    "blocks": [1],
+                    "crops": [8],
+                    "pool": [True],
+                    "num_heads": 1,
+                    "kernel_size": 3,
+                    "query": "own",
+                    "encoding": "mlp",
+                },
+            },
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05, "momentum": 0.9}},
+            "schedule": "cosine",
+            "warm_up": 1,
+        },
+        "data": {
+            "class_path": "escnn_attention.training.RotMNIST",
+            "init_args": {"batch_size": 8, "folder": str(data)},
+        },
+    }
+
+    def write(**changes):
+        changed = json.loads(json.dumps(config))
+        for name, value in changes.items():
+            part = changed
+            *path, last = name.split("__")
+            for key in path:
+                part = part[key]
+            part[last] = value
+        file = tmp_path / "experiment.yaml"
+        file.write_text(yaml.safe_dump(changed), encoding="utf-8")
+        return file
+
+    return write
+
+
+def call(command, file, folder, *more):
+    run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
+
+
+def weights(folder, name="last.ckpt"):
+    return torch.load(folder / name, weights_only=True)["state_dict"]
+
+
+def rows(folder):
+    with (folder / "epochs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_fit_test_and_predict(configuration, tmp_path):
+    folder = tmp_path / "run"
+    call("fit", configuration(), folder)
+    history = rows(folder)
+    assert [row["epoch"] for row in history] == ["1", "2", "3"]
+    # Three steps an epoch: up in a line for one epoch, then down like half a cosine.
+    assert float(history[0]["learning_rate"]) == pytest.approx(0.05)
+    assert float(history[-1]["learning_rate"]) == pytest.approx(0.0, abs=1e-9)
+    assert list((folder / "tensorboard").iterdir())
+    stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert stored["model"]["network"]["init_args"]["channels"] == 2
+    assert stored["model"]["network"]["init_args"]["num_heads"] == 1
+
+    call("test", configuration(), folder)
+    result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    assert result["seed"] == 3
+    assert len(result["curve"]) == result["epoch"] or result["checkpoint"]["name"] == "best.ckpt"
+    digest = hashlib.sha256((folder / result["checkpoint"]["name"]).read_bytes()).hexdigest()
+    assert result["checkpoint"]["sha256"] == digest
+    assert {"torch", "escnn", "escnn-attention"} <= result["versions"].keys()
+    assert result["hardware"]["cores"] >= 1
+
+    call("predict", configuration(), folder)
+    with (folder / "predictions.csv").open() as file:
+        predictions = list(csv.DictReader(file))
+    assert [int(p["image"]) for p in predictions] == list(range(13))
+    with np.load(tmp_path / "data" / "rotmnist.npz") as arrays:
+        labels = arrays["test_labels"]
+    right = np.mean([int(p["class"]) == label for p, label in zip(predictions, labels, strict=True)])
+    assert right == pytest.approx(result["accuracy"])
+    assert sum(float(predictions[0][f"p{i}"]) for i in range(10)) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_goes_on_to_the_same_weights(configuration, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    call("fit", configuration(), whole)
+
+    def stop(module):
+        if module.current_epoch == 2:
+            raise RuntimeError("the power fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "on_train_epoch_end", stop)
+        with pytest.raises(RuntimeError, match="the power fails"):
+            call("fit", configuration(), parts)
+    assert len(rows(parts)) < 3
+    call("fit", configuration(), parts)
+    first, second = weights(whole), weights(parts)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=0, atol=0)
+    assert [row["train_loss"] for row in rows(parts)] == [row["train_loss"] for row in rows(whole)]
+
+
+def test_survives_being_killed(configuration, tmp_path):
+    """Killed at any moment, it goes on with whole files."""
+    folder = tmp_path / "run"
+    file = configuration(trainer__max_epochs=40)
+    command = [
+        sys.executable,
+        "-m",
+        "escnn_attention.training.cli",
+        "fit",
+        "--config",
+        str(file),
+        "--folder",
+        str(folder),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 100
+    while not (folder / "last.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process.poll() is None, process.stderr.read().decode()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = torch.load(folder / "last.ckpt", weights_only=True)["epoch"] + 1
+    assert 1 <= done < 40
+    call("fit", file, folder, "--trainer.max_epochs", done + 1)
+    assert [int(row["epoch"]) for row in rows(folder)] == list(range(1, done + 2))
+
+
+def test_another_configuration_is_refused_and_nothing_is_lost(configuration, tmp_path):
+    folder = tmp_path / "run"
+    call("fit", configuration(trainer__max_epochs=1), folder)
+    before = (folder / "last.ckpt").read_bytes()
+    with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size \(3 there, 5 now\)"):
+        call("fit", configuration(), folder, "--model.network.init_args.kernel_size", 5)
+    with pytest.raises(UserError, match=r"seed_everything \(3 there, 4 now\)"):
+        call("fit", configuration(seed_everything=4), folder)
+    assert (folder / "last.ckpt").read_bytes() == before
+
+
+def test_without_a_trained_network(configuration, tmp_path):
+    with pytest.raises(UserError, match="holds no trained network: run 'escnn-attention fit'"):
+        call("test", configuration(), tmp_path / "nothing")
+
+
+def test_mistakes_are_named(configuration, tmp_path, capsys):
+    file = configuration()
+    for name, value in (
+        ("--model.schedule", "square"),
+        ("--model.network.init_args.nonsense", 3),
+        ("--nonsense", 3),
+    ):
+        with pytest.raises(SystemExit):
+            call("fit", file, tmp_path / "run", name, value)
+        assert name.split(".")[-1].strip("-") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_match_one(configuration, tmp_path):
+    """On the same batches, to rounding errors: shares of a batch give its gradient."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    # In float64 what differs is the order of additions only, and dropout is off: its masks are each process's own.
+    off = {"attention_dropout": 0.0, "value_dropout": 0.0}
+    changes = {f"model__network__init_args__{name}": value for name, value in off.items()}
+    changes["trainer__precision"] = "64-true"
+    call("fit", configuration(**changes), one)
+    file = configuration(**changes)
+    command = [sys.executable, "-m", "escnn_attention.training.cli", "fit", "--config", str(file), "--folder", str(two)]
+    command += ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    first, second = weights(one), weights(two)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-9, atol=1e-11)
+    for a, b in zip(rows(one), rows(two), strict=True):
+        assert float(a["train_loss"]) == pytest.approx(float(b["train_loss"]), rel=1e-5)
+        assert float(a["valid_accuracy"]) == pytest.approx(float(b["valid_accuracy"]))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "gsa_nets" / "configurations").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_configurations_of_the_paper(path):
+    """Every file is understood, and builds the network of the paper that it names."""
+    import importlib
+
+    from escnn_attention.models import GSANet
+
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    arguments = config["model"]["network"]["init_args"]
+    gspace = arguments.pop("gspace")
+    module, _, name = gspace["class_path"].rpartition(".")
+    space = getattr(importlib.import_module(module), name)(**gspace.get("init_args", {}))
+    preset = {"rotmnist": GSANet.rotmnist, "cifar10": GSANet.cifar10, "pcam": GSANet.patch_camelyon}
+    described, named = GSANet(space, **arguments), preset[path.stem.split("_")[0]](space)
+    assert str(described) == str(named)
+    assert {n: p.shape for n, p in described.named_parameters()} == {n: p.shape for n, p in named.named_parameters()}
