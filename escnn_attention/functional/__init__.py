@@ -108,8 +108,9 @@ def attention(
     r"""Group self-attention (design of GSA-Nets, Eqs. 14 and 16, corrected).
 
     Args:
-        q: ``(B, M, P, N, C)``, the queries of M heads of C channels at N positions and P poses.
-        k, v: ``(B, M, P, N, C)``, keys and values. P is :math:`|H|`, or 1 for features without poses (lifting).
+        q: ``(B, M, J, N, C)``, the queries of M heads of C channels at N positions and J poses: :math:`|H|`, or 1 for
+            features without poses (lifting).
+        k, v: ``(B, M, P, N, C)``, keys and values. P is J, or more where keys have poses that queries have not.
         positions: where they are and who sees whom.
         terms: the positional encoding, seen from each of the :math:`|H|` output poses.
         query: which query poses contribute to an output pose h: ``"own"`` only h, ``"all"`` the sum over all of q's.
@@ -121,10 +122,15 @@ def attention(
         ``(B, M, |H|, N, C)``.
 
     Raises:
-        ValueError: an unknown backend, or one that cannot serve this call (it says why).
+        ValueError: an unknown backend, or one that cannot serve this call (it says why), or ``keys="own"`` and keys of
+            other poses than those of the queries.
         MemoryError, torch.OutOfMemoryError: an allocation failed, on the CPU or on CUDA; it says what would fit.
     """
     check_backend(backend)
+    if keys == "own" and k.shape[2] not in (1, q.shape[2]):
+        raise ValueError(
+            f"keys: got 'own' for {k.shape[2]} poses of keys, needed the {q.shape[2]} poses of the queries"
+        )
     if backend != "reference":
         (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
         if backend == "auto":

@@ -6,22 +6,25 @@ pose each of them is ordinary attention, so that pose becomes part of the axis o
 
 - :func:`fold_keys`: attention of the query pose with its own pose.
 - :func:`fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
+- :func:`fold_measure`: a measure of the keys becomes one more channel, in which every query is 1.
 
 What is left are terms that are added to the keys: a function of the offset and a table over the poses.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.terms import KeyMode, QueryMode, Terms, Waves, working_precision
 from escnn_attention.positions import Positions
 
-__all__ = ["Call", "fold", "rotate"]
+__all__ = ["Call", "fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]
 
 Call = tuple[Tensor, Tensor, Tensor, Terms, QueryMode]
 """Queries, keys, values, terms and query mode: what is left to compute."""
@@ -35,12 +38,18 @@ def fold(
     """The attention to compute instead, and what makes of its output that of the arguments."""
     call: Call = (q, k, v, terms, query)
     undo: list[_Unfold] = []
+    log_window = terms.log_window
+    if terms.log_measure is not None or log_window is not None:
+        call, unfold = fold_measure(positions, *call)
+        undo.append(unfold)
     if keys == "own" and k.shape[2] > 1:
         call, unfold = fold_keys(*call)
         undo.append(unfold)
     if terms.absolute or terms.rotary is not None:
         call, unfold = fold_frames(positions, *call)
         undo.append(unfold)
+    if log_window is not None:
+        call = (*call[:3], _weigh_offsets(call[3], log_window, call[0]), query)
 
     def unfold_all(out: Tensor) -> Tensor:
         for unfold in reversed(undo):
@@ -113,6 +122,8 @@ def fold_frames(
             seen = terms.pose
             if query == "own" and seen.shape[2] > 1:
                 seen = seen.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(2)
+            elif query == "all":
+                seen = seen[:, :, : q.shape[3]]
             q, k = q + seen.unsqueeze(3), k + terms.pose.unsqueeze(3)
     elif terms.pose is not None:
         k = k + terms.pose.unsqueeze(3)
@@ -129,6 +140,47 @@ def fold_frames(
         return out.squeeze(2).unflatten(1, (heads, num_poses))
 
     return (q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), Terms(1), query), unfold
+
+
+def fold_measure(
+    positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
+) -> tuple[Call, _Unfold]:
+    r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
+
+    With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
+    the offsets there is only made room: it is added when all that changes the table of offsets is done.
+    """
+    channels = q.shape[-1]
+    # On both sides of the products alike, because absolute terms are on both sides.
+    scale = ((channels + 1) / channels) ** 0.25
+    measure = k.new_zeros(1, 1)
+    if terms.log_measure is not None:
+        measure = math.sqrt(channels + 1) * terms.log_measure.to(k.dtype)
+    q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
+    k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
+
+    def widened(table: Tensor | None) -> Tensor | None:
+        return None if table is None else scale * F.pad(table, (0, 1))
+
+    if terms.log_window is not None:
+        terms = terms.explicit(positions)
+    waves = terms.waves and Waves(terms.waves.frequencies, scale * F.pad(terms.waves.readout, (0, 0, 0, 1)))
+    spatial, pose = widened(terms.spatial), widened(terms.pose)
+    terms = replace(terms, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
+
+    def unfold(out: Tensor) -> Tensor:
+        return out[..., :channels]
+
+    return (q, k, F.pad(v, (0, 1)), terms, query), unfold
+
+
+def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
+    """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
+    channels = like.shape[-1]
+    measure = F.pad(math.sqrt(channels) * log_window.to(like.dtype).unsqueeze(-1), (channels - 1, 0))
+    if terms.spatial is None:
+        return replace(terms, spatial=measure.expand(1, terms.num_poses, -1, -1))
+    return replace(terms, spatial=terms.spatial + measure)
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:

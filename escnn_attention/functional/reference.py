@@ -2,7 +2,8 @@ r"""The formula, written out; every other backend is tested against this one.
 
 .. math::
     s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h), k(x', \hat h)
-        + \rho(h^{-1}\Delta, h^{-1}\hat h) \rangle / \sqrt C \\
+        + \rho(h^{-1}\Delta, h^{-1}\hat h) \rangle / \sqrt C
+        + \log \mu(x', \hat h) + \log w(\Delta) \\
     \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
         \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
 
@@ -81,7 +82,7 @@ def probabilities(
             # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
             pose = terms.pose[:, poses]
             own = pose[:, torch.arange(len(poses)), poses][:, :, None] if pose.shape[2] > 1 else pose
-            q = q + (own if query == "own" else pose)[:, :, :, None]
+            q = q + (own if query == "own" else pose[:, :, : q.shape[3]])[:, :, :, None]
             k = k + pose[:, :, :, None]
     else:
         if terms.spatial is not None:
@@ -101,6 +102,10 @@ def probabilities(
         angle = angle[:, :, rows.clamp(min=0)].unsqueeze(3)  # M, H, n, 1, N, F
         score = score + torch.einsum("bmhjnc,bmhnpkc->bmhjnpk", q, rotate(k.unsqueeze(3), angle))
     score = score / math.sqrt(channels)
+    if terms.log_measure is not None:
+        score = score + terms.log_measure.to(score.dtype)
+    if terms.log_window is not None:
+        score = score + terms.log_window.to(score.dtype)[rows.clamp(min=0)].unsqueeze(1)
     unseen = (rows < 0)[:, None].expand(-1, score.shape[-2], -1)
     score = score.masked_fill(unseen, -torch.inf)
     if keys == "own" and score.shape[-2] > 1:

@@ -60,7 +60,11 @@ class Terms:
         rotary: ``(M, |H|, F, d)``; :math:`\Omega h^{-1}`, by which pairs of channels of the keys are rotated: the score
             becomes :math:`\langle q, R(\Omega h^{-1}\Delta)(k + E[h^{-1}\hat h])\rangle`. Pair i is the channels i and
             F + i; channels beyond 2F are not rotated.
-        absolute: whether the terms are added to the queries as well as to the keys.
+        absolute: whether the terms are added to the queries as well as to the keys. Where keys have more poses than
+            queries, the first of them are those of the queries.
+        log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
+            the keys. A key of measure 2 counts as two keys.
+        log_window: ``(L,)``; the same for every row of the table of offsets.
     """
 
     num_poses: int
@@ -69,6 +73,8 @@ class Terms:
     absolute: bool = False
     waves: Waves | None = None
     rotary: Tensor | None = None
+    log_measure: Tensor | None = None
+    log_window: Tensor | None = None
 
     def explicit(self, positions: Positions) -> Terms:
         """With the function of the offset as a table."""

@@ -38,6 +38,8 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
         return f"it runs on the CPU, and the tensors are on {q.device}"
     if not isinstance(positions, Grid):
         return "it needs a grid"
+    if len(q) == 0:
+        return "there are no images"
     if not positions.complete and not positions.shape:
         return "there is no base space for a window"
     if positions.complete and terms.spatial is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from escnn.gspaces import GSpace
@@ -92,7 +93,8 @@ class EquivariantClassifier(torch.nn.Module):
         It gives the same values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
-        stages = torch.nn.Sequential(OrderedDict((name, stage.export()) for name, stage in self.stages.items()))
+        exported = OrderedDict((name, cast(EquivariantModule, stage).export()) for name, stage in self.stages.items())
+        stages = torch.nn.Sequential(exported)
         return Classifier(stages, self.order, copy.deepcopy(self.head)).eval()
 
     def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:

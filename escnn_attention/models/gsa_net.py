@@ -39,8 +39,8 @@ class GSANet(EquivariantClassifier):
         \mathrm{logits} &= \operatorname{mean}_x \max_h\, W f(x, h)
 
     with the blocks of :class:`TransformerBlock` (``norm="gsa"``), and maps that mix channels and leave poses where they
-    are: apart from the pose embeddings the number of parameters does not depend on the group. (The trivial group needs no
-    embedding of its single pose, and the coordinates get its channels.)
+    are: apart from the pose embeddings the number of parameters does not depend on the group. (The trivial group
+    needs no embedding of its single pose, and the coordinates get its channels.)
 
     :meth:`rotmnist`, :meth:`cifar10` and :meth:`patch_camelyon` build the networks of the paper. Where the published
     code departs from the paper's group equivariance, this network does not:

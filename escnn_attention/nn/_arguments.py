@@ -8,7 +8,8 @@ from typing import Any
 from escnn.group import Representation
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention.fibers import is_regular
+from escnn_attention.fibers import Fibers, is_regular, regular_fields
+from escnn_attention.positions import Window
 
 __all__ = [
     "check_input",
@@ -20,6 +21,8 @@ __all__ = [
     "check_same_gspace",
     "check_shape",
     "check_type",
+    "choose_head_fields",
+    "choose_window",
     "is_pointwise",
 ]
 
@@ -112,3 +115,40 @@ def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, 
             f"{', size' * in_type.gspace.dimensionality})"
         )
     return shape
+
+
+def choose_head_fields(out_type: FieldType, num_heads: int, head_fields: int | None, order: int) -> int:
+    """The regular fields of a head: as asked for, or so that the heads together have those of ``out_type``."""
+    if head_fields is not None:
+        return check_int("head_fields", head_fields)
+    regular = regular_fields(out_type)
+    if regular % num_heads:
+        raise ValueError(
+            f"num_heads: the {regular} regular fields of out_type do not divide among {num_heads} heads; "
+            "set head_fields, the number of regular fields of a head"
+        )
+    # Without regular fields to share: the least number whose heads together have the channels of the output.
+    return regular // num_heads if regular else -(-out_type.size // (num_heads * order))
+
+
+def choose_window(group: Fibers, in_type: FieldType, kernel_size: int | None, window: str, dilation: int) -> Window:
+    """The window that is asked for, if the group maps it onto itself."""
+    check_option("window", window, ("auto", "square", "disc"))
+    check_int("dilation", dilation)
+    if kernel_size is None:
+        if dilation != 1:
+            raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
+        return Window()
+    if group.dimension == 0:
+        raise ValueError(
+            f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
+        )
+    if check_int("kernel_size", kernel_size) % 2 == 0:
+        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number or None for global attention")
+    if window == "square" and not group.preserves_square:
+        raise ValueError(
+            f'window: got "square", which the fiber group of {in_type.gspace.name} does not map onto itself; needed '
+            '"disc" or "auto"'
+        )
+    square = window == "square" or (window == "auto" and group.preserves_square)
+    return Window(kernel_size, "square" if square else "disc", dilation)

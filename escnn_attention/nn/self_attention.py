@@ -10,7 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, regular_fields
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.nn._arguments import (
     check_input,
@@ -20,11 +20,12 @@ from escnn_attention.nn._arguments import (
     check_regular,
     check_same_gspace,
     check_type,
+    choose_head_fields,
+    choose_window,
 )
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
-from escnn_attention.positions import Window
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 
@@ -60,7 +61,7 @@ class _SelfAttention(PlainModule):
         check_option("projection", projection, ("group", "pointwise"))
         group = fibers(in_type.gspace)
         num_heads = check_int("num_heads", num_heads)
-        fields = _head_fields(out_type, num_heads, head_fields, group.order)
+        fields = choose_head_fields(out_type, num_heads, head_fields, group.order)
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         project_in, num_poses = self._project_in(in_type, num_heads, fields, group, projection, bool(bias))
@@ -85,7 +86,7 @@ class _SelfAttention(PlainModule):
                 inverse_action=group.action[group.inverse],
                 quotient=group.quotient,
                 num_heads=num_heads,
-                window=_window(group, in_type, kernel_size, window, dilation),
+                window=choose_window(group, in_type, kernel_size, window, dilation),
                 query=query,
                 keys=keys,
                 dropout=check_probability("dropout", dropout),
@@ -178,41 +179,6 @@ class _SelfAttention(PlainModule):
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join([*parts, f"backend={core.backend!r}"])
-
-
-def _head_fields(out_type: FieldType, num_heads: int, head_fields: int | None, order: int) -> int:
-    if head_fields is not None:
-        return check_int("head_fields", head_fields)
-    regular = regular_fields(out_type)
-    if regular % num_heads:
-        raise ValueError(
-            f"num_heads: the {regular} regular fields of out_type do not divide among {num_heads} heads; "
-            "set head_fields, the number of regular fields of a head"
-        )
-    # Without regular fields to share: the least number whose heads together have the channels of the output.
-    return regular // num_heads if regular else -(-out_type.size // (num_heads * order))
-
-
-def _window(group: Fibers, in_type: FieldType, kernel_size: int | None, window: str, dilation: int) -> Window:
-    check_option("window", window, ("auto", "square", "disc"))
-    check_int("dilation", dilation)
-    if kernel_size is None:
-        if dilation != 1:
-            raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
-        return Window()
-    if group.dimension == 0:
-        raise ValueError(
-            f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
-        )
-    if check_int("kernel_size", kernel_size) % 2 == 0:
-        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number or None for global attention")
-    if window == "square" and not group.preserves_square:
-        raise ValueError(
-            f'window: got "square", which the fiber group of {in_type.gspace.name} does not map onto itself; needed '
-            '"disc" or "auto"'
-        )
-    square = window == "square" or (window == "auto" and group.preserves_square)
-    return Window(kernel_size, "square" if square else "disc", dilation)
 
 
 class GroupSelfAttention(_SelfAttention):

@@ -31,12 +31,8 @@ EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
 
-_INCIDENTAL = (
-    "folder",
-    "num_workers",
-    "download",
-    "eval_batch_size",
-)  # what may change about the data from one call to the next
+# What may change about the data from one call to the next.
+_INCIDENTAL = ("folder", "num_workers", "download", "eval_batch_size")
 
 
 def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:

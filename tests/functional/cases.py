@@ -1,7 +1,5 @@
 """Random calls of the attention, which every backend is compared on."""
 
-from dataclasses import replace
-
 import torch
 from hypothesis import strategies as st
 
@@ -15,7 +13,8 @@ def case(
 ):
     """Queries, keys and values that require gradients, a grid, and the terms that are named.
 
-    ``terms`` has any of spatial, waves, pose, rotary, absolute, and shared for terms that all heads share.
+    ``terms`` has any of spatial, waves, pose, rotary, absolute, measure (of keys), weights (of offsets), and shared for
+    terms that all heads share.
     """
     generator = torch.Generator().manual_seed(seed)
     grid = Grid(shape, window, dtype=dtype)
@@ -35,13 +34,16 @@ def case(
         waves = Waves(random(table_heads, order, 2, len(shape)), random(heads, channels, 4))
     if "rotary" in terms:
         rotary = random(table_heads, order, channels // 2, len(shape))
-    return (q, k, v), grid, Terms(order, spatial, pose, "absolute" in terms, waves, rotary)
+    measure = random(key_poses, n) if "measure" in terms else None
+    weights = random(len(grid.offsets)) if "weights" in terms else None
+    return (q, k, v), grid, Terms(order, spatial, pose, "absolute" in terms, waves, rotary, measure, weights)
 
 
 def leaves(tensors, terms):
     """Everything there is a gradient for."""
     waves = () if terms.waves is None else (terms.waves.frequencies, terms.waves.readout)
-    return [t for t in (*tensors, terms.spatial, terms.pose, *waves, terms.rotary) if t is not None]
+    measures = (terms.log_measure, terms.log_window)
+    return [t for t in (*tensors, terms.spatial, terms.pose, *waves, terms.rotary, *measures) if t is not None]
 
 
 def doubled(tensors, terms):
@@ -53,7 +55,16 @@ def doubled(tensors, terms):
     waves = terms.waves
     if waves is not None:
         waves = Waves(copy(waves.frequencies), copy(waves.readout))
-    exact = replace(terms, spatial=copy(terms.spatial), pose=copy(terms.pose), waves=waves, rotary=copy(terms.rotary))
+    exact = Terms(
+        terms.num_poses,
+        copy(terms.spatial),
+        copy(terms.pose),
+        terms.absolute,
+        waves,
+        copy(terms.rotary),
+        copy(terms.log_measure),
+        copy(terms.log_window),
+    )
     return tuple(copy(t) for t in tensors), exact
 
 
@@ -91,11 +102,13 @@ def cases(draw, max_side=5, max_dim=3):
     if terms == {"absolute"}:
         terms.add("spatial")
     terms |= {t for t in ("pose", "shared") if draw(st.booleans())}
+    terms |= draw(st.sampled_from([set(), {"measure"}, {"weights"}, {"measure", "weights"}]))
     if lifting:
         terms.discard("pose")
     kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
     window = Window(kernel, draw(st.sampled_from(["square", "disc"])), draw(st.integers(1, 2))) if kernel else Window()
     query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
     keys = "all" if lifting else draw(st.sampled_from(["all", "own"]))
-    arguments = case(order, poses, poses, shape, window, terms, seed=draw(st.integers(0, 99)))
+    key_poses = poses * draw(st.integers(1, 2)) if keys == "all" else poses
+    arguments = case(order, key_poses, poses, shape, window, terms, seed=draw(st.integers(0, 99)))
     return *arguments, query, keys

@@ -112,3 +112,10 @@ def test_refuses_what_it_cannot_serve():
     tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"spatial"})
     with pytest.raises(ValueError, match="backend: 'tiled' cannot serve this call: without a window it needs"):
         attention(*tensors, grid, terms, backend="tiled")
+
+
+def test_a_batch_of_nothing_is_left_to_others():
+    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}, batch=0)
+    assert attention(*tensors, grid, terms, query="all").shape == (0, 2, 2, 12, 3)
+    with pytest.raises(ValueError, match="'tiled' cannot serve this call: there are no images"):
+        attention(*tensors, grid, terms, backend="tiled")

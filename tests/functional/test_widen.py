@@ -17,10 +17,11 @@ def test_products_of_wide_vectors_give_the_probabilities(arguments):
     (q, k, _, terms, query), _ = fold(*tensors, grid, terms, query, keys)
     assume(terms.spatial is None or num_classes(grid) is not None)
     expected = reference.probabilities(q, k, grid, terms, query=query)
+    channels = q.shape[-1]
     q, k = widen(q, k, grid, terms, query)
-    assert q.shape[-1] == k.shape[-1] == width(tensors[0].shape[-1], grid, terms)
+    assert q.shape[-1] == k.shape[-1] == width(channels, grid, terms)
     q, k = (t.expand(-1, -1, expected.shape[2], -1, -1, -1) for t in (q, k))
-    score = torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k) / math.sqrt(tensors[0].shape[-1])
+    score = torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k) / math.sqrt(channels)
     everywhere = torch.arange(grid.num_positions)
     unseen = grid.rows(everywhere[:, None], everywhere) < 0
     score = score.masked_fill(unseen[:, None], -torch.inf)

@@ -1,0 +1,574 @@
+r"""Self-attention that is equivariant to dilations: scale as a further axis of the group.
+
+The group is :math:`G = R^d \rtimes (S \times H)`: translations, the dilations of a set of scales S, and the turns and
+reflections of the fiber group H. A feature field :math:`f(x, s, h)` on it is, to escnn, the fields of one scale as many
+times as there are scales, which are turned and reflected like any others. A dilation enlarges space and moves features
+on along the axis of scales. Of that axis there is a stretch only, so that equivariance holds away from its ends, as it
+holds for translations away from the border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
+from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.nn._arguments import (
+    check_input,
+    check_int,
+    check_option,
+    check_pointwise,
+    check_probability,
+    check_regular,
+    check_same_gspace,
+    check_shape,
+    check_type,
+    choose_head_fields,
+    choose_window,
+)
+from escnn_attention.nn.module import GridModule, PlainModule
+from escnn_attention.plain.dilation import (
+    DilationAttention,
+    Measure,
+    WindowKind,
+    join_scales,
+    scaled_window,
+    split_scales,
+)
+from escnn_attention.plain.dilation import PerScale as PlainPerScale
+from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
+from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
+
+__all__ = ["DilationLiftingSelfAttention", "DilationSelfAttention", "PerScale", "ScalePooling", "Scales"]
+
+
+@dataclass(frozen=True)
+class Scales:
+    r"""A stretch of the dilation group: the scales :math:`1, b, b^2, \dots, b^{n-1}`.
+
+    Args:
+        base: b, the ratio of neighbouring scales; more than 1.
+        count: n, the number of scales.
+
+    Raises:
+        ValueError: a base that is not more than 1, or no scales.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import Scales
+        >>> scales = Scales(base=2, count=3)
+        >>> scales.values
+        (1.0, 2.0, 4.0)
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> scales.repeat(nn.FieldType(g, 8 * [g.regular_repr])).size
+        96
+    """
+
+    base: float = 2.0
+    count: int = 3
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, bool) or not isinstance(self.base, (int, float)) or not 1 < self.base < math.inf:
+            raise ValueError(f"base: got {self.base!r}, needed a number above 1")
+        check_int("count", self.count)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The scales, from 1 on."""
+        return tuple(float(self.base) ** i for i in range(self.count))
+
+    def repeat(self, field_type: FieldType) -> FieldType:
+        """The type of features that have fields of type ``field_type`` at every scale, one scale after the other.
+
+        A tensor of it, ``(B, n · size, *space)``, can be viewed as ``(B, n, size, *space)``.
+        """
+        check_type("field_type", field_type)
+        return FieldType(field_type.gspace, self.count * list(field_type.representations))
+
+    def single(self, field_type: FieldType, name: str = "field_type") -> FieldType:
+        """The type that ``field_type`` has at every scale; :meth:`repeat` backwards.
+
+        Raises:
+            TypeError: ``field_type`` is none.
+            ValueError: the scales do not have the same fields.
+        """
+        check_type(name, field_type)
+        fields = list(field_type.representations)
+        of_first = fields[: len(fields) // self.count]
+        if not of_first or self.count * of_first != fields:
+            raise ValueError(
+                f"{name}: got {field_type}, needed the same fields at each of {self.count} scales, as Scales.repeat "
+                "gives them"
+            )
+        return FieldType(field_type.gspace, of_first)
+
+
+class _DilationAttention(PlainModule):
+    """What both layers share: everything but the projection of the input."""
+
+    plain: DilationAttention
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        scales: Scales,
+        num_heads: int,
+        kernel_size: int,
+        *,
+        head_fields: int | None,
+        interval: int | None,
+        query: QueryMode,
+        encoding: Encoding | str | None,
+        windows: WindowKind,
+        window: str,
+        measure: Measure,
+        projection: ProjectionKind,
+        dropout: float,
+        bias: bool,
+        backend: str,
+    ):
+        check_type("in_type", in_type)
+        check_type("out_type", out_type)
+        check_same_gspace(in_type, out_type)
+        if not isinstance(scales, Scales):
+            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+        group = fibers(in_type.gspace)
+        of_scale = scales.single(out_type, "out_type")
+        check_option("query", query, ("own", "all"))
+        check_option("windows", windows, ("scaled", "dilated", "fixed"))
+        check_option("measure", measure, ("haar", "counting", "printed"))
+        check_option("projection", projection, ("group", "pointwise"))
+        if windows == "dilated" and scales.base != round(scales.base):
+            raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
+        if interval is not None and check_int("interval", interval) > scales.count:
+            raise ValueError(f"interval: got {interval}, needed at most the number of scales, {scales.count}")
+        num_heads = check_int("num_heads", num_heads)
+        fields = choose_head_fields(of_scale, num_heads, head_fields, group.order)
+        shape = choose_window(group, in_type, check_int("kernel_size", kernel_size), window, 1).shape
+        if projection == "pointwise":
+            check_regular("out_type", out_type, 'projection="pointwise"')
+        encoding = as_encoding(encoding)
+        if encoding.absolute:
+            raise ValueError(
+                f"encoding: got {type(encoding).__name__}, which sees positions and not offsets; needed a relative "
+                "encoding"
+            )
+        project_in = self._project_in(in_type, scales, num_heads, fields, group, projection, bool(bias))
+        dimension = group.dimension
+        super().__init__(
+            in_type,
+            out_type,
+            DilationAttention(
+                project_in,
+                FromPoses(
+                    frames(of_scale, dual=True),
+                    of_scale.size,
+                    num_heads * fields,
+                    group.order,
+                    groups=num_heads,
+                    kind=projection,
+                    invariants=invariant_vectors(of_scale) if bias else None,
+                ),
+                encoding.bind(dimension, num_heads, fields, 1 if interval is None else interval * group.order),
+                inverse_action=group.action[group.inverse],
+                quotient=group.quotient,
+                num_heads=num_heads,
+                scales=scales.values,
+                windows=[
+                    scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=measure == "haar")
+                    for s in scales.values
+                ],
+                interval=interval,
+                # For scales in equal ratios ds is in proportion to s.
+                log_measure=[-dimension * math.log(t) for t in scales.values[:interval]]
+                if measure == "haar" and interval is not None
+                else None,
+                factors=[s ** -(dimension + (interval is not None)) for s in scales.values]
+                if measure == "printed"
+                else None,
+                query=query,
+                dropout=check_probability("dropout", dropout),
+                backend=check_backend(backend),
+            ),
+        )
+        self.scales = scales
+        self.num_heads = num_heads
+        self.head_fields = fields
+        self.kernel_size = kernel_size
+        self.window = shape
+        self.windows = windows
+        self.measure = measure
+
+    def _project_in(
+        self,
+        in_type: FieldType,
+        scales: Scales,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
+    ) -> ToPoses | Scalars:
+        """The projection of the features of a scale to queries, values and keys."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        core = self.plain
+        parts = [
+            super().extra_repr(),
+            f"{self.scales}",
+            f"num_heads={self.num_heads}",
+            f"head_fields={self.head_fields}",
+            f"kernel_size={self.kernel_size} ({self.window}, {self.windows})",
+            *([] if core.interval is None else [f"interval={core.interval}", f"query={core.query!r}"]),
+            f"measure={self.measure!r}",
+            f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})",
+            *([f"dropout={core.dropout}"] if core.dropout else []),
+            f"backend={core.backend!r}",
+        ]
+        return ", ".join(parts)
+
+
+class DilationSelfAttention(_DilationAttention):
+    r"""Self-attention on the group of translations, dilations and the fiber group H (GSA-Nets, Eq. 21).
+
+    For every output pose (s, h), query :math:`(x, s, \tilde h)` and key :math:`(x', st, \hat h)`, with
+    :math:`\Delta = x' - x` and heads of C channels:
+
+    .. math::
+        a(x, \tilde h; x', t, \hat h) &= \langle q(x, s, \tilde h),\; k(x', st, \hat h)
+            + \rho((sh)^{-1}\Delta,\, h^{-1}\hat h,\, t) \rangle / \sqrt C + \log\mu(x', t) \\
+        \mathrm{out}(x, s, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{x' \in x + sN,\; t \in T,\; \hat h}
+            \mathrm{softmax}_{(x', t, \hat h)}(a) \; v(x', st, \hat h)
+
+    The window sN grows with the scale of the query, and the encoding sees it at its original size. t runs over
+    ``interval`` scales from 1 on. Keys beyond the last scale do not exist and are left out, as positions outside the
+    grid are.
+
+    **The measure.** Attention is an average over the keys, against a measure, and the measure that G leaves as it is is
+    Haar's, :math:`dx\, ds / s^{d+1}`. For scales in equal ratios, and relative to the scale of the query, that is
+    :math:`t^{-d} dx'`: ``measure="haar"`` adds its logarithm to the scores, where dx' is the share of a position that
+    lies in the window. Eqs. 20 and 21 print the factor of the query's scale, in front of a softmax that is normalised
+    already. There it balances nothing; the response to an image enlarged by b is smaller by :math:`b^{-(d+1)}`.
+
+    **Equivariance.** To translations and to H as in :class:`GroupSelfAttention`. To dilations away from the end of the
+    range of scales: an image enlarged by b has at scale bs what the image has at scale s. With ``windows="dilated"``
+    this is exact at the positions that the two grids have in common; with ``"scaled"`` it holds for smooth features to
+    the error of a sum over the window, away from the border.
+
+    Args:
+        in_type: the type of the input, with the same fields at every scale: see :meth:`Scales.repeat`.
+        out_type: the type of the output, likewise, over the same gspace.
+        scales: S.
+        num_heads: the number of heads.
+        kernel_size: the odd width of the window at scale 1, in positions.
+        head_fields: the number C of regular fields of a head; by default from the output of one scale, as in
+            :class:`GroupSelfAttention`.
+        interval: the number of scales that a query sees, from its own on.
+        query: the query poses Q(h) in H: ``"own"`` or ``"all"``.
+        encoding: a relative positional encoding, as in :class:`GroupSelfAttention`. Its table over the poses has a row
+            for every t and pose of H.
+        windows: ``"scaled"``, all positions of the scaled window, at a cost that grows with :math:`s^d`, for any base;
+            ``"dilated"``, the positions of the window of scale 1 at s times the distance, at the same cost for every
+            scale, for whole bases (App. E.1); or ``"fixed"``, the window of scale 1 at every scale, which gives up the
+            equivariance and is there to compare with.
+        window: ``"square"``, ``"disc"`` or ``"auto"``, as in :class:`GroupSelfAttention`.
+        measure: ``"haar"``; ``"counting"``, where all keys weigh the same; or ``"printed"``, the same with the output
+            multiplied by :math:`s^{-(d+1)}` in front of the projection, as printed.
+        projection, dropout, bias, backend: as in :class:`GroupSelfAttention`.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        TypeError: a type, number or set of scales is none.
+        ValueError: types that differ from scale to scale, another gspace, an interval of more scales than there are, an
+            absolute encoding, dilated windows for a base that is not whole, and all that :class:`GroupSelfAttention`
+            raises.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import DilationSelfAttention, Scales
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> scales = Scales(base=2, count=3)
+        >>> hidden = scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
+        >>> layer = DilationSelfAttention(hidden, hidden, scales, kernel_size=3)
+        >>> layer(hidden(torch.randn(1, 24, 9, 9))).shape
+        torch.Size([1, 24, 9, 9])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, App. E, Eq. 21;
+    Worrall and Welling, "Deep Scale-spaces", NeurIPS 2019, for dilation.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        scales: Scales,
+        num_heads: int = 1,
+        kernel_size: int = 5,
+        *,
+        head_fields: int | None = None,
+        interval: int = 2,
+        query: QueryMode = "own",
+        encoding: Encoding | str | None = None,
+        windows: WindowKind = "scaled",
+        window: str = "auto",
+        measure: Measure = "haar",
+        projection: ProjectionKind = "group",
+        dropout: float = 0.0,
+        bias: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(
+            in_type,
+            out_type,
+            scales,
+            num_heads,
+            kernel_size,
+            head_fields=head_fields,
+            interval=check_int("interval", interval),
+            query=query,
+            encoding=encoding,
+            windows=windows,
+            window=window,
+            measure=measure,
+            projection=projection,
+            dropout=dropout,
+            bias=bias,
+            backend=backend,
+        )
+
+    def _project_in(
+        self,
+        in_type: FieldType,
+        scales: Scales,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
+    ) -> ToPoses:
+        of_scale = scales.single(in_type, "in_type")
+        if projection == "pointwise":
+            check_regular("in_type", in_type, 'projection="pointwise"')
+        fields = num_heads * head_fields
+        return ToPoses(
+            frames(of_scale),
+            of_scale.size,
+            3 * fields,
+            group.order,
+            groups=3 * num_heads,
+            kind=projection,
+            bias=2 * fields if bias else 0,
+        )
+
+
+class DilationLiftingSelfAttention(_DilationAttention):
+    r"""Lifting self-attention: from scalar fields on the plane to features on the group with dilations (Eq. 20).
+
+    .. math::
+        a(x; x') &= \langle q(x),\; k(x') + \rho((sh)^{-1}\Delta) \rangle / \sqrt C + \log\mu(x') \\
+        \mathrm{out}(x, s, h) &= \sum_{x' \in x + sN} \mathrm{softmax}_{x'}(a) \; v(x')
+
+    The factor :math:`s^{-d}` of the Haar measure is the same for all keys of a query and drops out of the softmax; of
+    the measure dx' there remains the share of a position that lies in the window.
+
+    Args:
+        in_type: trivial fields only, without scales.
+        out_type, scales, num_heads, kernel_size, head_fields, encoding, windows, window, measure, projection, dropout,
+            bias, backend: as in :class:`DilationSelfAttention`. ``projection`` is that of the output, and with
+            ``measure="printed"`` it is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and
+            ``"counting"`` are the same.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        ValueError: ``in_type`` has a field that is not trivial, and all that :class:`DilationSelfAttention` raises.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import DilationLiftingSelfAttention, Scales
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> scales = Scales(base=2, count=3)
+        >>> image = nn.FieldType(g, [g.trivial_repr])
+        >>> hidden = scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
+        >>> layer = DilationLiftingSelfAttention(image, hidden, scales, kernel_size=3)
+        >>> layer(image(torch.randn(1, 1, 9, 9))).shape
+        torch.Size([1, 24, 9, 9])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, App. E, Eq. 20.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        scales: Scales,
+        num_heads: int = 1,
+        kernel_size: int = 5,
+        *,
+        head_fields: int | None = None,
+        encoding: Encoding | str | None = None,
+        windows: WindowKind = "scaled",
+        window: str = "auto",
+        measure: Measure = "haar",
+        projection: ProjectionKind = "group",
+        dropout: float = 0.0,
+        bias: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(
+            in_type,
+            out_type,
+            scales,
+            num_heads,
+            kernel_size,
+            head_fields=head_fields,
+            interval=None,
+            query="all",  # One query without a pose contributes to every output pose.
+            encoding=encoding,
+            windows=windows,
+            window=window,
+            measure=measure,
+            projection=projection,
+            dropout=dropout,
+            bias=bias,
+            backend=backend,
+        )
+
+    def _project_in(
+        self,
+        in_type: FieldType,
+        scales: Scales,
+        num_heads: int,
+        head_fields: int,
+        group: Fibers,
+        projection: ProjectionKind,
+        bias: bool,
+    ) -> Scalars:
+        others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
+        if others:
+            raise ValueError(
+                "in_type: DilationLiftingSelfAttention needs trivial (scalar) fields only, got also "
+                f"{', '.join(others)}"
+            )
+        fields = num_heads * head_fields
+        return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0)
+
+
+class PerScale(GridModule):
+    """A module on every scale by itself, with the same parameters for all.
+
+    A layer norm with the statistics of a position, or a batch norm, that knows nothing of scales mixes them, or learns
+    parameters for each: where features move on to the next scale, from beyond the range come others, and the layer does
+    not commute with that. This one does, exactly. (Nonlinearities that act on every channel by itself need no help.)
+
+    Args:
+        module: any module of escnn's, or of this package, on the fields of one scale.
+        scales: the scales.
+
+    Shape:
+        ``(B, n · module.in_type.size, *space)`` to ``(B, n · module.out_type.size, *space)``, on the grid that the
+        module gives.
+
+    Raises:
+        TypeError: ``module`` is not an equivariant module.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import FieldLayerNorm, PerScale, Scales
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields, scales = nn.FieldType(g, 2 * [g.regular_repr]), Scales(base=2, count=3)
+        >>> norm = PerScale(FieldLayerNorm(fields), scales)
+        >>> norm(norm.in_type(torch.randn(1, 24, 5, 5))).shape
+        torch.Size([1, 24, 5, 5])
+    """
+
+    def __init__(self, module: EquivariantModule, scales: Scales):
+        if not isinstance(module, EquivariantModule):
+            raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
+        if not isinstance(scales, Scales):
+            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+        super().__init__(scales.repeat(module.in_type), scales.repeat(module.out_type))
+        self.module = module
+        self.scales = scales
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        """Apply the module to every scale.
+
+        Args:
+            input: features of type ``in_type`` on a grid.
+
+        Returns:
+            features of type ``out_type``.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: it has another gspace or type, or lies on scattered points.
+        """
+        x = check_input(input, self.in_type, type(self).__name__)
+        each = self.module(GeometricTensor(split_scales(x.tensor, self.scales.count), self.module.in_type))
+        return GeometricTensor(join_scales(each.tensor, self.scales.count), self.out_type)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        shape: Sequence[int] = self.module.evaluate_output_shape((batch, self.module.in_type.size, *space))
+        return (batch, self.out_type.size, *shape[2:])
+
+    def export(self) -> PlainPerScale:
+        """A copy as a plain torch module in eval mode, on tensors."""
+        self.eval()
+        return PlainPerScale(self.module.export(), self.scales.count).eval()
+
+    def extra_repr(self) -> str:
+        return f"{self.scales}"
+
+
+class ScalePooling(PlainModule):
+    """The maximum over scales: what comes of a dilation is only that space is enlarged.
+
+    Args:
+        in_type: the type of the input: the same fields at every scale, with pointwise nonlinearities.
+        scales: the scales.
+
+    Attributes:
+        out_type: the fields of one scale.
+
+    Shape:
+        ``(B, n · size, *space)`` to ``(B, size, *space)``.
+
+    Raises:
+        ValueError: fields that differ from scale to scale, or that do not allow the maximum.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import ScalePooling, Scales
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> scales = Scales(base=2, count=3)
+        >>> pool = ScalePooling(scales.repeat(nn.FieldType(g, 2 * [g.regular_repr])), scales)
+        >>> pool(pool.in_type(torch.randn(1, 24, 5, 5))).shape
+        torch.Size([1, 8, 5, 5])
+    """
+
+    plain: PlainScalePooling
+
+    def __init__(self, in_type: FieldType, scales: Scales):
+        if not isinstance(scales, Scales):
+            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+        check_pointwise("in_type", check_type("in_type", in_type), "ScalePooling")
+        super().__init__(in_type, scales.single(in_type, "in_type"), PlainScalePooling(scales.count))
+        self.scales = scales

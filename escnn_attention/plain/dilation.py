@@ -1,0 +1,263 @@
+"""Self-attention on the translation–dilation group, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional import QueryMode, Terms, Waves, attention
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.positions import Grid, Positions, Window, WindowShape
+
+__all__ = [
+    "DilationAttention",
+    "Measure",
+    "PerScale",
+    "ScalePooling",
+    "ScaledWindow",
+    "WindowKind",
+    "join_scales",
+    "scaled_window",
+    "split_scales",
+]
+
+WindowKind = Literal["scaled", "dilated", "fixed"]
+Measure = Literal["haar", "counting", "printed"]
+
+_LEAST_SHARE = 2.0**-10  # of a position in a window, so that the share has a logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWindow:
+    """The window of the queries of one scale.
+
+    Attributes:
+        window: its positions.
+        unit: the reach of the positions in units of the reach of the window, by which offsets are measured.
+        share: ``(L,)``; how much of the cell of each position lies in the window. None where all positions weigh the
+            same.
+    """
+
+    window: Window
+    unit: float = 1.0
+    share: Tensor | None = None
+
+
+def scaled_window(
+    kernel_size: int, shape: WindowShape, scale: float, dimension: int, *, kind: WindowKind, weighted: bool
+) -> ScaledWindow:
+    r"""The window at a scale.
+
+    At scale 1 it reaches ``kernel_size // 2`` =: r to every side, a box or a ball in :math:`R^d`; at scale s it reaches
+    r s. A position stands for the unit cell around it, of which :math:`\min(1, r s + 1/2 - |x|)` lies in the window
+    along an axis, or along the radius of a ball.
+
+    Args:
+        kernel_size, shape: the window at scale 1.
+        scale: s.
+        dimension: d.
+        kind: ``"scaled"``, ``"dilated"`` for the positions of scale 1 at s times the distance, or ``"fixed"`` for the
+            window of scale 1.
+        weighted: whether positions weigh as much as lies in the window of them. Otherwise those in it weigh the same.
+    """
+    if kind == "dilated":
+        return ScaledWindow(Window(kernel_size, shape, round(scale)))
+    reach = kernel_size // 2 * (scale if kind == "scaled" else 1.0)
+    if reach == 0:
+        return ScaledWindow(Window(kernel_size, shape))
+    nearly = 1e-9  # Powers of a base such as √2 are whole numbers but for rounding.
+    if not weighted:
+        steps = math.floor(reach + nearly)
+    elif shape == "disc":
+        steps = math.ceil(reach - nearly)  # The disc of positions ends half a step beyond this.
+    else:
+        steps = math.ceil(reach + 0.5 - nearly) - 1
+    window = Window(2 * steps + 1, shape)
+    share = None
+    if weighted:
+        offset = steps * Grid((1,) * dimension, window).offsets
+        if shape == "disc":
+            offset = offset.norm(dim=-1, keepdim=True)
+        share = (reach + 0.5 - offset.abs()).clamp(0, 1).prod(-1).clamp(min=_LEAST_SHARE)
+        share = None if (share == share[0]).all() else share
+    return ScaledWindow(window, steps / reach, share)
+
+
+class DilationAttention(ExactBuffers):
+    """Projections to heads, attention between scales and poses on a grid, projection to the output.
+
+    Maps ``(B, in, *space)`` to ``(B, n · out, *space)`` for n scales. In lifting ``in`` has no scales, otherwise it is
+    n times the channels that ``project_in`` takes. It knows the group by tables only and needs no escnn.
+
+    Args:
+        project_in: from the features of a scale to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
+        project_out: from ``num_heads`` · C regular fields to the output of a scale.
+        encoding: a bound encoding, of :math:`T|H|` poses, or of 1 in lifting.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
+        num_heads, query, dropout, backend: as in :class:`escnn_attention.nn.dilation.DilationSelfAttention`.
+        scales: s, for every scale.
+        windows: the window of every scale.
+        interval: T, how many scales the keys have, from that of the query on; None in lifting.
+        log_measure: ``(T,)``, the logarithms of the measure of the keys of each of them.
+        factors: by which the output of every scale is multiplied.
+    """
+
+    inverse_action: Tensor
+    quotient: Tensor
+
+    def __init__(
+        self,
+        project_in: ToPoses | Scalars,
+        project_out: FromPoses,
+        encoding: Encoding,
+        *,
+        inverse_action: np.ndarray,
+        quotient: np.ndarray,
+        num_heads: int,
+        scales: Sequence[float],
+        windows: Sequence[ScaledWindow],
+        interval: int | None,
+        log_measure: Sequence[float] | None,
+        factors: Sequence[float] | None,
+        query: QueryMode,
+        dropout: float,
+        backend: str,
+    ):
+        super().__init__()
+        self.project_in = project_in
+        self.project_out = project_out
+        self.encoding = encoding
+        self.num_heads = num_heads
+        self.scales = tuple(scales)
+        self.windows = tuple(w.window for w in windows)
+        self.units = tuple(w.unit for w in windows)
+        self.interval = interval
+        self.factors = None if factors is None else tuple(factors)
+        self.query: QueryMode = query
+        self.dropout = dropout
+        self.backend = backend
+        self.register_exact("inverse_action", inverse_action)
+        # The pose (t, h⁻¹ĥ) is number t · |H| + h⁻¹ĥ.
+        poses = [t * len(quotient) + quotient for t in range(interval or 1)]
+        self.register_buffer("quotient", torch.as_tensor(np.concatenate(poses, axis=1)), persistent=False)
+        for i, window in enumerate(windows):
+            if window.share is not None:
+                self.register_exact(f"log_share_{i}", window.share.log())
+        if log_measure is not None:
+            self.register_exact("log_measure", np.repeat(log_measure, len(quotient))[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x, self.positions(x))
+
+    def positions(self, x: Tensor, frame: Tensor | None = None) -> list[Positions]:
+        """The grid of a tensor of features with the window of each scale; turned by ``frame``, see :class:`Grid`."""
+        shape, dtype = tuple(x.shape[2:]), self.inverse_action.dtype
+        return [Grid(shape, window, dtype=dtype, device=x.device, frame=frame) for window in self.windows]
+
+    def attend(self, x: Tensor, positions: Sequence[Positions]) -> Tensor:
+        """The layer on features that lie at the given positions, which have the window of each scale."""
+        q, k, v = self._project(x)
+        outputs = []
+        for scale, grid in enumerate(positions):
+            y = attention(
+                q if self.interval is None else q[:, :, scale],
+                self._keys(k, scale),
+                self._keys(v, scale),
+                grid,
+                self._terms(scale, grid),
+                query=self.query,
+                dropout=self.dropout if self.training else 0.0,
+                backend=self.backend,
+            )
+            outputs.append(y if self.factors is None else self.factors[scale] * y)
+        y = torch.stack(outputs, dim=1).flatten(0, 1)  # B · n, M, |H|, N, C
+        y = self.project_out(y.permute(1, 0, 3, 2, 4))
+        return join_scales(y.transpose(1, 2), len(self.scales)).unflatten(2, x.shape[2:])
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``(B, M, P, N, C)`` in lifting and else ``(B, M, n, P, N, C)``."""
+        if self.interval is None:
+            fields = self.project_in(x.flatten(2).transpose(1, 2)).unflatten(0, (3, self.num_heads))
+            q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields)
+            return q, k, v
+        shape = (len(x), len(self.scales))
+        fields = self.project_in(split_scales(x, shape[1]).flatten(2).transpose(1, 2))
+        fields = fields.unflatten(0, (3, self.num_heads)).unflatten(2, shape)
+        q, v, k = (t.permute(1, 0, 2, 4, 3, 5) for t in fields)
+        return q, k, v
+
+    def _keys(self, k: Tensor, scale: int) -> Tensor:
+        """The keys, or values, that the queries of a scale see, ``(B, M, P, N, C)``.
+
+        Beyond the last scale there are none: they are left out, as positions beyond the border are.
+        """
+        return k if self.interval is None else k[:, :, scale : scale + self.interval].flatten(2, 3)
+
+    def _terms(self, scale: int, positions: Positions) -> Terms:
+        inverse = self.inverse_action * self.units[scale]
+        seen = len(self.scales[scale : scale + (self.interval or 1)]) * len(self.quotient)
+        poses = self.encoding.poses()
+        spatial, waves, rotary = None, self.encoding.waves(), self.encoding.rotations()
+        if waves is None:
+            # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
+            spatial = self.encoding.offsets(positions.offsets @ inverse.transpose(-1, -2))
+        log_measure = self._buffers.get("log_measure")
+        return Terms(
+            num_poses=len(self.quotient),
+            spatial=spatial,
+            pose=None if poses is None else poses[:, self.quotient[:, :seen]],
+            waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
+            rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
+            log_measure=None if log_measure is None or seen == len(self.quotient) else log_measure[:seen],
+            log_window=self._buffers.get(f"log_share_{scale}"),
+        )
+
+
+def split_scales(x: Tensor, count: int) -> Tensor:
+    """From ``(B, n · size, ...)`` to ``(B · n, size, ...)``: scales as samples."""
+    return x.unflatten(1, (count, -1)).flatten(0, 1)
+
+
+def join_scales(x: Tensor, count: int) -> Tensor:
+    """From ``(B · n, size, ...)`` to ``(B, n · size, ...)``."""
+    return x.unflatten(0, (len(x) // count, count)).flatten(1, 2)
+
+
+class PerScale(torch.nn.Module):
+    """The same module on the features of every scale.
+
+    Args:
+        module: from ``(B, in, *space)`` to ``(B, out, *space)``.
+        count: the number n of scales. Maps ``(B, n · in, *space)`` to ``(B, n · out, *space)``.
+    """
+
+    def __init__(self, module: torch.nn.Module, count: int):
+        super().__init__()
+        self.module = module
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        return join_scales(self.module(split_scales(x, self.count)), self.count)
+
+
+class ScalePooling(torch.nn.Module):
+    """The maximum over ``count`` scales: ``(B, n · size, *space)`` to ``(B, size, *space)``."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.count, -1)).amax(1)
+
+    def extra_repr(self) -> str:
+        return f"count={self.count}"

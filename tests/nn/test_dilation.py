@@ -1,0 +1,752 @@
+import copy
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor, IIDBatchNorm2d, InnerBatchNorm, SequentialModule
+
+from escnn_attention import FieldLayerNorm, GroupSelfAttention, HalvingPool, LiftingSelfAttention, PoseLinear, SiLU
+from escnn_attention.fibers import fibers
+from escnn_attention.nn.dilation import (
+    DilationLiftingSelfAttention,
+    DilationSelfAttention,
+    PerScale,
+    ScalePooling,
+    Scales,
+)
+from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of, size_of
+
+TOLERANCE = 1e-10
+EXACT = 1e-13
+THREE = Scales(2, 3)
+
+
+def lifting(space, scales=THREE, kernel_size=3, out=mixed, **options):
+    options = {"head_fields": 4, **options}
+    return DilationLiftingSelfAttention(
+        scalars(space, 2), scales.repeat(out(space)), scales, 2, kernel_size, **options
+    ).double()
+
+
+def group(space, scales=THREE, kernel_size=3, fields=mixed, **options):
+    options = {"head_fields": 4, **options}
+    fields = scales.repeat(fields(space))
+    return DilationSelfAttention(fields, fields, scales, 2, kernel_size, **options).double()
+
+
+def drawn(module):
+    """With parameters that all do something: biases start at zero, and scales at one."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double()
+
+
+def turned_error(layer, x):
+    """The largest relative error over all elements of the fiber group, which turn the grid where they do not map it."""
+    space = x.type.gspace
+    core, worst = layer.plain, 0.0
+    with torch.no_grad():
+        y = layer(x).tensor
+        for i, g in enumerate(fibers(space).elements):
+            turned = core.positions(x.tensor, frame=torch.tensor(fibers(space).action[i]))
+            got = core.attend(x.transform_fibers(g).tensor, turned)
+            expected = GeometricTensor(y, layer.out_type).transform_fibers(g).tensor
+            worst = max(worst, ((got - expected).norm() / size_of(y)).item())
+    return worst
+
+
+def between(x, base=2):
+    """An image enlarged by the base: the given values at every so many positions, and others in between."""
+    space = [base * (n - 1) + 1 for n in x.shape[2:]]
+    enlarged = torch.randn(*x.shape[:2], *space, dtype=x.dtype)
+    enlarged[(slice(None), slice(None), *len(space) * [slice(None, None, base)])] = x
+    return enlarged
+
+
+def shifts(small, large, scales, steps=1, *, margin=0, factor=2):
+    """For every scale that has one ``steps`` on, how far the features of an enlarged image are from those of the image.
+
+    Relative to their size, at the positions that both have, and with a margin away from the border.
+    """
+    small, large = (t.tensor.detach().unflatten(1, (scales.count, -1)) for t in (small, large))
+    large = large[(..., *(small.dim() - 3) * [slice(None, None, factor)])]
+    inner = (..., *(slice(margin, n - margin) for n in small.shape[3:]))
+    return [
+        ((large[:, i + steps] - small[:, i])[inner].norm() / small[:, i][inner].norm()).item()
+        for i in range(scales.count - steps)
+    ]
+
+
+def gaussians(size, spacing):
+    """Two channels of blobs, sampled with a spacing: what is enlarged is the sampling."""
+    generator = torch.Generator().manual_seed(0)
+    axis = spacing * (torch.arange(size, dtype=torch.float64) - (size - 1) / 2)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    image = torch.zeros(1, 2, size, size, dtype=torch.float64)
+    for channel in range(2):
+        for _ in range(30):
+            cx, cy, height, width = torch.rand(4, generator=generator, dtype=torch.float64)
+            cx, cy, width = 32 * cx - 16, 32 * cy - 16, 1.5 + 2 * width
+            image[0, channel] += (2 * height - 1) * torch.exp(-((x - cx) ** 2 + (y - cy) ** 2) / (2 * width**2))
+    return image
+
+
+class TestFiberGroup:
+    @pytest.mark.parametrize("windows", ["scaled", "dilated", "fixed"])
+    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    @pytest.mark.parametrize("name", ["trivial", "C4", "D3"])
+    def test_every_window(self, name, query, windows):
+        space = PLANE[name]()
+        layer = lifting(space, windows=windows) if query == "lifting" else group(space, windows=windows, query=query)
+        x = random_field(drawn(layer).in_type, 5, 5, batch=1)
+        assert turned_error(layer, x) < TOLERANCE
+        assert grid_error(layer, x) < TOLERANCE
+
+    @pytest.mark.parametrize("query", ["own", "lifting"])
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "none"])
+    @pytest.mark.parametrize("scales", [Scales(math.sqrt(2), 4), THREE], ids=["√2", "2"])
+    def test_every_encoding(self, scales, encoding, query):
+        space = PLANE["C8"]()
+        layer = (lifting if query == "lifting" else group)(space, scales, encoding=encoding)
+        x = random_field(layer.in_type, 5, 4, batch=1)
+        assert turned_error(layer, x) < TOLERANCE
+        assert grid_error(layer, x) < TOLERANCE
+
+    @pytest.mark.parametrize("measure", ["haar", "counting", "printed"])
+    @pytest.mark.parametrize("interval", [1, 3])
+    def test_every_measure_and_interval(self, interval, measure):
+        layer = group(PLANE["D4"](), interval=interval, measure=measure)
+        assert grid_error(layer, random_field(layer.in_type, 5, 5, batch=1)) < TOLERANCE
+
+    def test_in_space(self):
+        layer = SequentialModule(*(f(VOLUME["conical"](), Scales(2, 2)) for f in (lifting, group)))
+        assert grid_error(layer, random_field(layer.in_type, 4, 4, 4, batch=1)) < TOLERANCE
+
+    def test_per_scale_and_pooling(self):
+        fields = regular(PLANE["D4"](), 2)
+        norm = drawn(PerScale(FieldLayerNorm(fields), THREE))
+        layer = SequentialModule(norm, ScalePooling(norm.out_type, THREE))
+        assert grid_error(layer, random_field(layer.in_type, 5, 5)) < TOLERANCE
+
+    def test_without_the_action_on_offsets_it_is_lost(self):
+        for layer in (lifting(PLANE["D3"]()), group(PLANE["D3"]())):
+            layer.plain.inverse_action[:] = torch.eye(2)
+            assert turned_error(layer, random_field(layer.in_type, 5, 5)) > 1e-3
+
+    def test_without_the_action_on_poses_it_is_lost(self):
+        layer = group(PLANE["D3"]())
+        layer.plain.quotient[:] = torch.arange(layer.plain.quotient.shape[1])
+        assert turned_error(layer, random_field(layer.in_type, 5, 5)) > 1e-3
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("windows", ["scaled", "dilated"])
+    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    @pytest.mark.parametrize("name", PLANE)
+    def test_exhaustive(self, name, query, windows):
+        for encoding, interval in itertools.product(("mlp", "separable", "fourier", "rotary", "none"), (1, 2, 3)):
+            options = {"windows": windows, "encoding": encoding}
+            space = PLANE[name]()
+            layer = (
+                lifting(space, **options)
+                if query == "lifting"
+                else group(space, query=query, interval=interval, **options)
+            )
+            x = random_field(layer.in_type, 6, 5, batch=1)
+            assert turned_error(layer, x) < TOLERANCE
+            assert grid_error(layer, x) < TOLERANCE
+
+
+class TestDilatedWindows:
+    """An enlarged image has the features of the image one scale on: exactly, the border included."""
+
+    @pytest.mark.parametrize("measure", ["haar", "counting"])
+    @pytest.mark.parametrize(("base", "encoding"), [(2, "mlp"), (3, "fourier"), (2, "rotary")])
+    @pytest.mark.parametrize("name", ["trivial", "C8"])
+    def test_lifting(self, name, base, encoding, measure):
+        scales = Scales(base, 3)
+        layer = lifting(PLANE[name](), scales, windows="dilated", encoding=encoding, measure=measure)
+        x = random_field(layer.in_type, 7, 6)
+        large = layer.in_type(between(x.tensor, base))
+        assert max(shifts(layer(x), layer(large), scales, factor=base)) < EXACT
+
+    @pytest.mark.parametrize("measure", ["haar", "counting"])
+    @pytest.mark.parametrize("query", ["own", "all"])
+    @pytest.mark.parametrize("interval", [1, 2, 3])
+    def test_group_layer(self, interval, query, measure):
+        """The features of an enlarged image at scale 1 are anything; beyond the range there are none."""
+        scales = Scales(2, 4)
+        layer = group(PLANE["C4"](), scales, windows="dilated", interval=interval, query=query, measure=measure)
+        x = random_field(layer.in_type, 6, 6)
+        small = x.tensor.unflatten(1, (4, -1))
+        large = torch.cat([torch.randn_like(small[:, :1]), small[:, :-1]], dim=1)
+        errors = shifts(layer(x), layer(layer.in_type(between(large.flatten(1, 2)))), scales)
+        exact = 4 - interval  # The last of the scales that a query of the enlarged image sees must exist.
+        assert max(errors[:exact]) < EXACT
+        assert all(e > 1e-3 for e in errors[exact:])
+
+    def network(self, scales, norm, interval=2):
+        space = PLANE["C4"]()
+        fields = regular(space, 4)
+        hidden = scales.repeat(fields)
+        options = {"windows": "dilated", "kernel_size": 3}
+        layers = [DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, 2, **options)]
+        for _ in range(2):
+            layers += [norm(fields, scales), SiLU(hidden)]
+            layers.append(DilationSelfAttention(hidden, hidden, scales, 2, interval=interval, **options))
+        return drawn(SequentialModule(*layers)).eval()
+
+    def errors_of_network(self, norm):
+        scales = Scales(2, 5)
+        network = self.network(scales, norm)
+        x = random_field(network.in_type, 18, 17, batch=1)  # so large that the largest window sees a neighbour
+        return shifts(network(x), network(network.in_type(between(x.tensor))), scales)
+
+    @pytest.mark.parametrize("norm", [FieldLayerNorm, InnerBatchNorm, IIDBatchNorm2d])
+    def test_network(self, norm):
+        """Each of the two group layers looks one scale further, and takes one away at the end of the range."""
+        errors = self.errors_of_network(lambda fields, scales: PerScale(norm(fields), scales))
+        assert max(errors[:2]) < EXACT if norm is FieldLayerNorm else max(errors[:2]) < 1e-5  # those hold float32
+        assert all(e > 1e-4 for e in errors[2:])
+
+    def test_norm_over_all_scales_breaks_it(self):
+        errors = self.errors_of_network(lambda fields, scales: FieldLayerNorm(scales.repeat(fields)))
+        assert min(errors) > 1e-3
+
+    def test_maximum_over_scales(self):
+        """Where the largest of the responses lies within the range, the maximum is that of the enlarged image."""
+        scales = Scales(2, 3)
+        pool = ScalePooling(scales.repeat(scalars(PLANE["C4"](), 1)), scales)
+        x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+        x[:, 2] = -10
+        moved = torch.stack([x[:, 2], x[:, 0], x[:, 1]], dim=1)
+        assert torch.equal(pool(pool.in_type(moved)).tensor, pool(pool.in_type(x)).tensor)
+        torch.testing.assert_close(pool(pool.in_type(x)).tensor[:, 0], x.amax(1))
+
+    @pytest.mark.parametrize(("layer", "factor"), [("lifting", 1 / 4), ("group", 1 / 8)])
+    def test_printed_factors_make_the_response_to_an_enlarged_image_smaller_by_just_them(self, layer, factor):
+        options = {"windows": "dilated", "measure": "printed", "bias": False}
+        scales = Scales(2, 3)
+        if layer == "lifting":
+            layer = lifting(PLANE["C4"](), **options)
+            x = random_field(layer.in_type, 6, 6)
+            large = between(x.tensor)
+        else:
+            layer = group(PLANE["C4"](), interval=1, **options)
+            x = random_field(layer.in_type, 6, 6)
+            small = x.tensor.unflatten(1, (3, -1))
+            large = between(torch.cat([small[:, :1], small[:, :-1]], dim=1).flatten(1, 2))
+        small, large = layer(x), layer(layer.in_type(large))
+        assert min(shifts(small, large, scales)) > 0.5
+        balanced = GeometricTensor(large.tensor / factor, large.type)
+        assert max(shifts(small, balanced, scales)) < EXACT
+
+    def test_printed_factors_stand_in_front_of_the_projection(self):
+        for make, power in ((lifting, 2), (group, 3)):
+            printed, counting = (make(PLANE["C4"](), measure=m, windows="dilated") for m in ("printed", "counting"))
+            counting.load_state_dict(drawn(printed).state_dict())
+            bias = printed.plain.project_out.invariants @ printed.plain.project_out.bias
+            x = random_field(printed.in_type, 5, 5)
+            got, plain = (m(x).tensor.unflatten(1, (3, -1)) - bias[:, None, None] for m in (printed, counting))
+            for i in range(3):
+                torch.testing.assert_close(got[:, i], plain[:, i] / 2 ** (power * i))
+
+    def test_fixed_windows_break_it(self):
+        scales = Scales(2, 3)
+        layer = lifting(PLANE["C4"](), windows="fixed")
+        x = random_field(layer.in_type, 9, 9)
+        assert min(shifts(layer(x), layer(layer.in_type(between(x.tensor))), scales)) > 1e-1
+
+    def test_cost_is_that_of_scale_1(self):
+        layer = group(PLANE["C4"](), Scales(2, 4), windows="dilated")
+        assert {len(grid.offsets) for grid in layer.plain.positions(torch.empty(1, 1, 5, 5))} == {9}
+
+
+class TestScaledWindows:
+    """Up to the error of a sum over the window, which is small for smooth images."""
+
+    def errors(self, layer, scales=THREE, steps=1, margin=10):
+        small, large = (layer(layer.in_type(gaussians(n, s))) for n, s in ((33, 1.0), (65, 0.5)))
+        return shifts(small, large, scales, steps, margin=margin)
+
+    @pytest.mark.parametrize("name", ["trivial", "C4", "C8"])
+    def test_lifting(self, name):
+        errors = {}
+        for windows, measure in (("scaled", "haar"), ("scaled", "counting"), ("fixed", "haar")):
+            torch.manual_seed(1)
+            layer = lifting(PLANE[name](), kernel_size=5, windows=windows, measure=measure)
+            errors[windows, measure] = self.errors(layer)
+        haar, counting, fixed = errors.values()
+        assert max(haar) < 0.05
+        assert haar[1] < haar[0]  # of more positions
+        assert haar[1] < counting[1] / 2
+        assert all(a < b / 3 for a, b in zip(haar, fixed, strict=True))
+
+    def test_any_base(self):
+        scales = Scales(math.sqrt(2), 4)
+        layer = lifting(PLANE["C4"](), scales, kernel_size=5)
+        errors = self.errors(layer, scales, steps=2)
+        assert max(errors) < 0.03
+
+    def test_network(self):
+        space = PLANE["C4"]()
+        fields = regular(space, 4)
+        errors = {}
+        for windows in ("scaled", "fixed"):
+            torch.manual_seed(0)
+            hidden = THREE.repeat(fields)
+            network = SequentialModule(
+                DilationLiftingSelfAttention(scalars(space, 2), hidden, THREE, 2, 5, windows=windows),
+                PerScale(FieldLayerNorm(fields), THREE),
+                SiLU(hidden),
+                DilationSelfAttention(hidden, hidden, THREE, 2, 3, windows=windows),
+            ).double()
+            errors[windows] = self.errors(network, margin=12)[0]  # the second scale sees one that is not there
+        assert errors["scaled"] < 0.1
+        assert errors["scaled"] < errors["fixed"] / 3
+
+    @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary"])
+    def test_offsets_are_measured_in_the_frame_of_the_scale(self, encoding):
+        """With reach 2 at scale 1 and 2 √2 at scale √2 the encoding sees the same function of s⁻¹Δ."""
+        scales = Scales(math.sqrt(2), 2)
+        layer = lifting(PLANE["C3"](), scales, kernel_size=5, encoding=encoding)
+        core = layer.plain
+        for scale, grid in enumerate(core.positions(torch.empty(1, 1, 9, 9))):
+            steps = grid.offsets * (core.windows[scale].kernel_size // 2)
+            delta = steps / (2 * scales.values[scale])
+            turned = delta @ core.inverse_action.transpose(1, 2)
+            terms = core._terms(scale, grid)
+            if encoding == "rotary":
+                got = grid.offsets @ terms.rotary.transpose(-1, -2)
+                expected = torch.einsum("hld,mfd->mhlf", turned, core.encoding.frequencies)
+            else:
+                got, expected = terms.explicit(grid).spatial, core.encoding.offsets(turned)
+            torch.testing.assert_close(got, expected.expand_as(got))
+
+
+def test_measure_of_keys_of_other_scales():
+    """Keys of t times the scale count as many times less as there are fewer of them in a window of their own scale."""
+    layer = group(PLANE["C4"](), interval=3)
+    torch.testing.assert_close(
+        layer.plain.log_measure.exp()[:, 0], torch.tensor([1, 1 / 4, 1 / 16]).double().repeat_interleave(4)
+    )
+    assert not hasattr(group(PLANE["C4"](), interval=3, measure="counting").plain, "log_measure")
+    x = random_field(layer.in_type, 5, 5)
+    other = group(PLANE["C4"](), interval=3, measure="counting", windows="dilated")
+    same = group(PLANE["C4"](), interval=3, measure="haar", windows="dilated")
+    same.load_state_dict(other.state_dict())
+    first, second = (m(x).tensor.unflatten(1, (3, -1)) for m in (same, other))
+    assert all((first[:, i] - second[:, i]).norm() > 1e-3 for i in (0, 1))
+    torch.testing.assert_close(first[:, 2], second[:, 2])  # The last scale sees itself alone.
+
+
+def written_out(layer, x, query):
+    """The layer in plain loops over escnn's own group elements and over numbers, with none of the package's tables."""
+    space, core = layer.space, layer.plain
+    elements = list(space.fibergroup.elements)
+    lifted = isinstance(layer, DilationLiftingSelfAttention)
+    heads, fields, n = layer.num_heads, layer.head_fields, layer.scales.count
+    weight, bias = core.project_in.weight, core.project_in.bias
+    places = list(itertools.product(*map(range, x.shape[2:])))
+    reach = layer.kernel_size // 2
+    one_in = layer.in_type if lifted else layer.scales.single(layer.in_type)
+    one_out = layer.scales.single(layer.out_type)
+    levels = range(1) if lifted else range(n)
+    x = x.unflatten(1, (len(levels), -1))
+
+    def project(place, level, h):
+        f = x[(0, level, slice(None), *place)]
+        y = weight @ (f if lifted else torch.tensor(one_in.representation(~h)) @ f)
+        return (y + torch.cat([bias, torch.zeros(heads * fields, dtype=y.dtype)])).view(3, heads, fields)
+
+    def cell(steps, s):
+        """How much of the unit cell around a position lies in the window."""
+        if layer.windows == "dilated":
+            return 1.0 if all(step % s == 0 and abs(step) <= reach * s for step in steps) else 0.0
+        if layer.measure != "haar":
+            return float(all(abs(step) <= reach * s for step in steps))
+        return math.prod(min(1.0, max(0.0, reach * s + 0.5 - abs(step))) for step in steps)
+
+    projected = {
+        (p, level, h): project(p, level, h)
+        for p in places
+        for level in levels
+        for h in (elements[:1] if lifted else elements)
+    }
+    interval = 1 if lifted else core.interval
+    out = []
+    for i in range(n):
+        s = layer.scales.base**i
+        rows = []
+        for place in places:
+            total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
+            for (a, h), m in itertools.product(enumerate(elements), range(heads)):
+                turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
+                for own in [elements[0]] if lifted else [h] if query == "own" else elements:
+                    q = projected[place, 0 if lifted else i, own][0][m]
+                    scores, values = [], []
+                    for other, t, p in itertools.product(places, range(interval), elements[:1] if lifted else elements):
+                        steps = [b - c for b, c in zip(other, place, strict=True)]
+                        share = cell(steps, s)
+                        if share == 0 or (not lifted and i + t >= n):
+                            continue
+                        delta = torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / (s * reach)
+                        rho = core.encoding.offsets(turn @ delta)[m]
+                        if not lifted:
+                            rho = rho + core.encoding.poses()[m][t * len(elements) + elements.index(~h @ p)]
+                        _, v, k = projected[other, 0 if lifted else i + t, p]
+                        measure = share * (layer.scales.base ** (-2 * t) if layer.measure == "haar" else 1.0)
+                        scores.append(q @ (k[m] + rho) / math.sqrt(fields) + math.log(measure))
+                        values.append(v[m])
+                    total[a, m] = total[a, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
+            if layer.measure == "printed":
+                total = total / s ** (2 if lifted else 3)
+            y = core.project_out.invariants @ core.project_out.bias
+            for a, h in enumerate(elements):
+                y = y + torch.tensor(one_out.representation(h)) @ (core.project_out.weight.T @ total[a].flatten())
+            rows.append(y)
+        out.append(torch.stack(rows, 1))
+    return torch.cat(out)[None].unflatten(2, tuple(max(p) + 1 for p in zip(*places, strict=True)))
+
+
+@pytest.mark.parametrize("query", ["own", "all", "lifting"])
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        (math.sqrt(2), {}),
+        (math.sqrt(2), {"measure": "counting"}),
+        (2, {"measure": "printed"}),
+        (2, {"windows": "dilated"}),
+    ],
+    ids=["haar", "counting", "printed", "dilated"],
+)
+def test_agrees_with_plain_loops(base, options, query):
+    space = gspaces.flip2dOnR2()
+    make = lifting if query == "lifting" else group
+    if query != "lifting":
+        options = {**options, "query": query}
+    layer = make(space, Scales(base, 2), encoding="fourier", head_fields=2, **options)
+    drawn(layer)
+    x = torch.randn(1, layer.in_type.size, 3, 3, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    got, expected = layer(layer.in_type(x)).tensor, written_out(layer, x, query)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    weight = torch.randn_like(got)
+    for a, b in zip(
+        *(torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True) for y in (got, expected)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+class TestOneScale:
+    """With a single scale, and no shares of positions, nothing is left but the ordinary layers."""
+
+    def test_lifting(self):
+        space, one = PLANE["D3"](), Scales(2, 1)
+        ours = lifting(space, one, measure="counting")
+        plain = LiftingSelfAttention(scalars(space, 2), mixed(space), 2, 3, head_fields=4).double()
+        plain.load_state_dict(ours.state_dict())
+        x = random_field(plain.in_type, 5, 4)
+        torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
+
+    @pytest.mark.parametrize("query", ["own", "all"])
+    def test_group(self, query):
+        space, one = PLANE["D3"](), Scales(2, 1)
+        ours = group(space, one, measure="counting", query=query, interval=1)
+        plain = GroupSelfAttention(mixed(space), mixed(space), 2, 3, head_fields=4, query=query).double()
+        plain.load_state_dict(ours.state_dict())
+        x = random_field(plain.in_type, 5, 4)
+        torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
+
+
+class TestPerScale:
+    def test_is_the_module_on_every_scale(self):
+        fields = mixed(PLANE["C4"]())
+        inner = PoseLinear(fields, regular(fields.gspace, 2)).double()
+        layer = PerScale(inner, THREE)
+        x = random_field(layer.in_type, 4, 5)
+        each = [inner(fields(t)).tensor for t in x.tensor.unflatten(1, (3, -1)).unbind(1)]
+        torch.testing.assert_close(layer(x).tensor, torch.cat(each, 1))
+        assert sum(p.numel() for p in layer.parameters()) == sum(p.numel() for p in inner.parameters())
+
+    def test_modules_that_change_the_grid(self):
+        layer = PerScale(HalvingPool(regular(PLANE["C4"](), 1)), THREE)
+        x = random_field(layer.in_type, 8, 6)
+        assert layer(x).shape == layer.evaluate_output_shape(x.shape) == (2, 12, 4, 3)
+
+    def test_exports_what_it_holds(self):
+        layer = drawn(PerScale(FieldLayerNorm(regular(PLANE["C4"](), 1)), THREE))
+        x = random_field(layer.in_type, 4, 4)
+        assert torch.equal(layer.export()(x.tensor), layer(x).tensor)
+
+
+MODULES = {
+    "lifting": lambda: lifting(PLANE["C4"](), dropout=0.1),
+    "lifting, dilated": lambda: lifting(PLANE["C8"](), windows="dilated"),
+    "group": lambda: group(PLANE["C4"](), Scales(math.sqrt(2), 3), dropout=0.1),
+    "group, all": lambda: group(PLANE["flip"](), query="all", interval=3, encoding="rotary"),
+    "group, printed": lambda: group(PLANE["C4"](), measure="printed"),
+    "per scale": lambda: PerScale(FieldLayerNorm(mixed(PLANE["C4"]())), THREE),
+    "pooling": lambda: ScalePooling(THREE.repeat(regular(PLANE["C4"](), 2)), THREE),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+class TestModule:
+    def test_shapes_copies_and_files(self, name, tmp_path):
+        module = drawn(MODULES[name]()).eval()
+        x = random_field(module.in_type, 6, 5)
+        y = module(x)
+        assert y.type == module.out_type
+        assert module.evaluate_output_shape(tuple(x.shape)) == tuple(y.shape)
+        other = MODULES[name]().double().eval()
+        other.load_state_dict(module.state_dict())
+        torch.save(module, tmp_path / "module.pt")
+        copies = [other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+        for copied in [*copies, torch.load(tmp_path / "module.pt", weights_only=False)]:
+            assert torch.equal(copied(x).tensor, y.tensor)
+
+    def test_exports(self, name):
+        module = drawn(MODULES[name]())
+        exported = module.export()
+        assert not any(type(m).__module__.startswith("escnn.") for m in exported.modules())
+        assert not exported.training
+        for shape in ((6, 5), (3, 8)):
+            x = random_field(module.in_type, *shape)
+            assert torch.equal(exported(x.tensor), module(x).tensor)
+
+    def test_every_parameter_learns(self, name):
+        module = drawn(MODULES[name]()).eval()
+        x = random_field(module.in_type, 6, 6)
+        x.tensor.requires_grad_()
+        module(x).tensor.square().sum().backward()
+        for parameter, value in module.named_parameters():
+            assert value.grad.abs().max() > 0, parameter
+
+    def test_lower_precision(self, name):
+        module = drawn(MODULES[name]()).eval()
+        x = random_field(module.in_type, 6, 6)
+        exact = module(x).tensor
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+            low = copy.deepcopy(module).to(dtype)(module.in_type(x.tensor.to(dtype))).tensor
+            assert low.dtype == dtype
+            assert (low.double() - exact).norm() < tolerance * exact.norm()
+        # Constants are rounded from float64 once more.
+        assert grid_error(module.float().double(), x) < 1e-12
+
+    def test_a_batch_of_nothing(self, name):
+        module = MODULES[name]()
+        x = random_field(module.in_type, 4, 4, batch=0)
+        assert module(x).shape == module.evaluate_output_shape(tuple(x.shape))
+
+    def test_wrong_input(self, name):
+        module = MODULES[name]()
+        kind = type(module).__name__
+        with pytest.raises(TypeError, match=f"input: {kind} got Tensor"):
+            module(torch.randn(1, module.in_type.size, 4, 4))
+        with pytest.raises(ValueError, match=f"input: {kind} got a tensor of type"):
+            module(random_field(module.in_type + module.in_type, 4, 4))
+        with pytest.raises(ValueError, match=f"input_shape: {kind} got"):
+            module.evaluate_output_shape((1, module.in_type.size + 1, 4, 4))
+
+
+def test_dropout_acts_in_training_only():
+    layer = group(PLANE["C4"](), dropout=0.5)
+    x = random_field(layer.in_type, 5, 5)
+    assert not torch.equal(layer(x).tensor, layer(x).tensor)
+    layer.eval()
+    assert torch.equal(layer(x).tensor, layer(x).tensor)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "tiled", "dense"])
+@pytest.mark.parametrize("make", [lifting, group])
+def test_every_backend(make, backend):
+    for encoding in ("mlp", "fourier", "rotary"):
+        torch.manual_seed(0)
+        layer, other = (make(PLANE["C4"](), encoding=encoding, backend=b) for b in (backend, "blocked"))
+        other.load_state_dict(layer.state_dict())
+        x = random_field(layer.in_type, 6, 6, batch=1)
+        torch.testing.assert_close(layer(x).tensor, other(x).tensor, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
+)
+@pytest.mark.parametrize("windows", ["scaled", "dilated"])
+@pytest.mark.parametrize("make", [lifting, group])
+def test_cuda(make, windows, dtype, tolerance):
+    layer = make(PLANE["D4"](), windows=windows)
+    x = random_field(layer.in_type, 9, 8)
+    exact = layer(x).tensor
+    there = copy.deepcopy(layer).to("cuda", dtype)
+    got = there(layer.in_type(x.tensor.to("cuda", dtype))).tensor
+    assert got.device.type == "cuda"
+    assert (got.double().cpu() - exact).norm() < tolerance * exact.norm()
+    got.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in there.parameters())
+
+
+def test_translations_away_from_the_border():
+    layer = lifting(PLANE["C4"](), Scales(2, 2))
+    x = random_field(layer.in_type, 11, 11)
+    moved = layer.in_type(x.tensor.roll((1, 2), (2, 3)))
+    inner = (slice(None), slice(None), slice(3, 8), slice(4, 8))
+    torch.testing.assert_close(layer(moved).tensor[inner], layer(x).tensor.roll((1, 2), (2, 3))[inner])
+
+
+def test_compiles_in_one_graph():
+    layer = group(PLANE["flip"](), Scales(2, 2))
+    exported = layer.export()
+    x = random_field(layer.in_type, 4, 4).tensor
+    torch.testing.assert_close(torch.compile(exported, fullgraph=True, backend="eager")(x), exported(x))
+
+
+def test_an_exported_network_runs_where_escnn_is_not_installed(tmp_path):
+    scales = Scales(2, 2)
+    space = PLANE["C4"]()
+    fields = regular(space, 2)
+    hidden = scales.repeat(fields)
+    network = SequentialModule(
+        DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, kernel_size=3),
+        PerScale(FieldLayerNorm(fields), scales),
+        SiLU(hidden),
+        DilationSelfAttention(hidden, hidden, scales, kernel_size=3),
+        ScalePooling(hidden, scales),
+    )
+    x = random_field(network.in_type, 8, 8, dtype=torch.float32)
+    y = network.eval()(x).tensor.detach()
+    torch.save({"network": network.export(), "x": x.tensor, "y": y}, tmp_path / "net.pt")
+    script = (
+        "import sys; sys.modules['escnn'] = None\n"
+        "import torch\n"
+        f"saved = torch.load({str(tmp_path / 'net.pt')!r}, weights_only=False)\n"
+        "torch.testing.assert_close(saved['network'](saved['x']), saved['y'])\n"
+        "print('same')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_says_what_it_is():
+    text = repr(group(PLANE["C8"](), kernel_size=5, dropout=0.1))
+    for part in (
+        "Scales(base=2, count=3)",
+        "num_heads=2",
+        "head_fields=4",
+        "kernel_size=5 (disc, scaled)",
+        "interval=2",
+        "query='own'",
+        "measure='haar'",
+        "MLPEncoding(hidden=16",
+        "dropout=0.1",
+    ):
+        assert part in text
+    text = repr(lifting(PLANE["C4"](), windows="dilated", measure="printed"))
+    assert "kernel_size=3 (square, dilated), measure='printed'" in text
+    assert "interval" not in text
+
+
+def test_check_equivariance():
+    layer = group(PLANE["D4"](), Scales(2, 2))
+    assert len(layer.check_equivariance()) == 8
+
+
+class TestScales:
+    def test_values(self):
+        assert Scales(3, 3).values == (1.0, 3.0, 9.0)
+        assert Scales(1.5, 1).values == (1.0,)
+
+    def test_types_there_and_back(self):
+        fields = mixed(PLANE["D4"]())
+        assert THREE.single(THREE.repeat(fields)) == fields
+
+    @pytest.mark.parametrize("base", [1, 0.5, "2", True, math.inf, math.nan, None])
+    def test_base(self, base):
+        with pytest.raises(ValueError, match=r"base: got .*, needed a number above 1"):
+            Scales(base)
+
+    def test_count(self):
+        with pytest.raises(ValueError, match="count: got 0, needed at least 1"):
+            Scales(2, 0)
+        with pytest.raises(TypeError, match=r"count: got 2.5, needed an integer"):
+            Scales(2, 2.5)
+
+    def test_types_that_differ(self):
+        space = PLANE["C4"]()
+        for fields in ([space.regular_repr] * 4, [space.regular_repr, space.trivial_repr, space.regular_repr]):
+            with pytest.raises(ValueError, match=r"field_type: got .*, needed the same fields at each of 3 scales"):
+                THREE.single(FieldType(space, fields))
+        with pytest.raises(TypeError, match="field_type: got int"):
+            THREE.repeat(3)
+
+
+C4 = PLANE["C4"]
+BAD_ARGUMENTS = {
+    "in_type: got int": (TypeError, lambda t: DilationSelfAttention(3, t, THREE)),
+    "scales: got int, needed Scales": (TypeError, lambda t: DilationSelfAttention(t, t, 3)),
+    "in_type: got .* needed the same fields": (
+        ValueError,
+        lambda t: DilationSelfAttention(regular(C4(), 4), t, THREE),
+    ),
+    "out_type: got .* needed the same fields": (
+        ValueError,
+        lambda t: DilationSelfAttention(t, regular(C4(), 4), THREE),
+    ),
+    "out_type: its gspace is D4": (ValueError, lambda t: DilationSelfAttention(t, regular(PLANE["D4"](), 6), THREE)),
+    "interval: got 4, needed at most the number of scales, 3": (
+        ValueError,
+        lambda t: DilationSelfAttention(t, t, THREE, interval=4),
+    ),
+    "interval: got 0": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, interval=0)),
+    "windows: got 'round'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, windows="round")),
+    'windows: got "dilated" for scales of base 1.5, needed a whole number': (
+        ValueError,
+        lambda t: DilationSelfAttention(t, t, Scales(1.5, 3), windows="dilated"),
+    ),
+    "measure: got 'lebesgue'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, measure="lebesgue")),
+    "query: got 'each'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, query="each")),
+    "kernel_size: got None, needed an integer": (TypeError, lambda t: DilationSelfAttention(t, t, THREE, 1, None)),
+    "kernel_size: got 4, needed an odd": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 1, 4)),
+    "num_heads: the 2 regular fields": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 3)),
+    "encoding: got AbsoluteEncoding, which sees positions": (
+        ValueError,
+        lambda t: DilationSelfAttention(t, t, THREE, encoding="absolute"),
+    ),
+    "backend: got 'fast'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, backend="fast")),
+    "projection: got 'full'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, projection="full")),
+    "in_type: DilationLiftingSelfAttention needs trivial": (
+        ValueError,
+        lambda t: DilationLiftingSelfAttention(t, t, THREE),
+    ),
+    "gspace: the fiber group SO\\(2\\) is continuous": (
+        NotImplementedError,
+        lambda t: DilationSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 3)], THREE),
+    ),
+    "module: got Tensor": (TypeError, lambda t: PerScale(torch.zeros(1), THREE)),
+    "in_type: ScalePooling acts on every channel": (
+        ValueError,
+        lambda t: ScalePooling(THREE.repeat(FieldType(C4(), [C4().irrep(1)])), THREE),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD_ARGUMENTS)
+def test_bad_arguments(message):
+    error, make = BAD_ARGUMENTS[message]
+    with pytest.raises(error, match=message):
+        make(THREE.repeat(regular(C4(), 2)))
+
+
+def test_shape_of_types():
+    """A tensor can be viewed as (B, n, fields, |H|, *space)."""
+    layer = lifting(PLANE["C4"](), out=lambda space: regular(space, 3), head_fields=1)
+    y = layer(random_field(layer.in_type, *shape_of(layer.space, 5))).tensor
+    assert y.unflatten(1, (3, 3, 4)).shape == (2, 3, 3, 4, 5, 5)

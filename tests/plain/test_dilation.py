@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
+from escnn_attention.positions import Grid, Window
+
+
+def positions(window, shape=(1, 1)):
+    """The offsets of a window in positions, and how much of each lies in it."""
+    offsets = Grid(shape, window.window).offsets * (window.window.kernel_size // 2) * window.window.dilation
+    share = torch.ones(len(offsets), dtype=torch.float64) if window.share is None else window.share
+    return offsets, share
+
+
+class TestScaledWindow:
+    @pytest.mark.parametrize(
+        ("kernel_size", "scale", "width", "end"),
+        # r s, and what is left of the last position: min(1, r s + 1/2 − its number).
+        [(5, 1.0, 5, 0.5), (5, 2.0, 9, 0.5), (3, 1.25, 3, 0.75), (3, 1.75, 5, 0.25), (3, math.sqrt(2) ** 4, 9, 0.5)],
+    )
+    def test_square(self, kernel_size, scale, width, end):
+        window = scaled_window(kernel_size, "square", scale, 2, kind="scaled", weighted=True)
+        offsets, share = positions(window)
+        assert window.window == Window(width)
+        axis = offsets[:, 1] == 0
+        torch.testing.assert_close(share[axis & (offsets[:, 0] == width // 2)].item(), end)
+        # All shares together are the area of the window.
+        torch.testing.assert_close(share.sum().item(), (2 * (kernel_size // 2) * scale) ** 2)
+        torch.testing.assert_close(window.unit * (kernel_size // 2) * scale, float(width // 2))
+
+    @pytest.mark.parametrize("dimension", [2, 3])
+    @pytest.mark.parametrize("scale", [2.0, 4.0, 5.3])
+    def test_shares_of_a_ball_are_its_volume(self, dimension, scale):
+        window = scaled_window(5, "disc", scale, dimension, kind="scaled", weighted=True)
+        _, share = positions(window, (1,) * dimension)
+        volume = {2: math.pi, 3: 4 / 3 * math.pi}[dimension] * (2 * scale) ** dimension
+        assert abs(share.sum().item() / volume - 1) < 0.05
+
+    def test_shares_of_a_ball_are_those_of_its_turns(self):
+        window = scaled_window(7, "disc", 1.7, 2, kind="scaled", weighted=True)
+        offsets, share = positions(window)
+        assert 0 < share.min() < 0.1
+        assert share.max() == 1
+        radius = offsets.norm(dim=-1)
+        torch.testing.assert_close(share, (3 * 1.7 + 0.5 - radius).clamp(2**-10, 1))
+
+    @pytest.mark.parametrize(("scale", "width"), [(1.0, 5), (math.sqrt(2), 5), (1.5, 7), (2.0, 9), (3.9, 15)])
+    def test_all_positions_in_it_the_same(self, scale, width):
+        window = scaled_window(5, "square", scale, 2, kind="scaled", weighted=False)
+        assert window.window == Window(width)
+        assert window.share is None
+
+    def test_dilated(self):
+        for weighted in (False, True):
+            window = scaled_window(5, "disc", 4.0, 2, kind="dilated", weighted=weighted)
+            assert window.window == Window(5, "disc", 4)
+            assert (window.unit, window.share) == (1.0, None)
+
+    def test_fixed_is_that_of_scale_1(self):
+        fixed, first = (
+            scaled_window(5, "disc", s, 2, kind=k, weighted=True) for s, k in ((4.0, "fixed"), (1.0, "scaled"))
+        )
+        assert (fixed.window, fixed.unit) == (first.window, first.unit)
+        assert torch.equal(fixed.share, first.share)
+
+    def test_a_single_position(self):
+        window = scaled_window(1, "square", 4.0, 2, kind="scaled", weighted=True)
+        assert window.window == Window(1)
+        assert window.share is None
+
+
+def test_scales_as_samples_and_back():
+    x = torch.randn(2, 12, 3, 4)
+    apart = split_scales(x, 3)
+    assert torch.equal(apart[4], x[1, 4:8])
+    assert torch.equal(join_scales(apart, 3), x)
+
+
+def test_per_scale_and_pooling():
+    x = torch.randn(2, 6, 3, 4)
+    assert torch.equal(PerScale(torch.nn.Identity(), 3)(x), x)
+    linear = torch.nn.Conv2d(2, 5, 1)
+    torch.testing.assert_close(PerScale(linear, 3)(x), torch.cat([linear(t) for t in x.split(2, 1)], 1))
+    torch.testing.assert_close(ScalePooling(3)(x), torch.stack(x.split(2, 1)).amax(0))
