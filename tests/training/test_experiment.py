@@ -126,6 +126,20 @@ def test_fit_test_and_predict(configuration, tmp_path):
     assert sum(float(predictions[0][f"p{i}"]) for i in range(10)) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize("encoding", ["mlp", "fourier"])
+def test_mixed_precision(configuration, tmp_path, encoding):
+    """As in App. F.1: close to single precision, with weights that stay in it."""
+    single, mixed = tmp_path / "single", tmp_path / "mixed"
+    changes = {"trainer__max_epochs": 1, "model__network__init_args__encoding": encoding}
+    changes |= {f"model__network__init_args__{part}_dropout": 0.0 for part in ("attention", "value")}
+    call("fit", configuration(**changes), single)
+    call("fit", configuration(**changes, trainer__precision="bf16-mixed"), mixed)
+    losses = [float(rows(folder)[0]["train_loss"]) for folder in (single, mixed)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[1] != losses[0]
+    assert {value.dtype for value in weights(mixed).values()} == {torch.float32}
+
+
 def test_goes_on_to_the_same_weights(configuration, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     call("fit", configuration(), whole)
