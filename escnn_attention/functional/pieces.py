@@ -118,6 +118,7 @@ class _Call:
         self.masked = -1e30 if q.dtype == torch.float32 else -1e300
         self.seed = 0 if arguments.seed is None else int(arguments.seed)
         self.generator = torch.Generator()
+        self.words = torch.empty(0, dtype=torch.int64)
         self.buffers: dict[str, Tensor] = {}
 
     def work(self, backward: bool) -> Iterator[tuple[int, slice, _Images, _Head]]:
@@ -142,10 +143,21 @@ class _Call:
         return self.buffers[name][:size].view(shape)
 
     def drop(self, shape: torch.Size, place: tuple[int, ...]) -> Tensor:
-        """What dropout multiplies probabilities with: the same in both passes."""
+        """What dropout multiplies probabilities with: the same in both passes.
+
+        16 random bits decide about a probability, which takes a quarter of the time of torch's Bernoulli numbers. The
+        rate is thereby rounded to a multiple of 2⁻¹⁶; what is kept is divided by its exact complement.
+        """
         self.generator.manual_seed(hash((self.seed, *place)) % 2**63)
-        keep = 1 - self.dropout
-        return self.take("mask", *shape).bernoulli_(keep, generator=self.generator).div_(keep)
+        size = math.prod(shape)
+        words = -(-size // 4)
+        if len(self.words) < words:
+            self.words = torch.empty(words, dtype=torch.int64)
+        bits = self.words[:words].random_(-(2**63), None, generator=self.generator).view(torch.int16)[:size]
+        dropped = min(round(self.dropout * 2**16), 2**16 - 1)
+        mask = self.take("mask", *shape)
+        torch.ge(bits.view(shape), dropped - 2**15, out=mask)
+        return mask.mul_(2**16 / (2**16 - dropped))
 
 
 class _Head:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import attention, tiled
-from escnn_attention.positions import Window
+from escnn_attention.functional import Terms, attention, tiled
+from escnn_attention.positions import Grid, Window
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 
 
@@ -90,6 +90,23 @@ def test_dropout_drops_probabilities_and_keeps_the_mean():
     draws = torch.stack([attention(q, k, v, grid, terms, dropout=0.5, backend="tiled").detach() for _ in range(800)])
     assert draws.std(0).min() > 0
     torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_drops_at_its_rate_and_independently(rate):
+    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
+    torch.manual_seed(0)
+    positions, keys = 30 * 30, 4 * 49
+    q, k, v = (torch.zeros(2, 2, 4, positions, 3, dtype=torch.float64) for _ in range(3))
+    grid = Grid((30, 30), Window(7))
+    out = attention(q, k, v + 1, grid, Terms(4), dropout=rate, backend="tiled")
+    inside = out[..., 0].unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
+    variance = rate / (1 - rate) / keys
+    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
+    assert inside.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (inside - inside.mean()).flatten(3)
+    neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
+    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves
 
 
 def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
