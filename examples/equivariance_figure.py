@@ -63,7 +63,7 @@ def main() -> None:
             title="The image turns: maps turn, poses permute",
         ),
         "attention.png": plot_attention_maps(
-            x, wide, looking, positions=[(9, 17), (20, 9)], title="The image turns: where queries look turns too"
+            x, looking, wide, positions=[(9, 17), (20, 9)], title="The image turns: where queries look turns too"
         ),
     }
     for name, figure in figures.items():

@@ -66,8 +66,8 @@ def write_figures(
         layer = next(m for m in network.stages[attention[0]].modules() if isinstance(m, GroupSelfAttention))
         figure = plot_attention_maps(
             image,
-            layer,
             attended,
+            layer,
             positions=_queries(image.tensor, _before(network, attention[0])(image).shape[-2:]),
             title=f"{TITLES[name]}: where a query looks, pose by pose",
         )

@@ -13,7 +13,7 @@ from examples.benchmarks.subjects import TrainingStep
 from examples.benchmarks.subjects.subject import Poses
 
 NETWORKS = ("rotmnist-p4", "d4-96")
-"""The networks by name; ``subjects/networks.py`` builds them."""
+"""The networks by name; ``subjects/training.py`` builds them."""
 
 _TARGETS = {"d4-96": 4.0}  # GB at most
 _LEAST = {"rotmnist-p4": 22, "d4-96": 56}  # the sizes of images of which something is left in the end

@@ -1,4 +1,4 @@
-"""One step of training of a whole network."""
+"""One step of training of a whole GSA-Net, as in the paper, dropout included."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from examples.benchmarks.subjects.spaces import gspace
 from examples.benchmarks.subjects.subject import Poses, Step, Subject, place
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class TrainingStep(Subject):
     """Forward pass, gradients and optimizer, and where the time goes.
 
     Attributes:
-        network: one of ``networks.PLANS``.
+        network: ``"rotmnist-p4"``, the network for rotated MNIST on C4, or ``"d4-96"``, that for PatchCamelyon on D4.
         batch: the number of images.
         kernel_size: the window.
         query: of the group layers.
@@ -34,22 +35,30 @@ class TrainingStep(Subject):
         return f"training step of {self.network}"
 
     def load(self) -> None:
-        importlib.import_module("examples.benchmarks.subjects.networks")
+        importlib.import_module("escnn_attention.models")
         # The first optimizer of a process imports torch's compiler.
         importlib.import_module("torch._dynamo")
 
     def build(self, conditions: Conditions) -> Step:
         import torch
 
-        from examples.benchmarks.subjects.networks import PLANS, Network, train_step
+        from escnn_attention.models import GSANet
 
-        plan = PLANS[self.network]
-        size = self.size or plan.size
-        self_device = conditions.device
-        network = Network(plan, self.kernel_size, self.query).to(**place(conditions))
-        images = torch.randn(self.batch, plan.channels, size, size, **place(conditions))
-        labels = torch.randint(plan.classes, (self.batch,), device=self_device)
-        return train_step(network, images, labels)
+        make, kind, usual = {"rotmnist-p4": (GSANet.rotmnist, "c4", 28), "d4-96": (GSANet.patch_camelyon, "d4", 96)}[
+            self.network
+        ]
+        network = make(gspace(kind), kernel_size=self.kernel_size, query=self.query).to(**place(conditions))
+        size = self.size or usual
+        images = torch.randn(self.batch, network.in_type.size, size, size, **place(conditions))
+        labels = torch.randint(network.num_classes, (self.batch,), device=conditions.device)
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+
+        return step
 
     def inspect(self, step: Step, conditions: Conditions) -> dict[str, Any]:
         from examples.benchmarks.subjects.profile import shares

@@ -1,0 +1,26 @@
+"""Pictures of equivariant networks: what turns, what is permuted, what is attended to (extra ``plot``).
+
+Each is one call on any model: a layer, a block, a sequential module, a classifier, or any torch module with such layers
+inside. Models are looked at in evaluation mode and left in the mode in which they were.
+
+Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) that belongs to nobody else (no
+``pyplot`` state): save it with ``figure.savefig("name.png")``, or let a notebook show it. Matplotlib is imported when a
+figure is made, so importing this module does not need it.
+"""
+
+from escnn_attention.plotting._drawing import name_element
+from escnn_attention.plotting.accuracies import plot_accuracies
+from escnn_attention.plotting.attention_maps import plot_attention_maps
+from escnn_attention.plotting.encodings import plot_encoding
+from escnn_attention.plotting.equivariance_error import plot_equivariance_error
+from escnn_attention.plotting.feature_maps import animate_feature_maps, plot_feature_maps
+
+__all__ = [
+    "animate_feature_maps",
+    "name_element",
+    "plot_accuracies",
+    "plot_attention_maps",
+    "plot_encoding",
+    "plot_equivariance_error",
+    "plot_feature_maps",
+]

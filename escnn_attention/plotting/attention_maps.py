@@ -1,0 +1,226 @@
+"""Where chosen queries look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from escnn.group import GroupElement
+from escnn.nn import GeometricTensor
+from torch import Tensor
+
+from escnn_attention.fibers import is_signed_permutation
+from escnn_attention.hooks import evaluating, find_attention, on_fields, watch
+from escnn_attention.nn import Crop
+from escnn_attention.plotting._drawing import (
+    Frame,
+    Sheet,
+    check_image,
+    figure_class,
+    grid_elements,
+    name_element,
+    planar,
+    pose_indices,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_attention_maps"]
+
+_ATTENTION = (0.835, 0.369, 0.0)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One query in one orientation of the image.
+
+    Attributes:
+        image: ``(H, W)``.
+        covered: the parts of the rows and columns of the image, about its centre, that the layer's grid covers.
+        query: the position of the query on that grid.
+        maps: ``(columns, h, w)``; the attention of each pose that is drawn.
+        numbers: the pose that each of them was before the image was turned.
+        element: the index of the element that turned the image.
+    """
+
+    image: Tensor
+    covered: tuple[float, float]
+    query: tuple[int, int]
+    maps: Tensor
+    numbers: list[int]
+    element: int
+
+
+def plot_attention_maps(
+    x: GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layer: str | torch.nn.Module | None = None,
+    *,
+    positions: Sequence[tuple[int, int]],
+    poses: Sequence[int | GroupElement] | None = None,
+    head: int | None = None,
+    elements: Sequence[GroupElement] | None = None,
+    title: str = "Where a query looks, pose by pose",
+) -> Figure:
+    r"""Where attention goes over the image, for chosen query positions and poses.
+
+    A row is a query position (cross) in the image turned by a group element; the position is turned with it. A column
+    is the pose h of the query, the map its attention probabilities summed over the poses of the keys. A frame of one
+    colour (and number) marks one map and its turned copies.
+
+    With chosen ``poses`` whole queries (x, h) are turned to (gx, gh), so that a column keeps its map, turned.
+
+    Args:
+        x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
+            take one. The mean over C is drawn.
+        model: an attention layer, or any module in which some stand. It is called with ``x`` in evaluation mode, and
+            what arrives at the layer is what its attention is worked out for.
+        layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
+        positions: query positions (row, column) on the grid of the layer's input, which may be coarser than the image.
+        poses: the poses of the queries, as indices or elements; by default all.
+        head: the head to show; by default the one whose attention is most concentrated.
+        elements: the elements that turn the image; by default the identity and the next element that maps the grid
+            onto itself.
+        title: above the figure.
+
+    Returns:
+        The figure. Where a :class:`Crop` in front of the layer took margins off, the maps lie on the middle of the
+        image, which is what they are of.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        TypeError: ``model`` is not a module, or ``x`` no tensor.
+        ValueError: ``x`` is not one planar image, there is no such layer, head, pose or position, an element does not
+            map the grid onto itself, or the model does not call the layer.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import HybridNet
+        >>> from escnn_attention.plotting import plot_attention_maps
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 2))
+        >>> figure = plot_attention_maps(
+        ...     torch.randn(1, 1, 16, 16), network, "stages.attention_2_2", positions=[(3, 4)], poses=[0, 1]
+        ... )
+        >>> len(figure.axes)  # two orientations: the image and two poses
+        6
+
+    Source: the picture that GSA-Nets (Romero and Cordonnier 2021) describe by Figures B.1 and B.2.
+    """
+    figure_class()
+    call, x = on_fields(model, x)
+    check_image(x)
+    attention = find_attention(model, layer)
+    table = planar(attention.in_type.gspace)
+    if x.type.gspace != attention.in_type.gspace:
+        raise ValueError(f"x: its gspace is {x.type.gspace.name}, that of the layer {attention.in_type.gspace.name}")
+    chosen = grid_elements(table)[:2] if elements is None else list(elements)
+    index = [table.index(g) for g in chosen]
+    if not index or not all(is_signed_permutation(table.action[i]) for i in index):
+        raise ValueError("elements: only those that map the grid onto itself take a position to a position")
+    if not len(positions):
+        raise ValueError("positions: got none, needed at least one (row, column)")
+    if head is not None and not 0 <= head < attention.num_heads:
+        raise ValueError(f"head: got {head}, needed a number from 0 to {attention.num_heads - 1}")
+    queried = pose_indices(table, poses)
+
+    rows: list[_Row] = []
+    with evaluating(model):
+        for g, i in zip(chosen, index, strict=True):
+            turned = x.transform(g)
+            features, covered = _arriving(call, turned, model, attention)
+            height, width = features.tensor.shape[-2:]
+            queries = [_turn(position, table.action[i], height, width) for position in positions]
+            # What is pose h after the turn was pose g⁻¹h before it.
+            shown = queried if poses is None else [int(table.quotient[table.inverse[i], h]) for h in queried]
+            numbers = [int(table.quotient[i, h]) for h in shown]
+            # heads, poses, positions, query poses, key poses, space
+            maps = attention.attention_maps(features, queries, shown)[0].sum(dim=4).mean(dim=3).cpu().float()
+            if head is None:
+                entropy = -(maps * maps.clamp_min(1e-12).log()).sum(dim=(-2, -1)).mean(dim=(1, 2))
+                head = int(entropy.argmin())
+            image = turned.tensor[0].mean(0).cpu()
+            rows += [_Row(image, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
+    # The rows that belong to one query stand together.
+    rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
+
+    cell = 1.15 if len(queried) <= 4 else 0.85
+    left, bottom, gap = 1.25, 0.15, 0.2
+    height_of_all = Sheet.TOP + cell * len(rows) + gap * (len(positions) - 1) + bottom
+    note = f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, turned"
+    sheet = Sheet(left + cell * (1 + len(queried)) + 0.3, height_of_all, title, note)
+    strongest = max(float(row.maps.max()) for row in rows) or 1.0
+    for r, row in enumerate(rows):
+        y = Sheet.TOP + r * cell + gap * (r // len(index))
+        identity = np.allclose(table.action[row.element], np.eye(2))
+        name = "as it is" if identity else f"turned\n{name_element(table.action[row.element])}"
+        sheet.text(left - 0.12, y + cell / 2, name, ha="right", fontsize=9)
+        h, w = row.maps.shape[-2:]
+        grid = (-0.5, w - 0.5, h - 0.5, -0.5)
+        # The image in units of the layer's grid, about the same centre.
+        margin = [(n / part - n) / 2 for n, part in zip((h, w), row.covered, strict=True)]
+        extent = (grid[0] - margin[1], grid[1] + margin[1], grid[2] + margin[0], grid[3] - margin[0])
+        for column in range(1 + len(queried)):
+            pad = 0.05 * cell
+            ax = sheet.panel(left + column * cell + (0.15 if column else 0.0) + pad, y + pad, cell - 2 * pad)
+            faint = 0.35 if column else 1.0
+            ax.imshow(row.image, cmap="gray_r", interpolation="nearest", extent=extent, alpha=faint)
+            if column:
+                weight = (row.maps[column - 1] / strongest).sqrt().clamp(0, 1)
+                colour = np.ones((*weight.shape, 4)) * np.array([*_ATTENTION, 0.0])
+                colour[..., 3] = weight.numpy() * 0.9
+                ax.imshow(colour, interpolation="nearest", extent=grid)
+            ax.plot(row.query[1], row.query[0], marker="x", color="black", markersize=7, markeredgewidth=3.4)
+            ax.plot(row.query[1], row.query[0], marker="x", color="white", markersize=6.2, markeredgewidth=1.6)
+            ax.set_xlim(extent[0], extent[1])
+            ax.set_ylim(extent[2], extent[3])
+            if column:
+                Frame(ax, row.numbers[column - 1], table.order)
+            if r == 0:
+                heading = f"pose {stacked(table.action[queried[column - 1]])}" if column else "input"
+                ax.set_title(heading, fontsize=9 if len(queried) <= 4 else 7.5, pad=4)
+    return sheet.figure
+
+
+def _arriving(
+    call: Callable[[GeometricTensor], object], x: GeometricTensor, model: torch.nn.Module, layer: torch.nn.Module
+) -> tuple[GeometricTensor, tuple[float, float]]:
+    """What arrives at the layer, and the parts of the rows and columns of ``x`` that its grid covers."""
+    crops = {name: module for name, module in model.named_modules() if isinstance(module, Crop)}
+    # No module is called by this name, which has a dot at its end.
+    caught = watch(lambda: call(x), {**crops, "layer.": layer}, inputs=True)
+    if "layer." not in caught:
+        raise ValueError(f"model: the {type(model).__name__} does not call the layer")
+    rows = columns = 1.0
+    for name, features in caught.items():
+        assert isinstance(features, GeometricTensor)
+        if name == "layer.":
+            break
+        height, width = features.tensor.shape[-2:]
+        rows *= 1 - 2 * crops[name].margin / height
+        columns *= 1 - 2 * crops[name].margin / width
+    arrived = caught["layer."]
+    assert isinstance(arrived, GeometricTensor)
+    return arrived, (rows, columns)
+
+
+def _turn(position: tuple[int, int], matrix: npt.NDArray[np.float64], height: int, width: int) -> tuple[int, int]:
+    """Where the pixel (row, column) is after the grid was turned by ``matrix``, which acts on (x, y) with y upwards.
+
+    The grid of ``height`` and ``width`` is the one after the turn.
+    """
+    before = (width, height) if abs(matrix[0, 0]) < 0.5 else (height, width)
+    row, column = position
+    if not (0 <= row < before[0] and 0 <= column < before[1]):
+        raise ValueError(
+            f"positions: ({row}, {column}) lies outside the grid of {before[0]}×{before[1]} positions of the layer"
+        )
+    x, y = matrix @ np.array([column - (before[1] - 1) / 2, (before[0] - 1) / 2 - row])
+    return round((height - 1) / 2 - y), round(x + (width - 1) / 2)

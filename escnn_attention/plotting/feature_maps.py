@@ -1,0 +1,372 @@
+"""Feature maps of inputs that are turned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from escnn import nn as enn
+from escnn.group import GroupElement
+from torch import Tensor
+
+from escnn_attention.angles import turn_images
+from escnn_attention.hooks import attention_layers, evaluating, find_layer, on_fields, watch
+from escnn_attention.plotting._drawing import (
+    MOST_COLUMNS,
+    Frame,
+    Sheet,
+    check_image,
+    figure_class,
+    grid_elements,
+    is_regular_map,
+    map_style,
+    name_element,
+    planar,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["animate_feature_maps", "plot_feature_maps"]
+
+Stage = Callable[[enn.GeometricTensor], enn.GeometricTensor]
+Maps = dict[str, Tensor]  # by stage, (fields, |H|, H, W)
+
+_DISC = 0.8  # of half the grid, within which maps that are turned back are compared
+
+
+def plot_feature_maps(
+    x: enn.GeometricTensor | Tensor,
+    stages: torch.nn.Module | Mapping[str, Stage],
+    layers: str | Sequence[str] | None = None,
+    *,
+    elements: Sequence[GroupElement] | None = None,
+    fields: Mapping[str, int] | None = None,
+    title: str = "The input turns: feature maps turn, poses permute",
+) -> Figure:
+    """An input turned by group elements, above the feature maps of each stage (GSA-Nets, Fig. 1).
+
+    A column belongs to a group element, a row to a pose of a regular field. A frame of one colour (and number) marks
+    one map and its turned copies: that they stand in other rows from column to column is the permutation of the poses.
+
+    Args:
+        x: one image, (1, C, S, S), scalar fields over a planar gspace with a finite group; or a plain tensor for a
+            model that takes one. The mean over C is drawn.
+        stages: a model, whose layers are shown; or what to show by name: functions from ``x`` to a tensor with regular
+            fields, for example a module, or the first modules of a network.
+        layers: of a model, the modules to show, by their names in it; by default its first attention layer and its last
+            module that gives regular fields.
+        elements: the columns; by default all elements (of more than 8: those that map the grid onto itself).
+        fields: which field of a stage to draw, by the stage's name; by default the one whose poses differ most.
+        title: above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        TypeError: ``stages`` is neither a model nor a mapping.
+        ValueError: ``x`` is not one planar image, there is nothing to show, a stage gives something else than regular
+            fields on a grid, or does not have the field or layer.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import HybridNet
+        >>> from escnn_attention.plotting import plot_feature_maps
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
+        >>> figure = plot_feature_maps(torch.randn(1, 1, 12, 12), network, ["stages.convolution_1_1", "stages.norm"])
+        >>> len(figure.axes)  # four inputs, and below each two stages of four poses
+        36
+    """
+    figure_class()
+    run, x, names = _runner(x, stages, [layers] if isinstance(layers, str) else layers)
+    table = planar(x.type.gspace)
+    if elements is None:
+        elements = list(table.elements) if table.order <= MOST_COLUMNS else grid_elements(table)
+    index = [table.index(g) for g in elements]
+    if not index:
+        raise ValueError("elements: got none, needed at least one")
+    images = [x.transform(g) for g in elements]
+    by_image = [run(image) for image in images]
+    maps = {name: [found[name] for found in by_image] for name in names}
+    chosen = {name: _field(name, values[0], (fields or {}).get(name)) for name, values in maps.items()}
+
+    poses, columns = table.order, len(index)
+    cell = 0.95 if poses <= 4 else 0.62
+    left, right, gap, bottom = 1.75, 0.15, 0.28, 0.15
+    total = Sheet.TOP + cell * 1.25 + (cell * poses + gap) * len(maps) + bottom
+    note = f"frames of one colour and number: the same map, turned ({x.type.gspace.fibergroup.name})"
+    sheet = Sheet(left + cell * columns + right, total, title, note)
+
+    def panel(column: int, y: float) -> Axes:
+        return sheet.panel(left + column * cell + 0.05 * cell, y + 0.05 * cell, 0.9 * cell)
+
+    y = Sheet.TOP
+    for column, (image, i) in enumerate(zip(images, index, strict=True)):
+        ax = panel(column, y)
+        ax.imshow(image.tensor[0].mean(0).detach().cpu(), cmap="gray_r", interpolation="nearest")
+        ax.set_title(stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
+    sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
+    y += 1.15 * cell
+    for name, values in maps.items():
+        y += gap / 2
+        shown = [value[chosen[name]].numpy() for value in values]
+        style = map_style(shown)
+        sheet.text(
+            left - 1.2, y + cell * poses / 2, f"{name}\n(field {chosen[name]})",
+            rotation=90, ha="center", fontsize=_fitting(name, cell * poses),
+        )  # fmt: skip
+        for pose in range(poses):
+            named = f"pose {name_element(table.action[pose])}"
+            sheet.text(left - 0.1, y + cell / 2, named, ha="right", fontsize=8.5)
+            for column, i in enumerate(index):
+                ax = panel(column, y)
+                ax.imshow(shown[column][pose], **style)
+                Frame(ax, int(table.quotient[i, pose]), poses)
+            y += cell
+        y += gap / 2
+    return sheet.figure
+
+
+def animate_feature_maps(
+    x: enn.GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layer: str | None = None,
+    *,
+    angles: Sequence[float] | npt.NDArray[np.floating] | None = None,
+    field: int | None = None,
+    background: float = 0.0,
+    interval: int = 100,
+    title: str = "The input turns: feature maps turn, poses cycle",
+) -> FuncAnimation:
+    r"""An input that turns through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
+
+    The upper row of maps is what the layer gives: maps turn with the input, and whenever the angle passes an element of
+    the group each has taken the place of another. A frame has the colour and number of the map that stood there at 0°,
+    by the element next to the angle. In the lower row this is undone: maps are turned back, and put back to the poses
+    in which they were. Exact equivariance is a lower row that stands still at the elements of the group; how much it
+    moves between them is the number below it, the relative change since 0° within a disc that every turn leaves on the
+    grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
+
+    Args:
+        x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is turned by cubic interpolation, without
+            leaving the range of its values, and by quarters of a turn exactly.
+        model: a layer, or any module; called in evaluation mode.
+        layer: the module whose regular fields are shown, by its name in the model; by default the first attention
+            layer, or, where there is none, the last module that gives regular fields.
+        angles: degrees, one for each image of the animation; by default 48 for one turn.
+        field: the regular field; by default the one whose poses differ most.
+        background: the value around the image.
+        interval: between images, in milliseconds.
+        title: above the figure.
+
+    Returns:
+        The animation. ``animation.save("turning.gif", writer="pillow", dpi=80)`` writes a GIF, and
+        ``animation.to_jshtml()`` is for notebooks. Keep a reference to it until then.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        TypeError: ``model`` is not a module.
+        ValueError: ``x`` is not one square image of scalar fields over the plane, no angles, or the layer does not
+            exist, does not give regular fields, or does not have the field.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import HybridNet
+        >>> from escnn_attention.plotting import animate_feature_maps
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
+        >>> animation = animate_feature_maps(torch.randn(1, 1, 12, 12), network, angles=[0, 45, 90])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     animation.save(f"{folder}/turning.gif", writer="pillow", dpi=40)
+    """
+    figure_class()
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    run, x, (name,) = _runner(x, model, None if layer is None else [layer], one=True)
+    table = planar(x.type.gspace)
+    if x.tensor.shape[-1] != x.tensor.shape[-2] or not all(r.is_trivial() for r in x.type.representations):
+        raise ValueError(f"x: got {x.type} of shape {tuple(x.tensor.shape)}, needed a square image of scalar fields")
+    chosen = np.arange(0, 360, 7.5) if angles is None else np.asarray(angles, dtype=np.float64).reshape(-1)
+    if not len(chosen) or not np.isfinite(chosen).all():
+        raise ValueError(f"angles: got {angles!r}, needed at least one finite number of degrees")
+
+    upright = run(x)[name]
+    field = _field(name, upright, field)
+    reference = upright[field].double()
+    turning = [(i, m) for i, m in enumerate(table.action) if np.linalg.det(m) > 0]
+    turns = np.array([math.degrees(math.atan2(m[1, 0], m[0, 0])) for _, m in turning])
+    lowest = min(float(x.tensor.min()), background)
+    highest = max(float(x.tensor.max()), background)
+    images, maps, back, nearest, change = [], [], [], [], []
+    for angle in chosen:
+        image = x.type(turn_images(x.tensor, float(angle), background=background).clamp(lowest, highest))
+        found = run(image)[name][field]
+        if found.shape[-1] != found.shape[-2]:
+            raise ValueError(f"layer: {name!r} gives maps of shape {tuple(found.shape[1:])}, needed square ones")
+        away = np.abs((turns - angle + 180) % 360 - 180)
+        element = turning[int(away.argmin())][0]
+        # What was pose h at 0° is pose gh now.
+        returned = turn_images(found.double(), -float(angle))[table.quotient[table.inverse[element]]]
+        images.append(image.tensor[0].mean(0).detach().cpu().numpy())
+        maps.append(found.numpy())
+        back.append(returned.numpy())
+        nearest.append(element)
+        change.append(_relative(returned, reference))
+
+    poses = table.order
+    cell = 1.15 if poses <= 4 else 0.8 if poses <= 8 else 0.55
+    big = 2 * cell + 0.3
+    left, gap = 0.15, 1.0
+    start = left + big + gap
+    bottom = 0.5
+    total = Sheet.TOP + 0.2 + big + bottom
+    note = f"{name}, field {field}; frames of one colour and number: the same map ({x.type.gspace.fibergroup.name})"
+    sheet = Sheet(start + cell * poses + 0.2, total, title, note)
+    FigureCanvasAgg(sheet.figure)
+    top = Sheet.TOP + 0.2
+    ax = sheet.panel(left, top, big)
+    shade: dict[str, Any] = {"vmin": min(float(i.min()) for i in images), "vmax": max(float(i.max()) for i in images)}
+    picture = ax.imshow(images[0], cmap="gray_r", interpolation="nearest", **shade)
+    heading = ax.set_title("", fontsize=10, pad=5)
+    style = map_style([*maps, *back])
+    rows = []
+    for y, label, values in ((top, "maps", maps), (top + cell + 0.3, "turned\nback", back)):
+        sheet.text(start - 0.12, y + cell / 2, label, ha="right", fontsize=9)
+        panels = [sheet.panel(start + (p + 0.05) * cell, y + 0.05 * cell, 0.9 * cell) for p in range(poses)]
+        drawn = [panel.imshow(values[0][p], **style) for p, panel in enumerate(panels)]
+        rows.append((panels, drawn, values))
+    for pose, panel in enumerate(rows[0][0]):
+        panel.set_title(f"pose {stacked(table.action[pose])}", fontsize=8.5 if poses <= 4 else 7, pad=4)
+    upper = [Frame(panel, pose, poses) for pose, panel in enumerate(rows[0][0])]
+    for pose, panel in enumerate(rows[1][0]):
+        Frame(panel, pose, poses)
+    said = sheet.text(start + cell * poses / 2, top + big + 0.22, "", ha="center", fontsize=9)
+
+    def show(step: int) -> Sequence[Artist]:
+        picture.set_data(images[step])
+        heading.set_text(f"input, turned by {chosen[step]:g}°")
+        for _, drawn, values in rows:
+            for pose, artist in enumerate(drawn):
+                artist.set_data(values[step][pose])
+        for pose, frame in enumerate(upper):
+            frame.show(int(table.quotient[nearest[step], pose]))
+        said.set_text(f"relative change of the maps that were turned back: {change[step]:.2f}")
+        return []
+
+    show(0)
+    return FuncAnimation(sheet.figure, show, frames=len(chosen), interval=interval, init_func=lambda: [], repeat=True)
+
+
+def _runner(
+    x: enn.GeometricTensor | Tensor,
+    stages: torch.nn.Module | Mapping[str, Stage],
+    layers: Sequence[str] | None,
+    *,
+    one: bool = False,
+) -> tuple[Callable[[enn.GeometricTensor], Maps], enn.GeometricTensor, list[str]]:
+    """A function from images to feature maps by the names of the stages, the image as fields, and the names."""
+    if isinstance(stages, torch.nn.Module):
+        model = stages
+        call, x = on_fields(model, x)
+        check_image(x)
+        watched = _watched(call, x, model, layers, one)
+
+        def run(image: enn.GeometricTensor) -> Maps:
+            with evaluating(model):
+                found = watch(lambda: call(image), watched)
+            for name in watched:
+                if name not in found:
+                    raise ValueError(f"layers: the {type(model).__name__} does not call {name!r}")
+            return {name: _poses(name, found[name]) for name in watched}
+
+        return run, x, list(watched)
+    if not isinstance(stages, Mapping):
+        raise TypeError(f"stages: got {type(stages).__name__}, needed a torch.nn.Module or a mapping from names")
+    if not isinstance(x, enn.GeometricTensor):
+        raise ValueError(f"x must be a GeometricTensor, got {type(x).__name__}")
+    check_image(x)
+    if layers is not None:
+        raise ValueError("layers: these are modules of a model, and stages is a mapping that names what to show")
+    functions = dict(stages)
+
+    def run_stages(image: enn.GeometricTensor) -> Maps:
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(*functions.values()))
+            return {name: _poses(name, stage(image)) for name, stage in functions.items()}
+
+    return run_stages, x, list(functions)
+
+
+def _watched(
+    call: Callable[[enn.GeometricTensor], object],
+    x: enn.GeometricTensor,
+    model: torch.nn.Module,
+    layers: Sequence[str] | None,
+    one: bool,
+) -> dict[str, torch.nn.Module]:
+    """The modules to show, by name; the model itself goes by the name of its class."""
+    if layers is not None:
+        if not layers:
+            raise ValueError("layers: got none, needed at least one name")
+        return {name or type(model).__name__: find_layer(model, name) for name in layers}
+    named = {name or type(model).__name__: module for name, module in model.named_modules()}
+    with evaluating(model):
+        found = watch(lambda: call(x), named)
+    regular = [name for name, value in found.items() if is_regular_map(value)]
+    if not regular:
+        raise ValueError(f"model: no module of the {type(model).__name__} gives regular fields on a grid")
+    attention = [name or type(model).__name__ for name in attention_layers(model)]
+    first = next((name for name in attention if name in regular), None)
+    # The model itself is its last module.
+    last = next((name for name in reversed(regular) if named[name] is not model), regular[-1])
+    chosen = [first or last] if one else [first or regular[0], last]
+    return {name: named[name] for name in dict.fromkeys(chosen)}
+
+
+def _poses(name: str, features: object) -> Tensor:
+    """(fields, |H|, H, W) of the first sample."""
+    if not is_regular_map(features):
+        what = features.type if isinstance(features, enn.GeometricTensor) else type(features).__name__
+        raise ValueError(f"stage {name!r} must give regular fields, got {what}")
+    assert isinstance(features, enn.GeometricTensor)
+    values = features.tensor[0].detach().cpu().float()
+    return values.reshape(-1, features.type.gspace.fibergroup.order(), *values.shape[1:])
+
+
+def _field(name: str, values: Tensor, field: int | None) -> int:
+    """The field that is asked for, or the one whose poses differ most, measured against its overall size."""
+    if field is not None:
+        if not 0 <= field < len(values):
+            raise ValueError(f"fields: got {field} for {name!r}, needed a number from 0 to {len(values) - 1}")
+        return field
+    differences = (values - values.mean(dim=1, keepdim=True)).square().mean(dim=(1, 2, 3))
+    return int((differences / values.square().mean(dim=(1, 2, 3)).clamp_min(1e-12)).argmax())
+
+
+def _relative(values: Tensor, reference: Tensor) -> float:
+    """The relative change within a disc, of maps (|H|, S, S)."""
+    size = reference.shape[-1]
+    axis = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (size / 2)
+    inside = axis[:, None].square() + axis.square() <= _DISC**2
+    whole = float(reference[:, inside].norm())
+    return float((values - reference)[:, inside].norm()) / (whole or 1.0)
+
+
+def _fitting(name: str, room: float) -> float:
+    """A size of type at which a name fits into so many inches."""
+    return min(10.0, 120 * room / max(len(name), 1))

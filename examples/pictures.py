@@ -1,0 +1,160 @@
+"""Draw the pictures of the documentation: encodings, attention maps, feature maps, equivariance against the angle.
+
+    python examples/pictures.py --out figures
+
+Small networks learn scikit-learn's upright digits, which takes a few minutes, and are looked at; where equivariance is
+all there is to see, weights are random. ``--quick`` trains nothing. Needs scikit-learn and matplotlib: the extra
+"train".
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from escnn import gspaces, nn
+from escnn.gspaces import GSpace
+from matplotlib.figure import Figure
+from scipy.ndimage import zoom
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+from escnn_attention import FourierEncoding, GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.models import GSANet, HybridNet
+from escnn_attention.plotting import (
+    animate_feature_maps,
+    plot_attention_maps,
+    plot_encoding,
+    plot_equivariance_error,
+    plot_feature_maps,
+)
+
+DIGIT = 4  # of scikit-learn's digits, the image that is shown: a 4, which no turn maps onto itself
+TESTED = 300
+
+
+def digits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Digits of 8×8 pixels with a margin of 1, enlarged: (N, 1, S, S) from 0 to 1; and their labels."""
+    images, labels = load_digits(return_X_y=True)
+    padded = np.pad(images.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))
+    enlarged = zoom(padded, (1, scale, scale), order=3).clip(0, 1)
+    return torch.tensor(enlarged, dtype=torch.float32)[:, None], torch.tensor(labels)
+
+
+def hybrid(gspace: GSpace, width: int) -> HybridNet:
+    """Convolutions, half the grid, a convolution, and a block of attention."""
+    return HybridNet(
+        gspace, 1, 10, widths=(width // 2, width), convolutions=(1, 1), attention=(0, 1), num_heads=2, window=5
+    )
+
+
+def convolutional(channels: int = 24) -> torch.nn.Module:
+    """An ordinary network, which knows translations only."""
+    return torch.nn.Sequential(
+        *(torch.nn.Conv2d(1, channels, 5, padding=2), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
+        torch.nn.MaxPool2d(2),
+        *(torch.nn.Conv2d(channels, channels, 5, padding=2), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(channels, channels, 3, padding=1), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
+        *(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)),
+    )
+
+
+def liftings(orders: tuple[int, ...]) -> dict[str, torch.nn.Module]:
+    """Lifting layers of cyclic groups that have one and the same random weights."""
+    layers: dict[str, torch.nn.Module] = {}
+    weights = None
+    for order in orders:
+        gspace = gspaces.rot2dOnR2(order)
+        image, fields = nn.FieldType(gspace, [gspace.trivial_repr]), nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        layer = LiftingSelfAttention(image, fields, 2, 7, projection="pointwise", window="disc")
+        if weights is None:
+            weights = layer.state_dict()
+        layer.load_state_dict(weights)
+        layers[f"C{order}" if order > 1 else "no group"] = layer
+    return layers
+
+
+def train(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> float:
+    """Train on all images but the last, and return the accuracy on those."""
+    batches = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(images[:-TESTED], labels[:-TESTED]), batch_size=32, shuffle=True
+    )
+    optimizer = torch.optim.Adam(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=max(1, epochs * len(batches)))
+    network.train()
+    for _ in range(epochs):
+        for batch, answers in batches:
+            optimizer.zero_grad()
+            functional.cross_entropy(network(batch), answers).backward()
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        return float((network.eval()(images[-TESTED:]).argmax(dim=1) == labels[-TESTED:]).float().mean())
+
+
+def main() -> None:
+    """Train the networks, draw and save the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (default: this one)")
+    parser.add_argument("--dpi", type=int, default=110, help="resolution (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="no training, fewer angles")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, figure: Figure) -> None:
+        figure.savefig(arguments.out / name, dpi=arguments.dpi)
+        print(f"wrote {arguments.out / name}", flush=True)
+
+    c4, c8, d4 = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4)
+
+    torch.manual_seed(0)
+    gsa_net = GSANet(c8, 1, 10, channels=16, blocks=(1,), num_heads=2, encoding="mlp")
+    save("encoding.png", plot_encoding(gsa_net, "stages.attention_1_1", title="The encoding of a window, for C8"))
+    torch.manual_seed(2)
+    fields = nn.FieldType(d4, 4 * [d4.regular_repr])
+    everywhere = GroupSelfAttention(fields, fields, encoding=FourierEncoding(scale=2.0))
+    title = "The encoding of global attention on 8×8 positions, for D4"
+    save("encoding_global.png", plot_encoding(everywhere, size=8, title=title))
+
+    torch.manual_seed(5)
+    gsa_net = GSANet(c4, 1, 10, channels=16, blocks=(1,), num_heads=4, kernel_size=7, encoding="mlp")
+    large = digits(2.8)[0][DIGIT : DIGIT + 1]
+    layers = ["stages.lifting", "stages.attention_1_1"]
+    save("feature_maps.png", plot_feature_maps(large, gsa_net, layers))
+    angles = np.arange(0, 360, 90 if arguments.quick else 7.5)
+    animation = animate_feature_maps(large, gsa_net, "stages.lifting", angles=angles)
+    animation.save(arguments.out / "feature_maps.gif", writer="pillow", dpi=0.6 * arguments.dpi)
+    print(f"wrote {arguments.out / 'feature_maps.gif'}", flush=True)
+
+    torch.manual_seed(0)
+    angles = np.arange(0, 360.5, 45 if arguments.quick else 5)
+    save(
+        "equivariance_error_maps.png",
+        plot_equivariance_error(
+            liftings((1, 2, 4, 8, 16)), angles=angles, title="One lifting layer with the poses of several groups"
+        ),
+    )
+
+    images, labels = digits(1.6)
+    networks: dict[str, torch.nn.Module] = {}
+    makers: dict[str, Callable[[], torch.nn.Module]] = {
+        "convolutions only": convolutional,
+        "with attention, C4": lambda: hybrid(c4, 16),
+        "with attention, C8": lambda: hybrid(c8, 12),
+    }
+    for name, make in makers.items():
+        torch.manual_seed(0)
+        networks[name] = make()
+        accuracy = train(networks[name], images, labels, 0 if arguments.quick else 8)
+        print(f"{name}: {accuracy:.1%} of the upright digits are recognised", flush=True)
+    save(
+        "attention_maps.png",
+        plot_attention_maps(images[DIGIT : DIGIT + 1], networks["with attention, C4"], positions=[(2, 4), (5, 2)]),
+    )
+    title = "How much the logits of a digit change when it is turned"
+    save("equivariance_error.png", plot_equivariance_error(networks, images[-TESTED:][:20], angles=angles, title=title))
+
+
+if __name__ == "__main__":
+    main()

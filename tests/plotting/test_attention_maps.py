@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces, nn
+
+from escnn_attention import GroupSelfAttention, TransformerBlock
+from escnn_attention.models import EquivariantClassifier, HybridNet
+from escnn_attention.plotting import plot_attention_maps
+from tests.plotting.pictures import Wrapped, drawn, number, shown, system, texts
+
+pytest.importorskip("matplotlib")
+
+
+def opacity(ax):
+    return shown(ax)[..., 3]
+
+
+def test_attention_turns_with_the_image():
+    x, lifting, attention = system()
+    figure = plot_attention_maps(
+        x, nn.SequentialModule(lifting, attention), attention, positions=[(1, 2), (4, 4)], head=1
+    )
+    assert drawn(figure) > 1000
+    assert len(figure.axes) == 2 * 2 * (1 + 4)
+    assert any("head 1" in text for text in texts(figure))
+    rows = [figure.axes[5 * row : 5 * row + 5] for row in range(4)]
+    for upright, turned in (rows[:2], rows[2:]):
+        before = {number(ax): opacity(ax) for ax in upright[1:]}
+        for ax in turned[1:]:
+            np.testing.assert_allclose(opacity(ax), np.rot90(before[number(ax)]), atol=1e-3)
+    # The query is turned with the image: (1, 2) goes to (6 - 1 - 2, 1).
+    assert rows[1][0].lines[0].get_data() == ([1], [3])
+
+
+def test_what_is_drawn_are_the_attention_maps_of_the_layer():
+    x, lifting, attention = system()
+    figure = plot_attention_maps(x, nn.SequentialModule(lifting, attention), "1", positions=[(2, 2)], head=0)
+    maps = attention.attention_maps(lifting(x), [(2, 2)])[0, 0, :, 0].mean(1).sum(1).detach()
+    upright, turned = maps, figure.axes[6:10]
+    strongest = max(maps.max(), maps.max())  # the same maps, turned: one scale
+    for pose, ax in enumerate(figure.axes[1:5]):
+        np.testing.assert_allclose(opacity(ax), 0.9 * (upright[pose] / strongest).sqrt(), atol=1e-5)
+    assert [number(ax) for ax in turned] == [3, 0, 1, 2]
+
+
+def test_chosen_queries_are_turned_as_a_whole():
+    x, lifting, attention = system()
+    model = nn.SequentialModule(lifting, attention)
+    every = plot_attention_maps(x, model, attention, positions=[(1, 2)], head=0)
+    some = plot_attention_maps(x, model, attention, positions=[(1, 2)], head=0, poses=[2, 0])
+    assert len(some.axes) == 2 * (1 + 2)
+    upright, turned = some.axes[1:3], some.axes[4:6]
+    assert [number(ax) for ax in upright] == [number(ax) for ax in turned] == [2, 0]
+    scale = opacity(every.axes[3]).max() / opacity(upright[0]).max()
+    np.testing.assert_allclose(opacity(every.axes[3]), scale * opacity(upright[0]), atol=1e-5)
+    for before, after in zip(upright, turned, strict=True):
+        np.testing.assert_allclose(opacity(after), np.rot90(opacity(before)), atol=1e-3)
+
+
+def test_any_model():
+    """A layer, a block, a sequence, a classifier, and a network of plain tensors give the same picture."""
+    x, lifting, attention = system()
+    sequence = nn.SequentialModule(lifting, attention)
+    classifier = EquivariantClassifier({"lifting": lifting, "attention": attention}, 3)
+    options = {"positions": [(3, 1)], "head": 0}
+    expected = [shown(ax) for ax in plot_attention_maps(x, sequence, "1", **options).axes]
+    for model, layer, given in (
+        (classifier, "stages.attention", x),
+        (classifier, attention, x.tensor),
+        (Wrapped(lifting, attention), "body.1", x.tensor),
+        (attention, None, lifting(x)),
+    ):
+        figure = plot_attention_maps(given, model, layer, **options)
+        for ax, image in list(zip(figure.axes, expected, strict=True)):
+            if ax.lines and len(ax.images) == 2:
+                np.testing.assert_allclose(shown(ax), image, atol=1e-5)
+
+    block = TransformerBlock(attention.in_type, attention.in_type, 2, 3)
+    assert len(plot_attention_maps(lifting(x), block, **options).axes) == 10
+    # The first layer by default.
+    first, lifted = (plot_attention_maps(x, sequence, layer, **options) for layer in (None, "0"))
+    for one, other in zip(first.axes, lifted.axes, strict=True):
+        np.testing.assert_array_equal(shown(one), shown(other))
+
+
+def test_the_mode_of_the_model_is_restored():
+    x, lifting, attention = system()
+    model = nn.SequentialModule(lifting, nn.InnerBatchNorm(lifting.out_type), attention)
+    model[1].eval()
+    before = [parameter.clone() for parameter in model.state_dict().values()]
+    plot_attention_maps(x, model, "2", positions=[(0, 0)])
+    assert [m.training for m in model] == [True, False, True]
+    assert all(map(torch.equal, before, model.state_dict().values()))
+
+
+def test_lifting_attention_is_drawn_too():
+    x, lifting, _ = system(gspaces.flipRot2dOnR2(4))
+    figure = plot_attention_maps(x, lifting, positions=[(0, 0)])
+    assert len(figure.axes) == 2 * (1 + 8)
+    assert drawn(figure) > 1000
+
+
+def test_maps_lie_on_what_they_are_of():
+    """On half the grid all of the image, behind a crop the middle of it."""
+    gspace = gspaces.rot2dOnR2(4)
+    network = HybridNet(gspace, 1, 3, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), num_heads=1)
+    pooled = plot_attention_maps(torch.randn(1, 1, 12, 12), network, positions=[(5, 0)])
+    assert pooled.axes[1].images[0].get_extent() == [-0.5, 5.5, 5.5, -0.5]
+
+    fields = nn.FieldType(gspace, 2 * [gspace.regular_repr])
+    cropping = nn.SequentialModule(
+        TransformerBlock(fields, fields, 1, 3, crop=2), GroupSelfAttention(fields, fields, kernel_size=3)
+    )
+    figure = plot_attention_maps(fields(torch.randn(1, 8, 12, 12)), cropping, "1", positions=[(5, 0)])
+    image, maps = figure.axes[1].images
+    assert maps.get_extent() == [-0.5, 7.5, 7.5, -0.5]
+    np.testing.assert_allclose(image.get_extent(), [-2.5, 9.5, 9.5, -2.5])
+    inner = plot_attention_maps(fields(torch.randn(1, 8, 12, 12)), cropping, "0", positions=[(5, 0)])
+    assert inner.axes[1].images[0].get_extent() == [-0.5, 11.5, 11.5, -0.5]
+
+
+def test_grids_that_are_not_square():
+    x, lifting, _ = system()
+    wide = x.type(torch.randn(1, 1, 4, 7))
+    figure = plot_attention_maps(wide, lifting, positions=[(3, 5)], head=0)
+    upright, turned = figure.axes[1:5], figure.axes[6:10]
+    before = {number(ax): opacity(ax) for ax in upright}
+    for ax in turned:
+        np.testing.assert_allclose(opacity(ax), np.rot90(before[number(ax)]), atol=1e-3)
+    assert turned[0].lines[0].get_data() == ([3], [1])
+
+
+def test_mistakes_are_named():
+    x, lifting, attention = system()
+    model = nn.SequentialModule(lifting, attention)
+    options = {"positions": [(0, 0)]}
+    with pytest.raises(ValueError, match="one planar image"):
+        plot_attention_maps(x.type(torch.randn(2, 1, 6, 6)), lifting, **options)
+    with pytest.raises(ValueError, match="outside the grid of 6×6"):
+        plot_attention_maps(x, lifting, positions=[(6, 0)])
+    with pytest.raises(ValueError, match="positions: got none"):
+        plot_attention_maps(x, lifting, positions=[])
+    with pytest.raises(ValueError, match="not a part of the GroupSelfAttention"):
+        plot_attention_maps(x, attention, lifting, **options)
+    with pytest.raises(ValueError, match=r"has no module 'two'.*'0', '1'"):
+        plot_attention_maps(x, model, "two", **options)
+    with pytest.raises(ValueError, match="no attention layer"):
+        plot_attention_maps(x, nn.IdentityModule(x.type), **options)
+    with pytest.raises(ValueError, match="head: got 2"):
+        plot_attention_maps(x, model, head=2, **options)
+    with pytest.raises(ValueError, match="poses: got 4"):
+        plot_attention_maps(x, model, poses=[4], **options)
+    with pytest.raises(TypeError, match="model: got str"):
+        plot_attention_maps(x, "model", **options)
+    with pytest.raises(TypeError, match="x: got list"):
+        plot_attention_maps([x], model, **options)
+    with pytest.raises(ValueError, match=r"x: got shape.*needed 1 channels"):
+        plot_attention_maps(torch.randn(1, 2, 6, 6), model, **options)
+    eighth = system(gspaces.rot2dOnR2(8))
+    with pytest.raises(ValueError, match="elements"):
+        plot_attention_maps(eighth[0], eighth[1], elements=[eighth[0].type.gspace.fibergroup.element(1)], **options)
+
+    class Lazy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused, self.in_type = lifting, x.type
+
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ValueError, match="does not call the layer"):
+        plot_attention_maps(x, Lazy(), **options)

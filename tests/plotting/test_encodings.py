@@ -1,0 +1,160 @@
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces, nn
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock
+from escnn_attention.models import EquivariantClassifier
+from escnn_attention.plotting import plot_encoding
+from tests.plotting.pictures import Wrapped, drawn, number, shown, system, texts
+
+pytest.importorskip("matplotlib")
+
+
+def layer(gspace, kernel_size=5, *, lifting=False, **options):
+    fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
+    if lifting:
+        return LiftingSelfAttention(nn.FieldType(gspace, [gspace.trivial_repr]), fields, 2, kernel_size, **options)
+    return GroupSelfAttention(fields, fields, 2, kernel_size, head_fields=3, **options)
+
+
+def panels(figure):
+    """The images of the poses, in order."""
+    found = [ax for ax in figure.axes if ax.get_title().startswith("pose ")]
+    assert [number(ax) for ax in found] == sorted(number(ax) for ax in found)
+    return [shown(ax) for ax in found]
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
+@pytest.mark.parametrize("kernel_size", [5, None])
+def test_the_picture_of_a_pose_is_that_of_the_identity_turned(encoding, kernel_size):
+    """Exact for C4, whose elements map the fine grid onto itself. Row 0 is at the bottom: turned the other way."""
+    figure = plot_encoding(layer(gspaces.rot2dOnR2(4), kernel_size, encoding=encoding), head=1)
+    identity, *turned = panels(figure)
+    assert identity.std() > 0.01
+    for quarters, image in enumerate(turned, start=1):
+        np.testing.assert_allclose(image, np.rot90(identity, -quarters), atol=1e-5)
+        # It does turn, and the other way it does not fit.
+        assert not np.allclose(image, identity, atol=1e-2)
+        if quarters != 2:
+            assert not np.allclose(image, np.rot90(identity, quarters), atol=1e-2)
+
+
+def test_reflections():
+    figure = plot_encoding(layer(gspaces.flipRot2dOnR2(4)))
+    assert drawn(figure) > 1000
+    images = dict(zip(texts_of_poses(figure), panels(figure), strict=True))
+    np.testing.assert_allclose(images["pose mirror"], images["pose 0°"][:, ::-1], atol=1e-5)
+    np.testing.assert_allclose(images["pose mirror, 180°"], images["pose 0°"][::-1], atol=1e-5)
+
+
+def texts_of_poses(figure):
+    return [ax.get_title() for ax in figure.axes if ax.get_title().startswith("pose ")]
+
+
+def test_poses_of_c8_are_the_encoding_at_turned_offsets():
+    gspace = gspaces.rot2dOnR2(8)
+    attention = layer(gspace, 5).double()
+    figure = plot_encoding(attention, head=1, channels=2)
+    fine = len(shown(figure.axes[0]))
+    half = 2.5 / 2  # two steps of reach, and half a position beyond
+    axis = torch.linspace(-half, half, fine, dtype=torch.float64)
+    offsets = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1)
+    inside = offsets.norm(dim=-1) <= half
+    encoding = attention.plain.encoding
+    with torch.no_grad():
+        centre = encoding.offsets(offsets)[1, ..., 2][inside].mean()
+        for element, image in zip(gspace.fibergroup.elements, panels(figure), strict=True):
+            inverse = torch.tensor(gspace.basespace_action(~element))
+            expected = encoding.offsets(offsets @ inverse.T)[1, ..., 2] - centre
+            np.testing.assert_allclose(image, expected, atol=1e-9)
+
+
+def test_the_table_permutes_the_poses():
+    gspace = gspaces.rot2dOnR2(4)
+    attention = layer(gspace)
+    figure = plot_encoding(attention, channels=1)
+    (table,) = (shown(ax) for ax in figure.axes if ax.get_title() == "table over poses")
+    for pose in range(4):
+        np.testing.assert_allclose(table[pose], np.roll(table[0], pose))
+    embedding = attention.plain.encoding.poses()[0, :, 1].detach()
+    np.testing.assert_allclose(table[0], embedding - embedding.mean(), atol=1e-6)
+    assert "table over poses" not in texts(plot_encoding(attention, pose_table=False))
+    assert "table over poses" not in texts(plot_encoding(layer(gspace, lifting=True)))
+    assert "table over poses" not in texts(plot_encoding(layer(gspace, encoding="rotary")))
+
+
+def test_channels_and_poses():
+    attention = layer(gspaces.rot2dOnR2(4))
+    every = plot_encoding(attention, channels=range(3), pose_table=False)
+    assert [text.get_text() for text in every.texts if text.get_rotation() == 90] == [f"channel {c}" for c in range(3)]
+    some = plot_encoding(attention, channels=[2], poses=[1, attention.space.fibergroup.element(3)], pose_table=False)
+    assert [number(ax) for ax in some.axes[:2]] == [1, 3]
+    np.testing.assert_array_equal(shown(some.axes[1]), shown(every.axes[2 * 5 + 3]))
+
+
+def test_the_channel_that_varies_most():
+    attention = layer(gspaces.rot2dOnR2(4), encoding="separable")
+    # The last channels of a separable encoding are the table over the poses: nothing varies with the offset.
+    assert "channel 2" not in {text.get_text() for text in plot_encoding(attention).texts}
+    figure = plot_encoding(attention, channels=2)
+    assert np.ptp(panels(figure)[0]) == 0
+
+
+def test_marks_are_the_positions_of_the_window():
+    def marks(figure):
+        return np.concatenate([c.get_offsets() for c in figure.axes[0].collections if len(c.get_offsets()) > 1])
+
+    disc = marks(plot_encoding(layer(gspaces.rot2dOnR2(8), 5)))
+    assert len(disc) == 21  # 5×5 without its corners
+    square = plot_encoding(layer(gspaces.rot2dOnR2(4), 5, dilation=2))
+    assert len(marks(square)) == 25
+    labels = [label.get_text() for label in square.axes[0].get_yticklabels()]
+    assert labels == ["−4", "0", "4"]
+    everywhere = plot_encoding(layer(gspaces.rot2dOnR2(4), None), size=4)
+    assert len(marks(everywhere)) == 7**2
+    absolute = plot_encoding(layer(gspaces.rot2dOnR2(4), None, encoding="absolute"), size=4)
+    assert len(marks(absolute)) == 4**2
+    assert [label.get_text() for label in absolute.axes[0].get_yticklabels()] == ["−1.5", "0", "1.5"]
+
+
+def test_any_model():
+    _, lifting, attention = system()
+    options = {"poses": [1], "pose_table": False}
+    expected, first = (panels(plot_encoding(one, **options)) for one in (attention, lifting))
+    block = TransformerBlock(attention.in_type, attention.in_type, 2, 3)
+    for model, name in (
+        (nn.SequentialModule(lifting, attention), "1"),
+        (EquivariantClassifier({"lifting": lifting, "attention": attention}, 3), "stages.attention"),
+        (Wrapped(lifting, attention), attention),
+    ):
+        np.testing.assert_array_equal(panels(plot_encoding(model, name, **options)), expected)
+        np.testing.assert_array_equal(panels(plot_encoding(model, **options)), first)
+    within = nn.SequentialModule(lifting, block)
+    inside, alone = plot_encoding(within, "1", **options), plot_encoding(block.attention, **options)
+    np.testing.assert_array_equal(panels(inside), panels(alone))
+
+
+def test_mistakes_are_named():
+    attention = layer(gspaces.rot2dOnR2(4))
+    for options, message in (
+        ({"head": 2}, "head: got 2"),
+        ({"channels": 3}, "channels: got 3"),
+        ({"channels": []}, "channels"),
+        ({"poses": [7]}, "poses: got 7"),
+        ({"size": 9}, "size: got 9, but the layer has a window"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_encoding(attention, **options)
+    with pytest.raises(ValueError, match="size: got 1"):
+        plot_encoding(layer(gspaces.rot2dOnR2(4), None), size=1)
+    with pytest.raises(ValueError, match="NoEncoding encodes no positions"):
+        plot_encoding(layer(gspaces.rot2dOnR2(4), encoding="none"))
+    with pytest.raises(ValueError, match="3 dimensions"):
+        plot_encoding(layer(gspaces.rot2dOnR3(2), 3))
+    with pytest.raises(ValueError, match="no attention layer"):
+        plot_encoding(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="model: got NoneType"):
+        plot_encoding(None)
+    with pytest.raises(TypeError, match="layer: got int"):
+        plot_encoding(attention, 1)
