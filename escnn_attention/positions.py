@@ -12,29 +12,43 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["Blocks", "Grid", "Positions", "Window", "WindowShape"]
+__all__ = ["Blocks", "Grid", "Positions", "Window", "WindowShape", "trimmed"]
 
-WindowShape = Literal["square", "disc"]
+WindowShape = str
+"""``"square"``, ``"disc"``, or ``"disc m"``: see :class:`Window`. Strings, since they are arguments of operators."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The offsets a query looks at on a grid.
+    r"""The offsets a query looks at on a grid.
 
     Attributes:
         kernel_size: the odd width in positions; None looks at the whole grid.
-        shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it.
+        shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it, and ``"disc m"``
+            with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`.
         dilation: the step between neighbours, in positions.
     """
 
     kernel_size: int | None = None
     shape: WindowShape = "square"
     dilation: int = 1
+
+    @classmethod
+    def ball(cls, radius: float) -> Window:
+        """The offsets that are shorter than ``radius`` positions, which need not be a whole number.
+
+        Example:
+            >>> from escnn_attention.positions import Window
+            >>> Window.ball(2.5), Window.ball(3.0)
+            (Window(kernel_size=5, shape='disc', dilation=1), Window(kernel_size=5, shape='disc 8', dilation=1))
+        """
+        longest = math.ceil(radius**2) - 1  # Squares of lengths on a grid are whole numbers.
+        kernel_size = 2 * math.isqrt(longest) + 1
+        return cls(kernel_size, "disc" if longest == kernel_size**2 // 4 else f"disc {longest}")
 
 
 class Blocks(ABC):
@@ -174,11 +188,48 @@ class Grid(Positions):
         return _SharedRows(*_tiles(*self._key[:4], self._key[-1]))
 
 
+def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | None]:
+    """A window for the same neighbourhoods that does not reach beyond the grid.
+
+    Returns:
+        the window, and the rows of its offsets in the table of the one given; None where that one stays.
+    """
+    if window.kernel_size is None:
+        return window, None
+    radius, most = window.kernel_size // 2, (max((1, *shape)) - 1) // window.dilation
+    corner = len(shape) * most**2
+    longest = _longest_square(window.kernel_size, window.shape)
+    if most >= radius or (longest is not None and corner > longest):
+        return window, None  # of a disc that shows its edge no smaller window is the same
+    rows = _rows_within(len(shape), most, window.kernel_size, window.shape)
+    return Window(2 * most + 1, "square", window.dilation if most else 1), rows
+
+
+@torch.compiler.assume_constant_result
+def _rows_within(dim: int, most: int, kernel_size: int, window_shape: WindowShape) -> Tensor:
+    """The rows of a window's offsets of at most so many steps along each axis."""
+    box = _indices([torch.arange(-most, most + 1)] * dim) + kernel_size // 2
+    row = torch.zeros(len(box), dtype=torch.long)
+    for axis in range(dim):
+        row = row * kernel_size + box[:, axis]
+    lookup = _cached_tables((1,) * dim, kernel_size, window_shape, 1, torch.float64, torch.device("cpu"))[1]
+    return lookup[row]
+
+
 def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int]:
     """How many steps a query sees along each axis, and the length of a step."""
     if window.kernel_size is None:
         return tuple(n - 1 for n in shape), 1
     return (window.kernel_size // 2,) * len(shape), window.dilation
+
+
+def _longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | None:
+    """The square of the longest offset that a ball may have, in steps; None for a box."""
+    if kernel_size is None or window_shape == "square":
+        return None
+    # Without a number it is the disc whose diameter is the width of the window: its edge lies half a step outside.
+    number = window_shape.partition(" ")[2]
+    return int(number) if number else kernel_size**2 // 4
 
 
 def _longest(reach: tuple[int, ...]) -> int:
@@ -223,9 +274,9 @@ def _cached_tables(
     index = _indices([torch.arange(n) for n in shape])
     box = _indices([torch.arange(-r, r + 1) for r in reach])
     inside = torch.ones(len(box), dtype=torch.bool)
-    if kernel_size is not None and window_shape == "disc":
-        # The disc whose diameter is the width of the window in positions: its edge lies half a step outside.
-        inside = (box**2).sum(-1) <= (kernel_size / 2) ** 2
+    longest = _longest_square(kernel_size, window_shape)
+    if longest is not None:
+        inside = (box**2).sum(-1) <= longest
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
     offsets = _to_space(box[inside].double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)

@@ -1,11 +1,12 @@
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.positions import Grid, Window
+from escnn_attention.positions import Grid, Window, trimmed
 
 windows = st.builds(
     Window,
@@ -13,6 +14,7 @@ windows = st.builds(
     st.sampled_from(["square", "disc"]),
     st.integers(1, 3),
 ).map(lambda w: Window() if w.kernel_size is None else w)
+windows |= st.builds(Window.ball, st.floats(0.1, 4.9))
 shapes = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 
 
@@ -23,7 +25,8 @@ def sees(window: Window, query: tuple[int, ...], key: tuple[int, ...]) -> bool:
     steps = [(b - a) / window.dilation for a, b in zip(query, key, strict=True)]
     if any(s != int(s) or abs(s) > window.kernel_size // 2 for s in steps):
         return False
-    return window.shape == "square" or sum(s * s for s in steps) <= (window.kernel_size / 2) ** 2
+    longest = {"square": math.inf, "disc": (window.kernel_size / 2) ** 2}.get(window.shape)
+    return sum(s * s for s in steps) <= (int(window.shape.removeprefix("disc ")) if longest is None else longest)
 
 
 def offset(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key: tuple[int, ...]) -> list[float]:
@@ -49,6 +52,39 @@ def test_rows_lead_to_the_offset_of_every_pair(shape, window):
             torch.testing.assert_close(grid.offsets[rows[i, j]], expected)
         else:
             assert rows[i, j] == -1
+
+
+@given(shapes, windows)
+def test_a_trimmed_window_is_the_same_and_stays_on_the_grid(shape, window):
+    grid = Grid(shape, window)
+    smaller, rows = trimmed(shape, window)
+    other = Grid(shape, smaller)
+    everything = torch.arange(grid.num_positions)
+    expected, found = (g.rows(everything[:, None], everything) for g in (grid, other))
+    if rows is not None:
+        found = torch.where(found < 0, -1, rows[found.clamp(min=0)])
+        assert smaller.dilation * (smaller.kernel_size // 2) < max((1, *shape))
+    assert torch.equal(found, expected)
+
+
+def test_windows_are_trimmed():
+    assert trimmed((9, 9), Window(5, "square", 256))[0] == Window(1, "square", 1)
+    assert trimmed((4, 3), Window(9, "square"))[0] == Window(7, "square")
+    assert trimmed((4, 4), Window(11, "disc"))[0] == Window(7, "square")  # its edge lies off the grid
+    assert trimmed((4, 4), Window.ball(4.25))[0] == Window(7, "square")
+    for window in (Window(11, "disc"), Window(), Window(9), Window.ball(5.6)):
+        assert trimmed((5, 5), window) == (window, None)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("radius", [0.3, 1.0, 1.001, math.sqrt(2), 1.75, 2.0, 2.5, 3.2, 4.0])
+def test_a_ball_holds_what_is_shorter_than_its_radius(radius, dim):
+    window = Window.ball(radius)
+    offsets = Grid((1,) * dim, window).offsets * (window.kernel_size // 2)
+    expected = {x for x in itertools.product(range(-4, 5), repeat=dim) if math.hypot(*x) < radius}
+    assert {tuple(x) for x in offsets.round().long().tolist()} == expected
+    for whole in range(1, 4):
+        assert Window.ball(whole + 0.5) == Window(2 * whole + 1, "disc")
 
 
 @given(shapes, windows, st.integers(1, 50))

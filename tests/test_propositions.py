@@ -6,6 +6,7 @@ need not be preserved: ``Grid(..., frame=matrix)`` is the grid turned by a matri
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from escnn.nn import GeometricTensor
 
 from escnn_attention import Encoding, GroupSelfAttention, LiftingSelfAttention, NoEncoding
 from escnn_attention.fibers import fibers
-from escnn_attention.positions import Grid
+from escnn_attention.functional import attention
+from escnn_attention.positions import Grid, Window
 from escnn_attention.quadratic import QuadraticEncoding
 from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of
 
@@ -192,26 +194,76 @@ def test_proposition_5_2_group_attention_is_equivariant(name, encoding, query):
 
 
 @pytest.mark.parametrize("make", [lifting_on, attention_on])
-@pytest.mark.parametrize("name", [name for name in GROUPS if name != "trivial"])
+@pytest.mark.parametrize("name", [name for name in GROUPS | OFF_THE_GRID if name != "trivial"])
 def test_propositions_5_1_and_5_2_need_the_encoding_to_turn(name, make):
     """The same layer, whose encoding is the same at all poses."""
-    layer = make(GROUPS[name](), "mlp", 3)
+    layer = make(EVERY_GROUP[name](), "mlp", 3)
     x = random_field(layer.in_type, 4, 4)
     layer.plain.inverse_action.copy_(torch.eye(2).expand_as(layer.plain.inverse_action))
     assert turning_error(layer, x) > BROKEN
-    assert grid_error(layer, x) > BROKEN
+    if name in GROUPS:
+        assert grid_error(layer, x) > BROKEN
 
 
-@pytest.mark.parametrize("name", ["C4", "D4"])
+def equation_16(layer, x, matrix, printed):
+    r"""Group self-attention with one sum for each query pose, encoding :math:`h^{-1}(\tilde h^{-1} \hat h)`, as Eq. 16 is
+    printed, or :math:`h^{-1} \hat h`."""
+    plain = layer.plain
+    grid = Grid(x.shape[2:], plain.window, dtype=x.dtype, frame=torch.as_tensor(matrix))
+    q, k, v = plain._project(x)
+    terms, quotient = plain._terms(grid), plain.quotient
+    total = 0
+    for pose in range(len(quotient)):
+        seen = quotient[:, quotient[pose]] if printed else quotient
+        one = replace(terms, pose=plain.encoding.poses()[:, seen])
+        total = total + attention(q[:, :, pose : pose + 1], k, v, grid, one, query="all", backend="reference")
+    y = plain.project_out(total.permute(1, 0, 3, 2, 4))
+    return y.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("name", ["flip", "C2", "C4", "D4"])
+@torch.no_grad()
 def test_proposition_5_2_does_not_hold_for_equation_16_as_printed(name):
-    r"""It encodes :math:`h^{-1}(\tilde h^{-1} \hat h)`, with :math:`\tilde h = h` for a query of its own."""
-    layer = attention_on(GROUPS[name](), "mlp", 3)
-    quotient = layer.plain.quotient
-    printed = torch.stack([row[row] for row in quotient])
-    elements = list(layer.space.fibergroup.elements)
-    assert elements[printed[1, 2]] == ~elements[1] @ (~elements[1] @ elements[2])
-    layer.plain.quotient = printed
-    assert turning_error(layer, random_field(layer.in_type, 4, 4)) > BROKEN
+    layer = attention_on(GROUPS[name](), "mlp", 3, query="all")
+    x = random_field(layer.in_type, 4, 4)
+    group = fibers(layer.space)
+    errors = {}
+    for printed in (False, True):
+        y = equation_16(layer, x.tensor, np.eye(2), printed)
+        if not printed:
+            assert relative(y, layer(x).tensor) < EXACT
+        errors[printed] = max(
+            relative(
+                equation_16(layer, x.transform_fibers(g).tensor, matrix, printed),
+                GeometricTensor(y, layer.out_type).transform_fibers(g).tensor,
+            )
+            for g, matrix in zip(group.elements, group.action, strict=True)
+        )
+    assert errors[False] < EXACT
+    assert errors[True] > BROKEN
+
+
+def keeps_its_window(window, matrices):
+    """Whether the neighbourhood, as a part of the plane or of space, is mapped onto itself."""
+    dim = matrices.shape[-1]
+    reach = window.kernel_size / 2
+    points = np.random.default_rng(0).uniform(-1.5 * reach, 1.5 * reach, (2000, dim))
+
+    def inside(p):
+        return (np.abs(p).max(-1) if window.shape == "square" else np.linalg.norm(p, axis=-1)) <= reach
+
+    return all((inside(points @ matrix.T) == inside(points)).all() for matrix in matrices)
+
+
+@pytest.mark.parametrize("name", EVERY_GROUP)
+@pytest.mark.parametrize("make", [lifting_on, attention_on], ids=["lifting", "group"])
+def test_propositions_5_1_and_5_2_need_a_neighbourhood_that_the_group_keeps(name, make):
+    """A turned grid carries its neighbourhoods along; that N itself is invariant is what the choice of a disc is for."""
+    layer = make(EVERY_GROUP[name](), "mlp", 3)
+    matrices = fibers(layer.space).action
+    assert keeps_its_window(layer.plain.window, matrices)
+    on_grid = all(np.allclose(np.abs(m), np.abs(m).round()) for m in matrices)
+    assert keeps_its_window(Window(3, "square"), matrices) == on_grid
 
 
 # ------------------------------------------------------------------------------------------------------ Definition 4.3

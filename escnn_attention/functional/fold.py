@@ -155,7 +155,7 @@ def fold_measure(
     scale = ((channels + 1) / channels) ** 0.25
     measure = k.new_zeros(1, 1)
     if terms.log_measure is not None:
-        measure = math.sqrt(channels + 1) * terms.log_measure.to(k.dtype)
+        measure = math.sqrt(channels + 1) * _finite(terms.log_measure).to(k.dtype)
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 
@@ -177,10 +177,15 @@ def fold_measure(
 def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
     """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
     channels = like.shape[-1]
-    measure = F.pad(math.sqrt(channels) * log_window.to(like.dtype).unsqueeze(-1), (channels - 1, 0))
+    measure = F.pad(math.sqrt(channels) * _finite(log_window).to(like.dtype).unsqueeze(-1), (channels - 1, 0))
     if terms.spatial is None:
         return replace(terms, spatial=measure.expand(1, terms.num_poses, -1, -1))
     return replace(terms, spatial=terms.spatial + measure)
+
+
+def _finite(logarithm: Tensor) -> Tensor:
+    """With numbers whose exponentials are 0 for those of 0: a key of no measure is no key, and infinity times 0 is NaN."""
+    return logarithm.clamp(min=-1e4)
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:

@@ -81,8 +81,10 @@ def probabilities(
         if terms.pose is not None:
             # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
             pose = terms.pose[:, poses]
-            own = pose[:, torch.arange(len(poses)), poses][:, :, None] if pose.shape[2] > 1 else pose
-            q = q + (own if query == "own" else pose[:, :, : q.shape[3]])[:, :, :, None]
+            of_queries = pose[:, :, : q.shape[3]]
+            if query == "own" and pose.shape[2] > 1:
+                of_queries = pose[:, torch.arange(len(poses)), poses][:, :, None]
+            q = q + of_queries[:, :, :, None]
             k = k + pose[:, :, :, None]
     else:
         if terms.spatial is not None:

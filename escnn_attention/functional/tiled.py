@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from escnn_attention.functional.pieces import (
     forward_pass,
 )
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.positions import Grid, Positions, Window
+from escnn_attention.positions import Grid, Positions, Window, trimmed
 
 __all__ = ["PIECE", "attention", "refuses"]
 
@@ -56,6 +57,10 @@ def attention(
     cos = sin = readout = None
     if not positions.complete:
         terms = terms.explicit(positions)
+        # Tiles would have halos of places that are not there.
+        window, rows = trimmed(positions.shape, window)
+        if rows is not None and terms.spatial is not None:
+            terms = replace(terms, spatial=terms.spatial[:, :, rows])
     elif terms.waves is not None:
         readout = terms.waves.readout
         cos, sin = terms.waves.phases(positions.coordinates * positions.scale)

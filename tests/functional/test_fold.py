@@ -93,6 +93,14 @@ class TestMeasure:
         got, expected = (attention(q, k, v, grid, t, backend=backend) for t in (even, terms))
         torch.testing.assert_close(got, expected)
 
+    @pytest.mark.parametrize("backend", ["reference", "tiled", "blocked", "dense"])
+    def test_a_key_of_no_measure_is_no_key(self, backend):
+        (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
+        none = replace(terms, log_measure=torch.tensor([[0.0], [-torch.inf]], dtype=torch.float64))
+        one = replace(terms, pose=terms.pose[:, :, :1])
+        expected = attention(q, k[:, :, :1], v[:, :, :1], grid, one, backend="reference")
+        torch.testing.assert_close(attention(q, k, v, grid, none, backend=backend), expected)
+
     @pytest.mark.parametrize("backend", ["tiled", "blocked", "dense"])
     def test_of_positions_alone(self, backend):
         tensors, grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})

@@ -106,7 +106,26 @@ def test_dropout_drops_at_its_rate_and_independently(rate):
     assert inside.var().item() == pytest.approx(variance, rel=0.06)
     flat = (inside - inside.mean()).flatten(3)
     neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
-    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves
+    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves,
+    again = attention(q, k, v + 1, grid, Terms(4), dropout=rate, backend="tiled")[..., 0].unflatten(-1, (30, 30))
+    draws = {
+        "images": (flat[0], flat[1]),
+        "heads": (flat[:, 0], flat[:, 1]),
+        "poses": (flat[:, :, 0], flat[:, :, 1]),
+        "calls": (flat, (again[..., 3:-3, 3:-3] - inside.mean()).flatten(3)),
+    }
+    for name, (one, other) in draws.items():  # and so do these
+        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+
+
+def test_a_dilation_beyond_the_grid_costs_nothing():
+    """Its buffers would have the size of the dilation."""
+    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(5, "square", 10**6), {"spatial", "pose"})
+    for query in ("own", "all"):
+        got, expected = (
+            outputs_and_gradients(backend, (q, k, v), grid, terms, query) for backend in ("tiled", "reference")
+        )
+        assert_same(got, expected)
 
 
 def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
