@@ -18,11 +18,13 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from scipy import ndimage
 from torch import Tensor
 
-from escnn_attention.fibers import fibers
+from escnn_attention.fibers import Fibers, fibers
 from escnn_attention.hooks import evaluating, find_layer, gspace_of, watch
-from escnn_attention.nn._arguments import is_pointwise
+from escnn_attention.nn._arguments import check_int, is_pointwise
 
 __all__ = ["EquivarianceErrors", "equivariance_errors", "smooth_images", "turn_images", "turns_of"]
+
+DISC = 0.8  # of half the grid: what every turn leaves on it, and some room
 
 _WAVES = 8
 _PERIODS = 3.0  # of the fastest wave, across the image
@@ -48,13 +50,13 @@ class EquivarianceErrors:
 
 
 def equivariance_errors(
-    models: Mapping[str, torch.nn.Module],
+    models: torch.nn.Module | Mapping[str, torch.nn.Module],
     images: Tensor | None = None,
     *,
     angles: Sequence[float] | npt.NDArray[np.floating] | None = None,
     layer: str | None = None,
     size: int = 28,
-    disc: float = 0.8,
+    disc: float = DISC,
     background: float = 0.0,
     seed: int = 0,
 ) -> EquivarianceErrors:
@@ -81,7 +83,8 @@ def equivariance_errors(
     plane, which are evaluated at turned positions. Nothing is interpolated then but maps that are turned back.
 
     Args:
-        models: by name; called in evaluation mode, which is undone afterwards.
+        models: by name, or one model, which goes by the name of its class; called in evaluation mode, which is undone
+            afterwards.
         images: ``(B, C, S, S)``, scalar fields, which are turned by cubic interpolation.
         angles: degrees; by default every fifth, and the turns in the groups of the models.
         layer: measure what this module gives, by its name in every model; by default what the model gives.
@@ -94,7 +97,7 @@ def equivariance_errors(
         the errors.
 
     Raises:
-        TypeError: a model is not a module, or ``images`` not a tensor.
+        TypeError: a model is not a module, ``images`` not a tensor, or ``size`` not an integer.
         ValueError: no models, no angles, images that are not square, a model whose input are not scalar fields over
             the plane or which does not have ``layer``, or an output that is none of the above.
 
@@ -108,11 +111,7 @@ def equivariance_errors(
         >>> [error < 1e-5 for error in errors.errors["C4"]], errors.turns["C4"]
         ([True, False, True], (0.0, 90.0, 180.0, 270.0))
     """
-    if not models:
-        raise ValueError("models: got none, needed at least one, by name")
-    for name, model in models.items():
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"models: got {type(model).__name__} for {name!r}, needed a torch.nn.Module")
+    models = named_models(models)
     if not 0 < disc <= 1:
         raise ValueError(f"disc: got {disc}, needed a radius in (0, 1]")
     turns = {name: turns_of(model) for name, model in models.items()}
@@ -121,9 +120,7 @@ def equivariance_errors(
         every = {round(a, 6) for a in (*range(0, 361, 5), *(t for model in turns.values() for t in model))}
         chosen = np.array(sorted(every), dtype=np.float64)
     else:
-        chosen = np.sort(np.asarray(angles, dtype=np.float64).reshape(-1))
-        if not len(chosen) or not np.isfinite(chosen).all():
-            raise ValueError(f"angles: got {list(angles)}, needed at least one finite number of degrees")
+        chosen = np.sort(check_angles(angles))
     if images is None:
         channels = _channels(models)
         turned = [smooth_images(size, a, number=_IMAGES, channels=channels, seed=seed) for a in (0.0, *chosen)]
@@ -163,7 +160,8 @@ def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels:
         ``(number, channels, size, size)`` in float64, of unit variance about the centre.
 
     Raises:
-        ValueError: a size, number or channels below 1.
+        TypeError: a size, number or channels that is not an integer.
+        ValueError: one below 1.
 
     Example:
         >>> import torch
@@ -173,8 +171,7 @@ def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels:
         True
     """
     for name, value in (("size", size), ("number", number), ("channels", channels)):
-        if value < 1:
-            raise ValueError(f"{name}: got {value}, needed at least 1")
+        check_int(name, value)
     random = np.random.default_rng(seed)
     shape = (number, channels, _WAVES)
     # Waves are uniform in the disc of those with at most so many periods; phases are in radians.
@@ -245,8 +242,16 @@ def turns_of(model: torch.nn.Module) -> tuple[float, ...]:
     gspace = gspace_of(model)
     if gspace is None or gspace.dimensionality != 2 or gspace.fibergroup.continuous:
         return ()
-    proper = [matrix for matrix in fibers(gspace).action if np.linalg.det(matrix) > 0]
-    return tuple(sorted({round(math.degrees(math.atan2(m[1, 0], m[0, 0])), 6) % 360 for m in proper}))
+    return tuple(sorted({round(degrees, 6) % 360 for degrees in turning(fibers(gspace)).values()}))
+
+
+def turning(table: Fibers) -> dict[int, float]:
+    """The turns of a group over the plane by their indices in it, in degrees from -180 to 180; no reflections."""
+    return {
+        i: math.degrees(math.atan2(matrix[1, 0], matrix[0, 0]))
+        for i, matrix in enumerate(table.action)
+        if np.linalg.det(matrix) > 0
+    }
 
 
 class _Outputs:
@@ -306,7 +311,12 @@ class _Outputs:
 
 def _error(values: Tensor, reference: Tensor, degrees: float, disc: float) -> float:
     """The mean over images of the relative change of ``values``, which are turned by ``degrees``."""
-    difference = (turn_images(values, -degrees) if values.ndim == 4 else values) - reference
+    return relative_change(turn_images(values, -degrees) if values.ndim == 4 else values, reference, disc)
+
+
+def relative_change(values: Tensor, reference: Tensor, disc: float = DISC) -> float:
+    """The mean over images of the relative change, of ``(B, K)`` or, within the disc, of maps ``(B, C, S, S)``."""
+    difference = values - reference
     if values.ndim == 4:
         x, y = _coordinates(values.shape[-1])
         inside = torch.from_numpy(np.hypot(x, y) <= disc)
@@ -326,6 +336,37 @@ def _channels(models: Mapping[str, torch.nn.Module]) -> int:
     """The channels of the default images: those of the first model that says what it takes."""
     types = (getattr(model, "in_type", None) for model in models.values())
     return next((t.size for t in types if isinstance(t, FieldType)), 1)
+
+
+def named_models(models: object) -> dict[str, torch.nn.Module]:
+    """Models by name; a single one goes by the name of its class.
+
+    Raises:
+        TypeError: neither a module nor a mapping to modules.
+        ValueError: there are none.
+    """
+    if isinstance(models, torch.nn.ModuleDict):
+        models = dict(models.items())  # which is no model: it cannot be called
+    if isinstance(models, torch.nn.Module):
+        return {type(models).__name__: models}
+    if not isinstance(models, Mapping):
+        raise TypeError(
+            f"models: got {type(models).__name__}, needed a torch.nn.Module or a mapping from names to modules"
+        )
+    if not models:
+        raise ValueError("models: got none, needed at least one, by name")
+    for name, model in models.items():
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"models: got {type(model).__name__} for {name!r}, needed a torch.nn.Module")
+    return dict(models)
+
+
+def check_angles(angles: Sequence[float] | npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """``angles``, ``(A,)``, if they are finite and at least one."""
+    chosen = np.asarray(angles, dtype=np.float64).reshape(-1)
+    if not len(chosen) or not np.isfinite(chosen).all():
+        raise ValueError(f"angles: got {angles!r}, needed at least one finite number of degrees")
+    return chosen
 
 
 def _check_images(images: object) -> Tensor:

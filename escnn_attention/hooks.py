@@ -11,7 +11,12 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.nn import (
+    DilationLiftingSelfAttention,
+    DilationSelfAttention,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+)
 
 __all__ = [
     "attention_layers",
@@ -30,7 +35,10 @@ _LISTED = 12  # names in an error message
 def evaluating(*models: object) -> Iterator[None]:
     """Evaluation mode without gradients, for those arguments that are modules.
 
-    Afterwards every module inside them is in the mode that it was in.
+    Afterwards every module inside them is in the mode that it was in, and that is all that holds. escnn expands the
+    filter of a convolution whenever it goes to evaluation mode. One that was in that mode, inside a model that was not,
+    is expanded anew on the way back: if its weights were changed since it was last expanded, the model gives something
+    else afterwards.
     """
     training = [
         model for model in models if isinstance(model, torch.nn.Module) and any(m.training for m in model.modules())
@@ -49,6 +57,9 @@ def evaluating(*models: object) -> Iterator[None]:
 
 def attention_layers(model: torch.nn.Module) -> dict[str, GroupSelfAttention | LiftingSelfAttention]:
     """The attention layers of a model by their names in it, in the order in which they were added.
+
+    These are layers on the group of a gspace; ``DilationSelfAttention`` and ``DilationLiftingSelfAttention`` are none
+    of them.
 
     Example:
         >>> from escnn import gspaces
@@ -100,17 +111,21 @@ def find_attention(
 
     Raises:
         TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
-        ValueError: there is no such layer in ``model``.
+        ValueError: there is no such layer in ``model``, or only one that attends to scales.
     """
     _check_model(model)
     inside = model if layer is None else find_layer(model, layer)
     found = attention_layers(inside)
     if not found:
         there = attention_layers(model)
+        dilation = any(isinstance(m, (DilationSelfAttention, DilationLiftingSelfAttention)) for m in inside.modules())
+        why = "; dilation layers are not drawn" if dilation else ""
         if there:
-            raise ValueError(f"layer: got {layer!r}, needed an attention layer of the model: {_listed(there)}")
+            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
+            raise ValueError(f"layer: got {got}, needed an attention layer of the model: {_listed(there)}{why}")
         raise ValueError(
             f"model: the {type(model).__name__} has no attention layer (GroupSelfAttention or LiftingSelfAttention)"
+            f"{why}"
         )
     return next(iter(found.values()))
 
@@ -136,21 +151,28 @@ def on_fields(
 
     Raises:
         TypeError: ``model`` is not a module, or ``x`` no tensor.
-        ValueError: ``x`` does not have the channels of ``in_type``, or no module of ``model`` has a gspace.
+        ValueError: ``x`` does not have the channels of ``in_type`` or the dimensions of its space, or no module of
+            ``model`` has a gspace.
     """
     _check_model(model)
     if isinstance(x, GeometricTensor):
         return model, x
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {type(x).__name__}, needed a GeometricTensor or a torch.Tensor")
+    if x.ndim < 2:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, needed (B, C, *space)")
     in_type = getattr(model, "in_type", None)
     if not isinstance(in_type, FieldType):
         gspace = gspace_of(model)
         if gspace is None:
             raise ValueError(f"model: no module of the {type(model).__name__} has a gspace; give x as GeometricTensor")
         in_type = FieldType(gspace, x.shape[1] * [gspace.trivial_repr])
-    if x.ndim < 2 or x.shape[1] != in_type.size:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, needed {in_type.size} channels, (B, {in_type.size}, *space)")
+    size, space = in_type.size, in_type.gspace.dimensionality
+    if x.ndim != 2 + space or x.shape[1] != size:
+        raise ValueError(
+            f"x: got shape {tuple(x.shape)}, needed {size} channels over {in_type.gspace.name}, "
+            f"(B, {', '.join(map(str, (size, *'DHW'[3 - space :])))})"
+        )
     fields = GeometricTensor(x, in_type)
     if isinstance(model, EquivariantModule):
         return model, fields

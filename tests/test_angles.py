@@ -67,8 +67,13 @@ def test_smooth_images():
     frequency = torch.fft.fftfreq(64, 1 / 64)
     high = frequency[:, None].square() + frequency.square() > 8**2
     assert spectrum[high].sum() < 1e-3 * spectrum.sum()
-    with pytest.raises(ValueError, match="size: got 0"):
-        smooth_images(0)
+
+
+@pytest.mark.parametrize("name", ["size", "number", "channels"])
+def test_numbers_are_integers(name):
+    for wrong, error in ((9.5, TypeError), (True, TypeError), (0, ValueError)):
+        with pytest.raises(error, match=f"{name}: got {wrong}"):
+            smooth_images(**{"size": 9, name: wrong})
 
 
 def test_turns_of_groups():
@@ -163,8 +168,25 @@ def test_images_of_ones_own():
     assert np.isclose(every.angles[:, None], [360 / 7, 720 / 7], atol=1e-5).any(0).all()
 
 
+def test_one_model_goes_by_its_class():
+    model = lifting(gspaces.rot2dOnR2(4))
+    one = equivariance_errors(model, angles=[30], size=9)
+    by_name = equivariance_errors(torch.nn.ModuleDict({"LiftingSelfAttention": model}), angles=[30], size=9)
+    assert one.errors == by_name.errors
+    assert one.turns == {"LiftingSelfAttention": (0.0, 90.0, 180.0, 270.0)}
+
+
 def test_mistakes_are_named():
     network = classifier(4)
+    for models, error, message in (
+        ([network], TypeError, "models: got list, needed a torch.nn.Module or a mapping"),
+        ({"net": 1}, TypeError, "models: got int for 'net'"),
+        ({}, ValueError, "models: got none"),
+    ):
+        with pytest.raises(error, match=message):
+            equivariance_errors(models)
+    with pytest.raises(TypeError, match=r"size: got 9\.5, needed an integer"):
+        equivariance_errors(network, size=9.5)
     for images, error, message in (
         (torch.randn(1, 1, 5, 6), ValueError, "square images"),
         (torch.randn(1, 2, 8, 8), ValueError, "images: got 2 channels, and 'net' takes 1"),
@@ -175,6 +197,7 @@ def test_mistakes_are_named():
     for options, message in (
         ({"angles": []}, "angles"),
         ({"angles": [math.inf]}, "angles"),
+        ({"angles": math.inf}, "angles: got inf"),
         ({"disc": 0}, "disc: got 0"),
         ({"disc": 1.5}, "disc: got 1.5"),
         ({"layer": "nothing"}, "has no module 'nothing'"),

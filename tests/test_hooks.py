@@ -2,7 +2,13 @@ import pytest
 import torch
 from escnn import gspaces, nn
 
-from escnn_attention import GroupSelfAttention, TransformerBlock
+from escnn_attention import (
+    DilationLiftingSelfAttention,
+    DilationSelfAttention,
+    GroupSelfAttention,
+    Scales,
+    TransformerBlock,
+)
 from escnn_attention.hooks import (
     attention_layers,
     evaluating,
@@ -133,3 +139,41 @@ def test_models_are_called_with_what_they_take():
         on_fields(model, tensor[:, :3])
     with pytest.raises(TypeError, match="x: got int"):
         on_fields(model, 3)
+    for module in (model, Plain()):
+        with pytest.raises(ValueError, match=r"x: got shape \(5,\), needed \(B, C, \*space\)"):
+            on_fields(module, torch.zeros(5))
+        with pytest.raises(ValueError, match=r"x: got shape \(2, 8, 5\), needed 8 channels .*\(B, 8, H, W\)"):
+            on_fields(model, torch.zeros(2, 8, 5))
+
+
+def test_of_dilation_layers_it_is_said_that_they_are_not_drawn():
+    g = gspaces.rot2dOnR2(4)
+    scales = Scales(count=2)
+    image, fields = nn.FieldType(g, [g.trivial_repr]), scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
+    lifting = DilationLiftingSelfAttention(image, fields, scales, 1, 3)
+    dilation = DilationSelfAttention(fields, fields, scales, 1, 3)
+    for model in (lifting, nn.SequentialModule(lifting, dilation)):
+        assert attention_layers(model) == {}
+        with pytest.raises(ValueError, match=r"^model: .*has no attention layer.*dilation layers are not drawn$"):
+            find_attention(model)
+    both = torch.nn.ModuleList([dilation, GroupSelfAttention(fields, fields, 1, 3)])
+    for layer in ("0", dilation):
+        with pytest.raises(ValueError, match=r"^layer: got .*'1'; dilation layers are not drawn$"):
+            find_attention(both, layer)
+    with pytest.raises(ValueError, match=r"LiftingSelfAttention\)$"):
+        find_attention(torch.nn.ReLU())
+
+
+def test_a_convolution_in_evaluation_mode_is_expanded_anew():
+    """What the docstring says of weights that were changed since."""
+    fields, _, _ = system()
+    conv = nn.R2Conv(fields, fields, 3)
+    model = torch.nn.Sequential(conv)
+    conv.eval()
+    filters = conv.filter.clone()
+    torch.nn.init.zeros_(conv.weights)
+    assert torch.equal(conv.filter, filters)
+    with evaluating(model):
+        pass
+    assert (model.training, conv.training) == (True, False)
+    assert (conv.filter == 0).all()

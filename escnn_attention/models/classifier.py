@@ -57,7 +57,10 @@ class EquivariantClassifier(torch.nn.Module):
     def __init__(self, stages: Mapping[str, EquivariantModule], num_classes: int | None):
         super().__init__()
         self.stages = torch.nn.ModuleDict(stages)
-        first, *_, last = (*stages.values(), *stages.values())
+        if not stages:
+            raise ValueError("stages: got none, needed at least one")
+        first, *_ = stages.values()
+        *_, last = stages.values()
         check_regular("stages", last.out_type, "the maximum over poses")
         self.in_type: FieldType = first.in_type
         self.gspace: GSpace = first.in_type.gspace

@@ -115,7 +115,10 @@ class GSANet(EquivariantClassifier):
         blocks = [check_int("blocks", n, least=0) for n in blocks]
         expansion = _listed("expansion", expansion, len(blocks), "stage", 1)
         pool = _listed("pool", pool, len(blocks), "stage", False)
-        crops = _listed("crops", crops, sum(blocks), "block", 0)
+        crops = [check_int("crops", n, least=0) for n in _listed("crops", crops, sum(blocks), "block", 0)]
+        expansion = [check_int("expansion", n) for n in expansion]
+        if any(n > 1 and not count for n, count in zip(expansion, blocks, strict=True)):
+            raise ValueError("expansion: a stage without blocks has none to widen, needed 1 for it")
         options: dict[str, Any] = {
             "num_heads": num_heads,
             "kernel_size": kernel_size,
@@ -125,6 +128,11 @@ class GSANet(EquivariantClassifier):
             "backend": backend,
         }
 
+        if encoding is None and channels // 2 < gspace.dimensionality + 1:
+            raise ValueError(
+                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a channel "
+                "for each coordinate and one for the poses"
+            )
         image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = _regular(gspace, check_int("channels", channels))
         lifting = LiftingSelfAttention(
@@ -138,7 +146,7 @@ class GSANet(EquivariantClassifier):
         margins = iter(crops)
         for stage, (count, factor, pooled) in enumerate(zip(blocks, expansion, pool, strict=True), start=1):
             for i in range(count):
-                wider = _regular(gspace, len(fields) * check_int("expansion", factor)) if i == 0 else fields
+                wider = _regular(gspace, len(fields) * factor) if i == 0 else fields
                 block = TransformerBlock(
                     fields,
                     wider,

@@ -37,7 +37,8 @@ class HybridNet(EquivariantClassifier):
         attention: the number of attention blocks in each stage.
         stem_kernel: the width of the first convolution.
         conv_kernel: the width of the others.
-        window: the width of the attention windows; None for global attention.
+        kernel_size: the width of the attention windows; None for global attention.
+        window: their shape, see :class:`GroupSelfAttention`.
         num_heads: the number of heads.
         head_fields: the regular fields of a head; by default the width divided by the number of heads, rounded up.
         query, keys, encoding, backend: of the attention, see :class:`GroupSelfAttention`.
@@ -74,7 +75,8 @@ class HybridNet(EquivariantClassifier):
         attention: Sequence[int] = (0, 0, 2),
         stem_kernel: int = 5,
         conv_kernel: int = 3,
-        window: int | None = None,
+        kernel_size: int | None = None,
+        window: str = "auto",
         num_heads: int = 4,
         head_fields: int | None = None,
         query: QueryMode = "own",
@@ -93,6 +95,7 @@ class HybridNet(EquivariantClassifier):
             )
         check_int("convolutions", convolutions[0])
         check_int("num_classes", num_classes)
+        check_int("num_heads", num_heads)
         for name, width in (("stem_kernel", stem_kernel), ("conv_kernel", conv_kernel)):
             if check_int(name, width) % 2 == 0:
                 raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
@@ -105,20 +108,21 @@ class HybridNet(EquivariantClassifier):
             if stage > 1:
                 stages[f"pool_{stage - 1}"] = HalvingPool(fields, pool)
             for i in range(1, count + 1):
-                kernel_size = stem_kernel if stage == i == 1 else conv_kernel
-                stages[f"convolution_{stage}_{i}"] = _convolution(fields, wider, kernel_size)
+                kernel = stem_kernel if stage == i == 1 else conv_kernel
+                stages[f"convolution_{stage}_{i}"] = _convolution(fields, wider, kernel)
                 fields = wider
             for i in range(1, blocks + 1):
                 stages[f"attention_{stage}_{i}"] = TransformerBlock(
                     fields,
                     wider,
                     num_heads,
-                    window,
+                    kernel_size,
                     head_fields=-(-width // num_heads) if head_fields is None else head_fields,
                     norm=norm,
                     query=query,
                     keys=keys,
                     encoding=encoding,
+                    window=window,
                     attention_dropout=attention_dropout,
                     dropout=dropout,
                     backend=backend,

@@ -170,7 +170,7 @@ class TransformerBlock(GridModule):
         self.attention = attention
         self.after = SequentialModule(*after, _dropout(out_type, dropout))
         self.shortcut = _shortcut(in_type, out_type, projection)
-        self.crop = Crop(out_type, crop)
+        self.crop = Crop(out_type, check_int("crop", crop, least=0))
         tail = [_dropout(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail)
 

@@ -1,7 +1,8 @@
 """Pictures of equivariant networks: what turns, what is permuted, what is attended to (extra ``plot``).
 
 Each is one call on any model: a layer, a block, a sequential module, a classifier, or any torch module with such layers
-inside. Models are looked at in evaluation mode and left in the mode in which they were.
+inside. Encodings and attention maps are those of GroupSelfAttention and LiftingSelfAttention, dilation layers are not
+drawn. Models are looked at in evaluation mode and left in the mode in which they were.
 
 Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) that belongs to nobody else (no
 ``pyplot`` state): save it with ``figure.savefig("name.png")``, or let a notebook show it. Matplotlib is imported when a

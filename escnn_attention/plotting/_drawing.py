@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from escnn.group import GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import GeometricTensor
+from torch import Tensor
 
 from escnn_attention.fibers import Fibers, fibers, is_regular, is_signed_permutation
 
@@ -137,16 +140,50 @@ def map_style(values: Sequence[npt.NDArray[np.floating[Any]]]) -> dict[str, Any]
     return {"cmap": "Greys", "vmin": 0.0, "vmax": limit, "interpolation": "nearest"}
 
 
-def check_image(x: GeometricTensor) -> None:
-    """``x`` is one image over the plane.
+def as_drawn(values: Tensor) -> Tensor:
+    """In a precision that NumPy has, which has no bfloat16, on the CPU, without a graph."""
+    return values.detach().float().cpu()
+
+
+def transformed(x: GeometricTensor, element: GroupElement) -> GeometricTensor:
+    """``x.transform(element)`` in any precision: escnn goes through NumPy."""
+    precise = x.tensor if x.tensor.dtype == torch.float64 else x.tensor.float()
+    found = GeometricTensor(precise, x.type).transform(element)
+    return GeometricTensor(found.tensor.to(x.tensor), x.type)
+
+
+def check_image(x: object) -> GeometricTensor:
+    """``x``, if it is one image over the plane.
 
     Raises:
-        ValueError: it is not.
+        TypeError: it is no GeometricTensor.
+        ValueError: it is not one image, or not over the plane.
     """
     if not isinstance(x, GeometricTensor):
-        raise ValueError(f"x must be a GeometricTensor, got {type(x).__name__}")
+        raise TypeError(f"x: got {type(x).__name__}, needed a GeometricTensor")
     if x.type.gspace.dimensionality != 2 or x.tensor.ndim != 4 or len(x.tensor) != 1:
-        raise ValueError(f"x must be one planar image (1, C, S, S), got shape {tuple(x.tensor.shape)}")
+        raise ValueError(
+            f"x: got shape {tuple(x.tensor.shape)} over {x.type.gspace.name}, needed one planar image (1, C, S, S)"
+        )
+    return x
+
+
+def check_index(name: str, value: Any, count: int) -> int:
+    """``value``, if it is an integer from 0 to ``count - 1``.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it lies outside.
+    """
+    try:
+        index = operator.index(value)
+    except TypeError:
+        index = None
+    if index is None or isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, needed an integer")
+    if not 0 <= index < count:
+        raise ValueError(f"{name}: got {index}, needed a number from 0 to {count - 1}")
+    return index
 
 
 def planar(gspace: GSpace) -> Fibers:
@@ -180,20 +217,40 @@ def pose_indices(table: Fibers, poses: Sequence[int | GroupElement] | None) -> l
     """The indices of chosen poses, all by default.
 
     Raises:
+        TypeError: a pose that is neither an integer nor an element of a group.
         ValueError: a pose that the group does not have, or none.
     """
     if poses is None:
         return list(range(table.order))
-    chosen = []
-    for pose in poses:
-        if isinstance(pose, GroupElement):
-            if pose.group != table.elements[0].group:
-                raise ValueError(f"poses: got an element of {pose.group.name}, needed {table.elements[0].group.name}")
-            chosen.append(table.index(pose))
-        elif not 0 <= pose < table.order:
-            raise ValueError(f"poses: got {pose}, needed an index from 0 to {table.order - 1}")
-        else:
-            chosen.append(int(pose))
-    if not chosen:
-        raise ValueError("poses: got none, needed at least one")
-    return chosen
+    return [
+        _index(table, "poses", pose) if isinstance(pose, GroupElement) else check_index("poses", pose, table.order)
+        for pose in _some("poses", poses)
+    ]
+
+
+def element_indices(table: Fibers, elements: Sequence[GroupElement]) -> list[int]:
+    """The indices of chosen elements.
+
+    Raises:
+        TypeError: one that is no element of a group.
+        ValueError: one of another group, or none.
+    """
+    return [_index(table, "elements", element) for element in _some("elements", elements)]
+
+
+def _index(table: Fibers, name: str, element: object) -> int:
+    group = table.elements[0].group
+    if not isinstance(element, GroupElement):
+        raise TypeError(f"{name}: got {element!r}, needed an element of {group.name}")
+    if element.group != group:
+        raise ValueError(f"{name}: got an element of {element.group.name}, needed one of {group.name}")
+    return table.index(element)
+
+
+def _some(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"{name}: got {values!r}, needed a sequence")
+    found = list(values)
+    if not found:
+        raise ValueError(f"{name}: got none, needed at least one")
+    return found

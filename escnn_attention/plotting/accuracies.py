@@ -22,7 +22,7 @@ def plot_accuracies(
     """A dot chart: one line per network, one mark per condition.
 
     Args:
-        accuracies: by network, then by condition (at most 8, for all networks the same); from 0 to 1.
+        accuracies: by network, then by condition (at most 8, the same for all networks); from 0 to 1.
         title: above the figure.
         note: small print below the title.
 
@@ -31,13 +31,12 @@ def plot_accuracies(
 
     Raises:
         ImportError: matplotlib is missing.
-        ValueError: nothing to draw.
+        TypeError: ``accuracies`` is not a mapping of mappings.
+        ValueError: no networks, no conditions, more than 8 or not the same for all, or an accuracy that is none.
     """
     figure_type = figure_class()
-    if not accuracies:
-        raise ValueError("accuracies is empty: there is nothing to draw")
+    conditions = _conditions(accuracies)
     names = list(accuracies)
-    conditions = list(next(iter(accuracies.values())))
     figure = figure_type(figsize=(7.6, 1.75 + 0.55 * len(names)), layout="constrained")
     ax = figure.add_subplot()
     for row, name in enumerate(names):
@@ -63,3 +62,24 @@ def plot_accuracies(
         ax.set_title(note, fontsize=9, color=SMALL_PRINT)
     figure.legend(loc="outside lower center", ncols=len(conditions), frameon=False, fontsize=10)
     return figure
+
+
+def _conditions(accuracies: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The conditions, which are the same for all networks."""
+    if not isinstance(accuracies, Mapping):
+        raise TypeError(f"accuracies: got {type(accuracies).__name__}, needed a mapping from names to mappings")
+    if not accuracies:
+        raise ValueError("accuracies: got none, needed at least one network")
+    conditions: list[str] = []
+    for name, values in accuracies.items():
+        if not isinstance(values, Mapping):
+            raise TypeError(f"accuracies: got {type(values).__name__} for {name!r}, needed a mapping from conditions")
+        conditions = conditions or list(values)
+        if not 1 <= len(values) <= len(COLOURS):
+            raise ValueError(f"accuracies: got {len(values)} conditions for {name!r}, needed 1 to {len(COLOURS)}")
+        if set(values) != set(conditions):
+            raise ValueError(f"accuracies: got the conditions {list(values)} for {name!r}, needed {conditions}")
+        for condition, value in values.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"accuracies: got {value} for {name!r}, {condition!r}, needed a number from 0 to 1")
+    return conditions

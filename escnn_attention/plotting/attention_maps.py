@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,13 +20,17 @@ from escnn_attention.nn import Crop
 from escnn_attention.plotting._drawing import (
     Frame,
     Sheet,
+    as_drawn,
     check_image,
+    check_index,
+    element_indices,
     figure_class,
     grid_elements,
     name_element,
     planar,
     pose_indices,
     stacked,
+    transformed,
 )
 
 if TYPE_CHECKING:
@@ -95,9 +100,9 @@ def plot_attention_maps(
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, or ``x`` no tensor.
-        ValueError: ``x`` is not one planar image, there is no such layer, head, pose or position, an element does not
-            map the grid onto itself, or the model does not call the layer.
+        TypeError: ``model`` is not a module, ``x`` no tensor, or a head, pose, position or element is of another type.
+        ValueError: ``x`` is not one planar image, there is no such layer, head, pose, position or element, an element
+            does not map the grid onto itself, or the model does not call the layer.
 
     Example:
         >>> import torch
@@ -121,20 +126,18 @@ def plot_attention_maps(
     table = planar(attention.in_type.gspace)
     if x.type.gspace != attention.in_type.gspace:
         raise ValueError(f"x: its gspace is {x.type.gspace.name}, that of the layer {attention.in_type.gspace.name}")
-    chosen = grid_elements(table)[:2] if elements is None else list(elements)
-    index = [table.index(g) for g in chosen]
-    if not index or not all(is_signed_permutation(table.action[i]) for i in index):
+    index = element_indices(table, grid_elements(table)[:2] if elements is None else elements)
+    if not all(is_signed_permutation(table.action[i]) for i in index):
         raise ValueError("elements: only those that map the grid onto itself take a position to a position")
-    if not len(positions):
-        raise ValueError("positions: got none, needed at least one (row, column)")
-    if head is not None and not 0 <= head < attention.num_heads:
-        raise ValueError(f"head: got {head}, needed a number from 0 to {attention.num_heads - 1}")
+    positions = _pairs(positions)
+    if head is not None:
+        head = check_index("head", head, attention.num_heads)
     queried = pose_indices(table, poses)
 
     rows: list[_Row] = []
     with evaluating(model):
-        for g, i in zip(chosen, index, strict=True):
-            turned = x.transform(g)
+        for i in index:
+            turned = transformed(x, table.elements[i])
             features, covered = _arriving(call, turned, model, attention)
             height, width = features.tensor.shape[-2:]
             queries = [_turn(position, table.action[i], height, width) for position in positions]
@@ -142,11 +145,11 @@ def plot_attention_maps(
             shown = queried if poses is None else [int(table.quotient[table.inverse[i], h]) for h in queried]
             numbers = [int(table.quotient[i, h]) for h in shown]
             # heads, poses, positions, query poses, key poses, space
-            maps = attention.attention_maps(features, queries, shown)[0].sum(dim=4).mean(dim=3).cpu().float()
+            maps = as_drawn(attention.attention_maps(features, queries, shown)[0]).sum(dim=4).mean(dim=3)
             if head is None:
                 entropy = -(maps * maps.clamp_min(1e-12).log()).sum(dim=(-2, -1)).mean(dim=(1, 2))
                 head = int(entropy.argmin())
-            image = turned.tensor[0].mean(0).cpu()
+            image = as_drawn(turned.tensor[0]).mean(0)
             rows += [_Row(image, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
     # The rows that belong to one query stand together.
     rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
@@ -209,6 +212,17 @@ def _arriving(
     arrived = caught["layer."]
     assert isinstance(arrived, GeometricTensor)
     return arrived, (rows, columns)
+
+
+def _pairs(positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Positions (row, column); whether they lie on the grid is known when features arrive on it."""
+    try:
+        found = [(operator.index(row), operator.index(column)) for row, column in positions]
+    except (TypeError, ValueError):
+        raise TypeError(f"positions: got {positions!r}, needed pairs of integers (row, column)") from None
+    if not found:
+        raise ValueError("positions: got none, needed at least one (row, column)")
+    return found
 
 
 def _turn(position: tuple[int, int], matrix: npt.NDArray[np.float64], height: int, width: int) -> tuple[int, int]:

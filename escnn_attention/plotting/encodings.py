@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,17 @@ from escnn.group import GroupElement
 from escnn_attention.fibers import Fibers
 from escnn_attention.hooks import evaluating, find_attention
 from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, name_element, planar, pose_indices
+from escnn_attention.nn._arguments import check_int
+from escnn_attention.plotting._drawing import (
+    MOST_COLUMNS,
+    Frame,
+    Sheet,
+    check_index,
+    figure_class,
+    name_element,
+    planar,
+    pose_indices,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +35,6 @@ __all__ = ["plot_encoding"]
 
 _FINE = 121  # points along each side of a panel; odd, so that one of them is the centre
 _MOST_MARKS = 21  # positions along a side beyond which they are not marked one by one
-_MOST_COLUMNS = 8
 _COLUMN_WIDTH = 1.4
 
 
@@ -70,7 +79,8 @@ def plot_encoding(
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
+        TypeError: ``model`` is not a module, ``layer`` neither a module nor a name, or a head, channel, pose or size is
+            of another type.
         ValueError: there is no such layer, head, channel or pose, the layer has no encoding of positions or is not one
             of the plane, or ``size`` is given for a window or below 2.
 
@@ -87,8 +97,7 @@ def plot_encoding(
     attention = find_attention(model, layer)
     table = planar(attention.in_type.gspace)
     shown = pose_indices(table, poses)
-    if not 0 <= head < attention.num_heads:
-        raise ValueError(f"head: got {head}, needed a number from 0 to {attention.num_heads - 1}")
+    head = check_index("head", head, attention.num_heads)
     domain = _domain(attention, size)
     values = _values(attention, table, head, domain.points)  # |H|, fine, fine, channels
     inside = domain.inside
@@ -102,7 +111,7 @@ def plot_encoding(
         tables = per_head[min(head, len(per_head) - 1)][table.quotient]  # h, ĥ, channels
 
     # Turns in one line and reflections below them, for the groups that are common.
-    columns = min(len(shown), 4 if len(shown) <= 8 else _MOST_COLUMNS)
+    columns = min(len(shown), 4 if len(shown) <= 8 else MOST_COLUMNS)
     lines = -(-len(shown) // columns)  # of panels, for each channel
     cell = _COLUMN_WIDTH
     left, bar_width, above = 0.95, 0.65, 0.3
@@ -145,7 +154,7 @@ def plot_encoding(
         largest = float(np.abs(entries).max()) or 1.0
         ax.imshow(entries, cmap="PuOr_r", vmin=-largest, vmax=largest, interpolation="nearest", aspect="auto")
         ax.set_title("table over poses", fontsize=8.5, pad=4)
-        if table.order <= _MOST_COLUMNS:
+        if table.order <= MOST_COLUMNS:
             ax.set_xticks(range(table.order), map(str, range(table.order)), fontsize=7)
             ax.set_yticks(range(len(shown)), map(str, shown), fontsize=7)
         ax.tick_params(length=0, pad=2)
@@ -191,8 +200,7 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
         reach, margin, scale = max(steps, 1), 0.5, window.dilation
         unit = "in positions"
     elif size is not None:
-        if size < 2:
-            raise ValueError(f"size: got {size}, needed at least 2 positions")
+        check_int("size", size, least=2)
         # Positions are measured from the centre, which lies between two of them where the size is even.
         steps = reach = size - 1
         margin, scale = 0.5, 1
@@ -247,10 +255,10 @@ def _values(
 def _channels(channels: int | Sequence[int] | None, variation: npt.NDArray[np.float64]) -> list[int]:
     if channels is None:
         return [int(variation.argmax())]
-    chosen = [channels] if isinstance(channels, int) else list(channels)
-    if not chosen or not all(isinstance(c, int) and 0 <= c < len(variation) for c in chosen):
-        raise ValueError(f"channels: got {channels!r}, needed numbers from 0 to {len(variation) - 1}")
-    return chosen
+    chosen = list(channels) if isinstance(channels, Iterable) else [channels]
+    if not chosen:
+        raise ValueError("channels: got none, needed at least one")
+    return [check_index("channels", channel, len(variation)) for channel in chosen]
 
 
 def _draw(

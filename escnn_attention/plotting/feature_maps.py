@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,16 @@ from escnn import nn as enn
 from escnn.group import GroupElement
 from torch import Tensor
 
-from escnn_attention.angles import turn_images
+from escnn_attention.angles import check_angles, relative_change, turn_images, turning
 from escnn_attention.hooks import attention_layers, evaluating, find_layer, on_fields, watch
 from escnn_attention.plotting._drawing import (
     MOST_COLUMNS,
     Frame,
     Sheet,
+    as_drawn,
     check_image,
+    check_index,
+    element_indices,
     figure_class,
     grid_elements,
     is_regular_map,
@@ -28,6 +30,7 @@ from escnn_attention.plotting._drawing import (
     name_element,
     planar,
     stacked,
+    transformed,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +43,6 @@ __all__ = ["animate_feature_maps", "plot_feature_maps"]
 
 Stage = Callable[[enn.GeometricTensor], enn.GeometricTensor]
 Maps = dict[str, Tensor]  # by stage, (fields, |H|, H, W)
-
-_DISC = 0.8  # of half the grid, within which maps that are turned back are compared
 
 
 def plot_feature_maps(
@@ -74,9 +75,10 @@ def plot_feature_maps(
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``stages`` is neither a model nor a mapping.
-        ValueError: ``x`` is not one planar image, there is nothing to show, a stage gives something else than regular
-            fields on a grid, or does not have the field or layer.
+        TypeError: ``stages`` is neither a model nor a mapping to functions, ``x`` not a tensor (of fields, for a
+            mapping), or an element or a field is of another type.
+        ValueError: ``x`` is not one planar image, there is nothing to show, an element is of another group, a stage
+            gives something else than regular fields on a grid, or there is no such stage, field or layer.
 
     Example:
         >>> import torch
@@ -94,13 +96,17 @@ def plot_feature_maps(
     table = planar(x.type.gspace)
     if elements is None:
         elements = list(table.elements) if table.order <= MOST_COLUMNS else grid_elements(table)
-    index = [table.index(g) for g in elements]
-    if not index:
-        raise ValueError("elements: got none, needed at least one")
-    images = [x.transform(g) for g in elements]
+    index = element_indices(table, elements)
+    fields = {} if fields is None else fields
+    if not isinstance(fields, Mapping):
+        raise TypeError(f"fields: got {type(fields).__name__}, needed a mapping from the names of stages")
+    for name in fields:
+        if name not in names:
+            raise ValueError(f"fields: got {name!r}, needed names of stages: {', '.join(map(repr, names))}")
+    images = [transformed(x, table.elements[i]) for i in index]
     by_image = [run(image) for image in images]
     maps = {name: [found[name] for found in by_image] for name in names}
-    chosen = {name: _field(name, values[0], (fields or {}).get(name)) for name, values in maps.items()}
+    chosen = {name: _field(name, values[0], fields.get(name)) for name, values in maps.items()}
 
     poses, columns = table.order, len(index)
     cell = 0.95 if poses <= 4 else 0.62
@@ -115,7 +121,7 @@ def plot_feature_maps(
     y = Sheet.TOP
     for column, (image, i) in enumerate(zip(images, index, strict=True)):
         ax = panel(column, y)
-        ax.imshow(image.tensor[0].mean(0).detach().cpu(), cmap="gray_r", interpolation="nearest")
+        ax.imshow(as_drawn(image.tensor[0]).mean(0), cmap="gray_r", interpolation="nearest")
         ax.set_title(stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
     sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
     y += 1.15 * cell
@@ -177,7 +183,7 @@ def animate_feature_maps(
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is not a module, ``x`` no tensor, or ``field`` not an integer.
         ValueError: ``x`` is not one square image of scalar fields over the plane, no angles, or the layer does not
             exist, does not give regular fields, or does not have the field.
 
@@ -201,15 +207,12 @@ def animate_feature_maps(
     table = planar(x.type.gspace)
     if x.tensor.shape[-1] != x.tensor.shape[-2] or not all(r.is_trivial() for r in x.type.representations):
         raise ValueError(f"x: got {x.type} of shape {tuple(x.tensor.shape)}, needed a square image of scalar fields")
-    chosen = np.arange(0, 360, 7.5) if angles is None else np.asarray(angles, dtype=np.float64).reshape(-1)
-    if not len(chosen) or not np.isfinite(chosen).all():
-        raise ValueError(f"angles: got {angles!r}, needed at least one finite number of degrees")
+    chosen = np.arange(0, 360, 7.5) if angles is None else check_angles(angles)
 
     upright = run(x)[name]
     field = _field(name, upright, field)
     reference = upright[field].double()
-    turning = [(i, m) for i, m in enumerate(table.action) if np.linalg.det(m) > 0]
-    turns = np.array([math.degrees(math.atan2(m[1, 0], m[0, 0])) for _, m in turning])
+    turns = turning(table)
     lowest = min(float(x.tensor.min()), background)
     highest = max(float(x.tensor.max()), background)
     images, maps, back, nearest, change = [], [], [], [], []
@@ -218,15 +221,14 @@ def animate_feature_maps(
         found = run(image)[name][field]
         if found.shape[-1] != found.shape[-2]:
             raise ValueError(f"layer: {name!r} gives maps of shape {tuple(found.shape[1:])}, needed square ones")
-        away = np.abs((turns - angle + 180) % 360 - 180)
-        element = turning[int(away.argmin())][0]
+        element = min(turns, key=lambda i: abs((turns[i] - angle + 180) % 360 - 180))
         # What was pose h at 0° is pose gh now.
         returned = turn_images(found.double(), -float(angle))[table.quotient[table.inverse[element]]]
-        images.append(image.tensor[0].mean(0).detach().cpu().numpy())
+        images.append(as_drawn(image.tensor[0]).mean(0).numpy())
         maps.append(found.numpy())
         back.append(returned.numpy())
         nearest.append(element)
-        change.append(_relative(returned, reference))
+        change.append(relative_change(returned[None], reference[None]))
 
     poses = table.order
     cell = 1.15 if poses <= 4 else 0.8 if poses <= 8 else 0.55
@@ -297,12 +299,15 @@ def _runner(
         return run, x, list(watched)
     if not isinstance(stages, Mapping):
         raise TypeError(f"stages: got {type(stages).__name__}, needed a torch.nn.Module or a mapping from names")
-    if not isinstance(x, enn.GeometricTensor):
-        raise ValueError(f"x must be a GeometricTensor, got {type(x).__name__}")
-    check_image(x)
+    x = check_image(x)
     if layers is not None:
         raise ValueError("layers: these are modules of a model, and stages is a mapping that names what to show")
     functions = dict(stages)
+    if not functions:
+        raise ValueError("stages: got none, needed at least one, by name")
+    for name, stage in functions.items():
+        if not callable(stage):
+            raise TypeError(f"stages: got {type(stage).__name__} for {name!r}, needed a function")
 
     def run_stages(image: enn.GeometricTensor) -> Maps:
         with ExitStack() as stack:
@@ -344,27 +349,16 @@ def _poses(name: str, features: object) -> Tensor:
         what = features.type if isinstance(features, enn.GeometricTensor) else type(features).__name__
         raise ValueError(f"stage {name!r} must give regular fields, got {what}")
     assert isinstance(features, enn.GeometricTensor)
-    values = features.tensor[0].detach().cpu().float()
+    values = as_drawn(features.tensor[0])
     return values.reshape(-1, features.type.gspace.fibergroup.order(), *values.shape[1:])
 
 
 def _field(name: str, values: Tensor, field: int | None) -> int:
     """The field that is asked for, or the one whose poses differ most, measured against its overall size."""
     if field is not None:
-        if not 0 <= field < len(values):
-            raise ValueError(f"fields: got {field} for {name!r}, needed a number from 0 to {len(values) - 1}")
-        return field
+        return check_index(f"field of {name!r}", field, len(values))
     differences = (values - values.mean(dim=1, keepdim=True)).square().mean(dim=(1, 2, 3))
     return int((differences / values.square().mean(dim=(1, 2, 3)).clamp_min(1e-12)).argmax())
-
-
-def _relative(values: Tensor, reference: Tensor) -> float:
-    """The relative change within a disc, of maps (|H|, S, S)."""
-    size = reference.shape[-1]
-    axis = (torch.arange(size, dtype=torch.float64) - (size - 1) / 2) / (size / 2)
-    inside = axis[:, None].square() + axis.square() <= _DISC**2
-    whole = float(reference[:, inside].norm())
-    return float((values - reference)[:, inside].norm()) / (whole or 1.0)
 
 
 def _fitting(name: str, room: float) -> float:

@@ -26,9 +26,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with atomic_file(path) as file:
             torch.save(checkpoint, file)
 
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """The content of a local file. Whatever is asked for, nothing but tensors and plain values is unpickled."""
+        return read_checkpoint(Path(path))
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+
+def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
     """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
+
+    Args:
+        path: the file.
+        way_out: what to do where it cannot be read, for the message.
 
     Raises:
         UserError: the file cannot be read.
@@ -38,6 +48,4 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         return checkpoint
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"cannot read the checkpoint {path}: {reason}. Start afresh with --restart, which moves the run aside"
-        ) from error
+        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}") from error

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import yaml
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from escnn_attention.training.checkpoints import AtomicCheckpointIO
+from escnn_attention.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file, write_csv, write_json
 from escnn_attention.training.history import EpochHistory
@@ -31,8 +35,22 @@ EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
 
+_OF_THE_CALL = ("folder", "ckpt_path", "config")
 # What may change about the data from one call to the next.
-_INCIDENTAL = ("folder", "num_workers", "download", "eval_batch_size")
+_INCIDENTAL = tuple(
+    f"data.init_args.{name}"
+    for name in ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
+)
+# What of the trainer is part of the training.
+_TRAINING = (
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "accumulate_grad_batches",
+    "limit_train_batches",
+    "overfit_batches",
+    "max_steps",
+)
 
 
 def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
@@ -56,7 +74,6 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             parser_kwargs={"prog": "escnn-attention"},
-            trainer_defaults={"use_distributed_sampler": False},
             args=list(arguments),
         )
 
@@ -75,19 +92,40 @@ class ExperimentCLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config["subcommand"]]["seed_everything"]
+        if isinstance(seed, bool):
+            raise UserError(f"--seed_everything: got {seed}, needed an integer")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would take options from the checkpoint; here the configuration has them all."""
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        for name in ("default_root_dir", "enable_checkpointing"):
+            if config["trainer"].get(name) is not None:
+                raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
         self.folder = Path(config["folder"])
-        stored = _read_configuration(self.folder)
-        if stored is not None:
-            _check_same(self.folder, stored, _plain(self.parser, self.config, self.subcommand))
-        if config.get("ckpt_path") is None:
-            checkpoint = self._checkpoint()
-            # As "ckpt_path" of the command, which Lightning hands to the trainer.
-            config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"--folder: {self.folder} is not a folder")
+        checkpoint = self._checkpoint(config.get("ckpt_path"))
+        # As "ckpt_path" of the command, which Lightning hands to the trainer.
+        config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
+        if checkpoint is not None:
+            self._check_checkpoint(checkpoint)
 
-    def _checkpoint(self) -> Path | None:
+    def _checkpoint(self, given: str | Path | None) -> Path | None:
         """What to go on from (``fit``), or the network to use."""
+        if given is not None:
+            path = (
+                self.folder / {"best": BEST, "last": LAST}[str(given)]
+                if str(given) in ("best", "last")
+                else Path(given)
+            )
+            if not path.is_file():
+                raise UserError(f"--ckpt_path: there is no file {path}")
+            return path
         if self.subcommand == "fit":
             last = self.folder / LAST
             return last if last.exists() else None
@@ -96,6 +134,29 @@ class ExperimentCLI(LightningCLI):
                 return self.folder / name
         raise UserError(f"{self.folder} holds no trained network: run 'escnn-attention fit' with this --folder first")
 
+    def _check_checkpoint(self, path: Path) -> None:
+        """The configuration fits what the checkpoint was trained with, so far as it must."""
+        content = read_checkpoint(path)
+        trained = _trained(content)
+        if trained is None:
+            return
+        now = _plain(self.parser, self.config, self.subcommand)
+        if self.subcommand != "fit":
+            _check_same(path, trained["configuration"], now, _network)
+            return
+        _check_same(path, trained["configuration"], now, _training)
+        epochs = now["trainer"].get("max_epochs")
+        if epochs is not None and 0 <= epochs < int(content["epoch"]) + 1:
+            raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
+
+    def instantiate_classes(self) -> None:
+        with _told():
+            super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with _told():
+            super()._run_subcommand(subcommand)
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -103,34 +164,31 @@ class ExperimentCLI(LightningCLI):
         given = config.get("callbacks") or []
         callbacks: list[pl.Callback] = [*given] if isinstance(given, list) else [given]
         if self.subcommand == "fit":
+            configuration = _essential(_plain(self.parser, self.config, self.subcommand))
             callbacks += [
                 EpochHistory(self.folder / EPOCHS),
+                _Provenance({"configuration": configuration, "versions": versions(), "hardware": hardware()}),
                 # The best first, so that the last one, from which a run goes on, knows of it.
-                ModelCheckpoint(
-                    self.folder,
-                    filename=Path(BEST).stem,
-                    monitor="valid_accuracy",
-                    mode="max",
-                    enable_version_counter=False,
-                ),
-                ModelCheckpoint(
-                    self.folder, filename=Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False
-                ),
+                _Best(self.folder, Path(BEST).stem),
+                _Last(self.folder, Path(LAST).stem),
             ]
+        else:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
         if self.subcommand == "predict":
             callbacks.append(_PredictionWriter(self.folder / PREDICTIONS))
-        if config.get("enable_progress_bar") is not False:
+        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RichProgressBar())
         if logger is None:
             logger = (
                 TensorBoardLogger(self.folder, name=None, version="tensorboard") if self.subcommand == "fit" else False
             )
+        plugins = config.get("plugins") or []
         return super().instantiate_trainer(
             default_root_dir=str(self.folder),
             logger=logger,
             callbacks=callbacks,
             enable_checkpointing=self.subcommand == "fit",
-            plugins=[*(config.get("plugins") or []), AtomicCheckpointIO()],
+            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
 
@@ -139,25 +197,55 @@ class ExperimentCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         checkpoint = Path(self.config[self.subcommand]["ckpt_path"])
-        history = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        rows: list[dict[str, float]] = next(
-            (state["rows"] for name, state in history["callbacks"].items() if "EpochHistory" in name), []
-        )
+        content = read_checkpoint(checkpoint)
+        # The curve goes on after the best epoch.
+        last = checkpoint.parent / LAST
+        curve = _state(read_checkpoint(last) if last.is_file() else content, EpochHistory)
+        tested = {
+            "configuration": _essential(_plain(self.parser, self.config, self.subcommand)),
+            "versions": versions(),
+            "hardware": hardware(),
+        }
+        metrics = self.trainer.callback_metrics
         write_json(
             self.folder / TEST,
             {
-                "accuracy": float(self.trainer.callback_metrics["test_accuracy"]),
-                "loss": float(self.trainer.callback_metrics["test_loss"]),
-                "epoch": int(history["epoch"]) + 1,
+                "accuracy": _number(metrics["test_accuracy"]),
+                "loss": _number(metrics["test_loss"]),
+                "epoch": int(content["epoch"]) + 1,
                 "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
-                "configuration": _plain(self.parser, self.config, self.subcommand),
                 "seed": self.config[self.subcommand]["seed_everything"],
-                "checkpoint": {"name": checkpoint.name, "sha256": _digest(checkpoint)},
-                "curve": rows,
-                "versions": versions(),
-                "hardware": hardware(),
+                "checkpoint": checkpoint.name,
+                "weights_sha256": _digest(content["state_dict"]),
+                "curve": [{k: _number(v) for k, v in row.items()} for row in (curve or {"rows": []})["rows"]],
+                "trained": _trained(content),
+                "tested": tested,
             },
         )
+
+
+class _Best(ModelCheckpoint):
+    """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name, monitor="valid_accuracy", mode="max", enable_version_counter=False)
+
+
+class _Last(ModelCheckpoint):
+    """The checkpoint of the last epoch."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, name, save_on_train_epoch_end=True, enable_version_counter=False)
+
+
+class _Provenance(pl.Callback):
+    """Has checkpoints say by what they were made."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.facts
 
 
 class _SaveConfiguration(SaveConfigCallback):
@@ -165,8 +253,9 @@ class _SaveConfiguration(SaveConfigCallback):
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
+            kept = {k: v for k, v in yaml.safe_load(self.parser.dump(self.config)).items() if k not in _OF_THE_CALL}
             with atomic_file(Path(self.config["folder"]) / CONFIGURATION, "w") as file:
-                file.write(self.parser.dump(self.config))
+                yaml.safe_dump(kept, file, sort_keys=False)
 
 
 class _PredictionWriter(BasePredictionWriter):
@@ -204,44 +293,96 @@ def _plain(parser: LightningArgumentParser, config: Any, subcommand: str | None)
     return plain
 
 
-def _read_configuration(folder: Path) -> dict[str, Any] | None:
-    try:
-        stored = yaml.safe_load((folder / CONFIGURATION).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except yaml.YAMLError as error:
-        raise UserError(f"{folder / CONFIGURATION} is damaged ({error}): choose another --folder") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{folder / CONFIGURATION} is no configuration: choose another --folder")
-    return stored
+def _essential(configuration: dict[str, Any]) -> dict[str, Any]:
+    """What a result depends on, without the paths of a machine."""
+    kept = {name: configuration[name] for name in ("seed_everything", "trainer", "model", "data")}
+    data = dict(kept["data"])
+    data["init_args"] = {
+        name: value
+        for name, value in data.get("init_args", {}).items()
+        if name not in ("folder", "num_workers", "download")
+    }
+    return {**kept, "data": data}
 
 
-def _check_same(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The network, its training and its data are those of the folder."""
-    old, new = (
-        {name: value for part in ("seed_everything", "model", "data") for name, value in _flat(part, config.get(part))}
-        for config in (stored, now)
-    )
+def _state(checkpoint: dict[str, Any], callback: type[pl.Callback]) -> dict[str, Any] | None:
+    """What a callback left in a checkpoint."""
+    states: dict[str, Any] = checkpoint["callbacks"]
+    return next((state for name, state in states.items() if callback.__qualname__ in name), None)
+
+
+def _trained(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    return _state(checkpoint, _Provenance)
+
+
+def _training(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """All that a training depends on, by dotted names."""
+    trainer, model = configuration["trainer"], configuration["model"]
+    names = list(_TRAINING)
+    if model.get("schedule", "constant") != "constant":
+        names.append("max_epochs")  # which the schedule is laid out for
+    parts = {name: configuration.get(name) for name in ("seed_everything", "model", "data")}
+    parts["trainer"] = {name: trainer.get(name) for name in names}
+    return {name: value for name, value in _flat("", parts) if name not in _INCIDENTAL}
+
+
+def _network(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """What the weights depend on: the network, but for how it is computed."""
+    flat = _flat("model.network", configuration["model"]["network"])
+    return {name: value for name, value in flat if not name.endswith(".backend")}
+
+
+def _check_same(
+    path: Path, trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
+) -> None:
+    old, new = facts(trained), facts(now)
     changed = [
-        f"{name} ({old.get(name)} there, {new.get(name)} now)"
+        f"{name} ({old.get(name, 'none')} there, {new.get(name, 'none')} now)"
         for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name) and name.rpartition(".")[2] not in _INCIDENTAL
+        # What an older version did not know of has its default.
+        if name in old and name in new and old[name] != new[name]
     ]
     if changed:
-        raise UserError(
-            f"{folder} holds an experiment with another configuration: {', '.join(changed)}. Choose another --folder"
-        )
+        raise UserError(f"{path} is of another configuration: {', '.join(changed)}. Choose another --folder")
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, dict):
-        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}", inner)]
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
+    if name.rpartition(".")[2] == "class_path":
+        value = _place(value)
     return [(name, json.dumps(value))]
 
 
-def _digest(path: Path) -> str:
+def _place(path: str) -> str:
+    """Where a class is defined, whichever of its names it was given by."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+        return f"{found.__module__}.{found.__qualname__}"
+    except (ImportError, AttributeError, ValueError):
+        return path
+
+
+def _number(value: Any) -> float | None:
+    """For JSON, which has no NaN."""
+    number = None if value is None else float(value)
+    return number if number is None or math.isfinite(number) else None
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """Equal for equal weights, whatever else a checkpoint holds."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Wrong options and wrong sizes, which have clear messages, end as such."""
+    try:
+        yield
+    except (ValueError, MisconfigurationException, OSError) as error:
+        raise UserError(str(error)) from error

@@ -28,7 +28,7 @@ class EpochHistory(pl.Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, Any]] = []
         self._started = 0.0
         self._seconds = 0.0
 
@@ -38,24 +38,25 @@ class EpochHistory(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = state_dict["rows"]
 
-    def _write(self) -> None:
-        if self.rows:
+    def _write(self, trainer: pl.Trainer) -> None:
+        if self.rows and trainer.is_global_zero:
             write_csv(self.path, self.rows)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write()  # the epoch before, whose checkpoint is written by now
+        self._write(trainer)  # the epoch before, whose checkpoint is written by now
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._seconds = time.perf_counter() - self._started
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
+        row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
         for name in ("train_loss", "valid_loss", "valid_accuracy"):
-            row[name] = float(trainer.callback_metrics[name])
+            measured = trainer.callback_metrics.get(name)  # there may be no validation in an epoch
+            row[name] = None if measured is None else float(measured)
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = self._seconds
         self.rows.append(row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write()
+        self._write(trainer)

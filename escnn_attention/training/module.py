@@ -83,7 +83,7 @@ class Classifier(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         # Processes that share a batch must not drop the same features of different images.
-        torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 1_009 + self.global_rank)
+        torch.manual_seed(hash((self.seed, self.current_epoch, batch_index, self.global_rank)) % 2**63)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch
@@ -121,15 +121,16 @@ class Classifier(pl.LightningModule):
         if self.schedule == "constant" and not self.warm_up:
             return optimiser
         steps = int(self.trainer.estimated_stepping_batches)
-        epochs = self.trainer.max_epochs
-        if epochs is None or epochs < self.warm_up:
-            raise ValueError(f"warm_up: got {self.warm_up} epochs, needed at most max_epochs, {epochs}")
-        rising = self.warm_up / epochs
+        if self.warm_up * self.trainer.num_training_batches > steps * self.trainer.accumulate_grad_batches:
+            raise ValueError(f"warm_up: got {self.warm_up} epochs, more than the {steps} steps of the training")
+        rising = self.warm_up * self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         if self.schedule == "one-cycle":
             peak = optimiser.param_groups[0]["lr"]
-            return _stepwise(optimiser, OneCycleLR(optimiser, peak, steps, pct_start=rising, cycle_momentum=False))
+            return _stepwise(
+                optimiser, OneCycleLR(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
+            )
         return _stepwise(
-            optimiser, LambdaLR(optimiser, functools.partial(_factor, self.schedule, round(rising * steps), steps))
+            optimiser, LambdaLR(optimiser, functools.partial(_factor, self.schedule, round(rising), steps))
         )
 
 

@@ -25,6 +25,8 @@ from escnn_attention.training.settings import Settings
 CHECKPOINT = "last.ckpt"
 EPOCHS = "epochs.csv"
 
+_WAY_OUT = "Start afresh with --restart, which moves the run aside"
+
 _LABEL_SMOOTHING = 0.05
 _WEIGHT_DECAY = 1e-2
 _WARM_UP = 0.2  # part of the epochs in which the learning rate grows to its maximum
@@ -124,11 +126,11 @@ def load_weights(network: nn.Module, checkpoint: Path) -> None:
         UserError: the checkpoint cannot be read or is of another network.
     """
     model = Classifier(network, num_classes=2)
-    _load(model, read_checkpoint(checkpoint)["state_dict"], checkpoint)
+    _load(model, read_checkpoint(checkpoint, _WAY_OUT)["state_dict"], checkpoint)
 
 
 def _finished_epochs(checkpoint: Path, model: Classifier) -> int:
-    content = read_checkpoint(checkpoint)
+    content = read_checkpoint(checkpoint, _WAY_OUT)
     _load(model, content["state_dict"], checkpoint)
     return int(content["epoch"]) + 1
 

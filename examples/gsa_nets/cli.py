@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,9 +92,9 @@ def _suffix(name: str, small: bool) -> str:
 
 # Images to train, validate and test on in the small version.
 _SMALL_DATA = {
-    f"{DATA}.limit_train": 1000,
+    f"{DATA}.limit_train": 600,
     f"{DATA}.limit_valid": 500,
-    f"{DATA}.limit_test": 2000,
+    f"{DATA}.limit_test": 1000,
     f"{DATA}.batch_size": 16,
 }
 # Few steps want a high learning rate and a schedule.
@@ -122,7 +122,7 @@ def _execute(
     folder = out / ("small" if small else "full")
     results = []
     for run in runs:
-        more: dict[str, Any] = {"trainer.accelerator": accelerator}
+        more: dict[str, Any] = {"trainer.accelerator": accelerator, "trainer.devices": 1}
         if data_dir is not None:
             more[f"{DATA}.folder"] = str(data_dir)
         if small:
@@ -133,9 +133,10 @@ def _execute(
         console.rule(run.label)
         results.append(execute(run, folder, more, seed))
         file = out / f"{name}{'-small' if small else ''}.json"
-        file.write_text(json.dumps(_rows(runs, results), indent=2), encoding="utf-8")
+        file.write_text(json.dumps(_rows(runs, results), indent=2) + "\n", encoding="utf-8")
+        file.with_suffix(".md").write_text(_markdown(runs, results), encoding="utf-8")
         console.print(_table(name, runs, results, small))
-        console.print(f"written: {file}", highlight=False, soft_wrap=True)
+        console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
     return results
 
 
@@ -148,19 +149,46 @@ def _rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[s
 
 def _table(name: str, runs: Sequence[Run], results: Sequence[dict[str, Any]], small: bool) -> Table:
     caption = (
-        "SMALL: 1,000 images, 6 epochs, 12 fields, 3 heads, own queries: not the paper's networks" if small else None
+        "SMALL: few images and epochs, and attention with 12 fields, 3 heads, own queries: not the paper's networks"
+        if small
+        else None
     )
     table = Table(title=name, caption=caption, caption_justify="left")
-    for column in ("network", "accuracy (%)", "paper (%)", "parameters", "epochs", "s per epoch"):
+    for column in _COLUMNS:
         table.add_column(column, justify="left" if column == "network" else "right")
+    for cells in _cells(runs, results):
+        table.add_row(*cells)
+    return table
+
+
+def _markdown(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> str:
+    """The table for the documentation, with what it was measured on."""
+    versions, hardware = results[0]["trained"]["versions"], results[0]["trained"]["hardware"]
+    device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
+    packages = ", ".join(f"{package} {versions[package]}" for package in ("torch", "escnn"))
+    data = results[0]["tested"]["configuration"]["data"]["init_args"]
+    images = ", ".join(f"{data.get(f'limit_{part}') or 'all'} to {part}" for part in ("train", "test"))
+    lines = [
+        "| " + " | ".join(_COLUMNS) + " |",
+        "|---" + "|--:" * (len(_COLUMNS) - 1) + "|",
+        *("| " + " | ".join(cells) + " |" for cells in _cells(runs, results)),
+        "",
+        f"Images: {images}; seed {results[0]['seed']}; {device}; {packages}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS = ("network", "accuracy (%)", "paper (%)", "parameters", "epochs", "s per epoch")
+
+
+def _cells(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
     for run, result in zip(runs, results, strict=False):
         seconds = sorted(row["seconds"] for row in result["curve"])
-        table.add_row(
+        yield [
             run.label,
             f"{100 * result['accuracy']:.2f}",
             "" if run.published is None else f"{run.published:.2f}",
             f"{result['parameters']:,}",
             str(len(result["curve"])),
             f"{seconds[len(seconds) // 2]:.1f}" if seconds else "",
-        )
-    return table
+        ]

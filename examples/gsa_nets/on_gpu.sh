@@ -10,8 +10,8 @@ cd "$(dirname "$0")/../.."
 failed=0
 for command in "table2 --data rotmnist" "table1" "table2 --data cifar10" "table2 --data pcam"; do
     # shellcheck disable=SC2086 # the words of a command are arguments of their own
-    python3 examples/gsa_nets $command --accelerator gpu --out "$out" "$@" 2>&1 | tee -a "$out/log.txt" || failed=1
+    "${PYTHON:-python3}" examples/gsa_nets $command --accelerator gpu --out "$out" "$@" 2>&1 | tee -a "$out/log.txt" || failed=1
 done
-python3 examples/gsa_nets figure1 --out "$out" || failed=1
-python3 examples/gsa_nets figure2 --out "$out" || failed=1
+"${PYTHON:-python3}" examples/gsa_nets figure1 --out "$out" || failed=1
+"${PYTHON:-python3}" examples/gsa_nets figure2 --out "$out" || failed=1
 exit $failed

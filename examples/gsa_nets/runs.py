@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from escnn_attention.training.experiment import BEST, LAST, TEST, run_experiment
+from escnn_attention.training.experiment import TEST, run_experiment
+from escnn_attention.training.files import atomic_file
 
 CONFIGURATIONS = Path(__file__).parent / "configurations"
 
@@ -79,10 +81,14 @@ def execute(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[
     config = yaml.safe_dump({**run.configuration(more), "seed_everything": seed}, sort_keys=False)
     if (own / TEST).exists() and file.exists() and file.read_text(encoding="utf-8") == config:
         return json.loads((own / TEST).read_text(encoding="utf-8"))
-    file.write_text(config, encoding="utf-8")
-    common = ["--config", str(file), "--folder", str(own)]
-    run_experiment(["fit", *common])
-    # The published code tests the network of the last epoch; with a validation part it is the best that counts.
-    checkpoint = own / (BEST if (own / BEST).exists() else LAST)
-    run_experiment(["test", *common, "--ckpt_path", str(checkpoint)])
+    # A result counts as that of a request only once it is there.
+    (own / TEST).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        request = Path(temporary) / "requested.yaml"
+        request.write_text(config, encoding="utf-8")
+        common = ["--config", str(request), "--folder", str(own)]
+        run_experiment(["fit", *common])
+        run_experiment(["test", *common])  # the network with the highest validation accuracy
+    with atomic_file(file, "w") as kept:
+        kept.write(config)
     return json.loads((own / TEST).read_text(encoding="utf-8"))

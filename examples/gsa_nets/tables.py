@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from examples.gsa_nets.runs import NETWORK, Run
 
 # Table 1. Windows of 28×28 are global attention.
 _NEIGHBOURHOODS = {3: 96.56, 5: 97.49, 7: 97.33, 9: 97.42, 11: 97.17, 15: 96.89, 19: 96.86, 23: 97.05, None: 96.81}
-_FEWER = (3, 5, 9)
+_FEWER = (3, 5)
 
 _GSPACES: dict[str, dict[str, Any]] = {
     "Z2": {"class_path": "escnn.gspaces.trivialOnR2"},
@@ -25,15 +26,15 @@ _GSPACES: dict[str, dict[str, Any]] = {
 _TWINS: dict[str, dict[str, dict[str, Any]]] = {
     "rotmnist": {
         "convolution": {"widths": (1, 1), "convolutions": (3, 3), "attention": (0, 0)},
-        "hybrid": {"widths": (1, 1), "convolutions": (3, 0), "attention": (0, 2), "window": 7},
+        "hybrid": {"widths": (1, 1), "convolutions": (3, 0), "attention": (0, 2), "kernel_size": 7},
     },
     "cifar10": {
         "convolution": {"widths": (1, 2, 2), "convolutions": (2, 2, 2), "attention": (0, 0, 0)},
-        "hybrid": {"widths": (1, 2, 2), "convolutions": (2, 2, 0), "attention": (0, 0, 2), "window": 7},
+        "hybrid": {"widths": (1, 2, 2), "convolutions": (2, 2, 0), "attention": (0, 0, 2), "kernel_size": 7},
     },
     "pcam": {
         "convolution": {"widths": (1, 2, 4, 4), "convolutions": (1, 1, 2, 1), "attention": (0, 0, 0, 0)},
-        "hybrid": {"widths": (1, 2, 4, 4), "convolutions": (1, 1, 1, 0), "attention": (0, 0, 0, 1), "window": 7},
+        "hybrid": {"widths": (1, 2, 4, 4), "convolutions": (1, 1, 1, 0), "attention": (0, 0, 0, 1), "kernel_size": 7},
     },
 }
 _IMAGES = {"rotmnist": (1, 10), "cifar10": (3, 10), "pcam": (3, 2)}  # channels, classes
@@ -92,22 +93,37 @@ def _twin(data: str, kind: str, group: str, budget: int) -> dict[str, Any]:
     proportions = outline.pop("widths")
     channels, classes = _IMAGES[data]
 
-    def configuration(width: int) -> dict[str, Any]:
+    def configuration(widths: Sequence[int]) -> dict[str, Any]:
         return {
             "class_path": "escnn_attention.models.HybridNet",
             "init_args": {
                 "gspace": _GSPACES[group],
                 "in_channels": channels,
                 "num_classes": classes,
-                "widths": [width * part for part in proportions],
+                "widths": list(widths),
                 **{name: list(value) if isinstance(value, tuple) else value for name, value in outline.items()},
             },
         }
 
-    width = 1
-    while _count(_build(configuration(width + 1))) <= budget:
-        width += 1
-    return configuration(width)
+    def fits(widths: Sequence[int]) -> bool:
+        return _count(_build(configuration(widths))) <= budget
+
+    width = _largest(lambda w: fits([w * part for part in proportions]))
+    widths = [width * part for part in proportions]
+    # The last stage, whose fields cost least, takes what is left.
+    more = _largest(lambda n: fits([*widths[:-1], widths[-1] + n]), least=0)
+    return configuration([*widths[:-1], widths[-1] + more])
+
+
+def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
+    """The largest number that fits, where all smaller ones do too; ``least`` is taken to fit."""
+    low, high = least, least + 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _build(network: dict[str, Any]) -> torch.nn.Module:

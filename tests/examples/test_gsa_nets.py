@@ -12,6 +12,7 @@ pytest.importorskip("sklearn")
 
 from typer.testing import CliRunner
 
+from escnn_attention.training.errors import UserError
 from examples.gsa_nets import cli, figures, tables
 from examples.gsa_nets.runs import DATA, Run, execute
 
@@ -86,12 +87,20 @@ def test_a_run_is_trained_once(small_rotmnist, tmp_path, monkeypatch):
 
     monkeypatch.setattr("examples.gsa_nets.runs.run_experiment", again)
     assert execute(run, tmp_path, more, seed=1) == result
+    monkeypatch.undo()
+    # What is there is never given for the result of another request, however often that is made.
+    for _ in range(2):
+        with pytest.raises(UserError, match="label_smoothing"):
+            execute(run, tmp_path, {**more, "model.label_smoothing": 0.1}, seed=1)
 
     figures.draw_curves(tmp_path / "curves.png", [run], [result])
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     (row,) = cli._rows([run], [result])
     assert (row["published"], row["group"]) == (96.56, "R4")
     json.dumps(row)
+    page = cli._markdown([run], [result])
+    assert page.splitlines()[2].startswith(f"| R4 SA 3×3 | {100 * result['accuracy']:.2f} | 96.56 |")
+    assert "Images: all to train, all to test; seed 1" in page
 
 
 def test_steerability(monkeypatch):

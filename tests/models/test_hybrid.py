@@ -5,6 +5,7 @@ from escnn.nn import R2Conv, R3Conv
 
 from escnn_attention import GroupSelfAttention, TransformerBlock, equivariance_report
 from escnn_attention.models import HybridNet
+from escnn_attention.positions import Window
 
 SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem_kernel": 3, "num_heads": 2}
 
@@ -33,7 +34,9 @@ def test_equivariant_in_space():
 
 
 def test_stages_are_as_asked_for():
-    network = HybridNet(gspaces.rot2dOnR2(4), 2, 5, **SMALL, window=5, query="all", encoding="fourier", norm="gsa")
+    network = HybridNet(
+        gspaces.rot2dOnR2(4), 2, 5, **SMALL, kernel_size=5, window="disc", query="all", encoding="fourier", norm="gsa"
+    )
     assert list(network.stages) == [
         "convolution_1_1",
         "pool_1",
@@ -48,7 +51,7 @@ def test_stages_are_as_asked_for():
     blocks = layers(network, TransformerBlock)
     assert [(len(b.in_type), len(b.out_type)) for b in blocks] == [(4, 4)] * 3
     for layer in layers(network, GroupSelfAttention):
-        assert layer.plain.window.kernel_size == 5
+        assert layer.plain.window == Window(5, "disc")
         assert layer.plain.query == "all"
         assert type(layer.plain.encoding).__name__ == "FourierEncoding"
     assert {b.norm for b in blocks} == {"gsa"}
@@ -90,6 +93,7 @@ def test_trains():
         ({"widths": (3, 4)}, "widths, convolutions, attention: needed one number for each stage, got 2, 3 and 3"),
         ({"convolutions": (0, 1, 0)}, "convolutions: got 0, needed at least 1"),
         ({"attention": (0, 0, 0)}, "convolutions, attention: stage 3 has neither"),
+        ({"num_heads": 0}, "num_heads: got 0, needed at least 1"),
         ({"stem_kernel": 4}, "stem_kernel: got 4, needed an odd width"),
         ({"pool": "sum"}, "kind: got 'sum', needed one of 'max', 'avg'"),
     ],

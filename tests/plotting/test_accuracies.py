@@ -21,6 +21,24 @@ def test_accuracies():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["upright", "turned"]
 
 
-def test_nothing_to_draw():
-    with pytest.raises(ValueError, match="empty"):
-        plot_accuracies({})
+@pytest.mark.parametrize(
+    ("accuracies", "error", "message"),
+    [
+        ({}, ValueError, "accuracies: got none"),
+        ({"one": {}}, ValueError, "got 0 conditions for 'one', needed 1 to 8"),
+        ({"one": {str(i): 0.5 for i in range(9)}}, ValueError, "got 9 conditions for 'one', needed 1 to 8"),
+        ({"one": {"a": 0.5}, "two": {"b": 0.5}}, ValueError, r"got the conditions \['b'\] for 'two', needed \['a'\]"),
+        ({"one": {"a": 0.5}, "two": {}}, ValueError, "got 0 conditions for 'two'"),
+        ({"one": {"a": 97.0}}, ValueError, "got 97.0 for 'one', 'a', needed a number from 0 to 1"),
+        ([0.5], TypeError, "accuracies: got list"),
+        ({"one": 0.5}, TypeError, "accuracies: got float for 'one'"),
+    ],
+)
+def test_mistakes_are_named(accuracies, error, message):
+    with pytest.raises(error, match=message):
+        plot_accuracies(accuracies)
+
+
+def test_as_many_conditions_as_colours():
+    (ax,) = plot_accuracies({"one": {str(i): i / 8 for i in range(8)}}).axes
+    assert len({tuple(marks.get_edgecolor()[0]) for marks in ax.collections}) == 8

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces, nn
+from escnn.group import cyclic_group
 
 from escnn_attention import GroupSelfAttention, TransformerBlock
 from escnn_attention.models import EquivariantClassifier, HybridNet
@@ -130,12 +131,44 @@ def test_grids_that_are_not_square():
     assert turned[0].lines[0].get_data() == ([3], [1])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_any_precision(dtype):
+    x, lifting, attention = system()
+    model = nn.SequentialModule(lifting, attention)
+    options = {"positions": [(1, 2)], "head": 0}
+    expected = plot_attention_maps(x, model, "1", **options)
+    figure = plot_attention_maps(x.to(dtype), model.to(dtype), "1", **options)
+    assert drawn(figure) > 1000
+    for ax, other in zip(figure.axes, expected.axes, strict=True):
+        np.testing.assert_allclose(shown(ax), shown(other), atol=0.05)
+
+
+def test_positions_are_any_integers():
+    x, lifting, _ = system()
+    first, second = (
+        plot_attention_maps(x, lifting, positions=positions, head=0) for positions in ([(1, 2)], np.array([[1, 2]]))
+    )
+    for one, other in zip(first.axes, second.axes, strict=True):
+        np.testing.assert_array_equal(shown(one), shown(other))
+
+
 def test_mistakes_are_named():
     x, lifting, attention = system()
     model = nn.SequentialModule(lifting, attention)
     options = {"positions": [(0, 0)]}
     with pytest.raises(ValueError, match="one planar image"):
         plot_attention_maps(x.type(torch.randn(2, 1, 6, 6)), lifting, **options)
+    for wrong, error, message in (
+        ({"positions": [(1.5, 1)]}, TypeError, r"positions: got \[\(1.5, 1\)\], needed pairs of integers"),
+        ({"positions": [(1, 2, 3)]}, TypeError, "positions: .* needed pairs of integers"),
+        ({"positions": 3}, TypeError, "positions: got 3, needed pairs of integers"),
+        ({"head": 0.5}, TypeError, "head: got 0.5, needed an integer"),
+        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
+        ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
+        ({"elements": []}, ValueError, "elements: got none"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_attention_maps(x, lifting, **{**options, **wrong})
     with pytest.raises(ValueError, match="outside the grid of 6×6"):
         plot_attention_maps(x, lifting, positions=[(6, 0)])
     with pytest.raises(ValueError, match="positions: got none"):

@@ -146,8 +146,18 @@ def test_mistakes_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             plot_encoding(attention, **options)
+    for options, message in (
+        ({"head": 0.0}, "head: got 0.0"),
+        ({"channels": [1.5]}, "channels: got 1.5"),
+        ({"poses": [1.7]}, "poses: got 1.7"),
+    ):
+        with pytest.raises(TypeError, match=f"{message}, needed an integer"):
+            plot_encoding(attention, **options)
+    everywhere = layer(gspaces.rot2dOnR2(4), None)
     with pytest.raises(ValueError, match="size: got 1"):
-        plot_encoding(layer(gspaces.rot2dOnR2(4), None), size=1)
+        plot_encoding(everywhere, size=1)
+    with pytest.raises(TypeError, match=r"size: got 3\.5, needed an integer"):
+        plot_encoding(everywhere, size=3.5)
     with pytest.raises(ValueError, match="NoEncoding encodes no positions"):
         plot_encoding(layer(gspaces.rot2dOnR2(4), encoding="none"))
     with pytest.raises(ValueError, match="3 dimensions"):

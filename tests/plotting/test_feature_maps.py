@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from escnn import gspaces, nn
+from escnn.group import cyclic_group
 
 from escnn_attention.models import EquivariantClassifier, HybridNet
 from escnn_attention.plotting import animate_feature_maps, plot_feature_maps
@@ -135,11 +136,39 @@ def test_the_animation_takes_reflections_and_plain_tensors_and_is_saved(tmp_path
     assert len(animation._fig.axes) == 1 + 2 * 8
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_any_precision(dtype):
+    x, lifting, _ = system()
+    expected = plot_feature_maps(x, lifting, fields={"LiftingSelfAttention": 1})
+    step = animation_of(lifting, x, angles=[30], field=1)[0]
+    given, lifting = x.to(dtype), lifting.to(dtype)
+    for stages in (lifting, {"LiftingSelfAttention": lifting}):
+        figure = plot_feature_maps(given, stages, fields={"LiftingSelfAttention": 1})
+        assert drawn(figure) > 1000
+        for ax, other in zip(figure.axes, expected.axes, strict=True):
+            np.testing.assert_allclose(shown(ax), shown(other), atol=0.05)
+    for one, other in zip(animation_of(lifting, given, angles=[30], field=1)[0], step, strict=True):
+        np.testing.assert_allclose(one, other, atol=0.05)
+
+
 def test_mistakes_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)
-    with pytest.raises(ValueError, match="GeometricTensor"):
+    with pytest.raises(TypeError, match="x: got Tensor, needed a GeometricTensor"):
         plot_feature_maps(x.tensor, {})
+    with pytest.raises(ValueError, match="stages: got none"):
+        plot_feature_maps(x, {})
+    with pytest.raises(TypeError, match="stages: got int for 'one', needed a function"):
+        plot_feature_maps(x, {"one": 1})
+    for options, error, message in (
+        ({"fields": {"nonsense": 3}}, ValueError, "fields: got 'nonsense', needed names of stages: '0', '1'"),
+        ({"fields": {"1": 0.5}}, TypeError, "field of '1': got 0.5, needed an integer"),
+        ({"fields": 3}, TypeError, "fields: got int, needed a mapping"),
+        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
+        ({"elements": [cyclic_group(8).element(2)]}, ValueError, "elements: got an element of C8, needed one of C4"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_feature_maps(x, sequence, **options)
     with pytest.raises(TypeError, match="stages: got list"):
         plot_feature_maps(x, [lifting])
     with pytest.raises(ValueError, match="one planar image"):
@@ -154,11 +183,11 @@ def test_mistakes_are_named():
         plot_feature_maps(x, sequence, [])
     with pytest.raises(ValueError, match="elements: got none"):
         plot_feature_maps(x, sequence, elements=[])
-    with pytest.raises(ValueError, match="fields: got 2 for 'lifting'"):
+    with pytest.raises(ValueError, match="field of 'lifting': got 2, needed a number from 0 to 1"):
         plot_feature_maps(x, {"lifting": lifting}, fields={"lifting": 2})
     with pytest.raises(ValueError, match="gives regular fields"):
         plot_feature_maps(x, nn.IdentityModule(x.type))
-    with pytest.raises(ValueError, match="fields: got 9"):
+    with pytest.raises(ValueError, match="field of '0': got 9"):
         animate_feature_maps(x, sequence, field=9)
     with pytest.raises(ValueError, match="angles"):
         animate_feature_maps(x, sequence, angles=[])

@@ -1,7 +1,6 @@
 """``escnn-attention fit``, ``test`` and ``predict``, as users call them."""
 
 import csv
-import hashlib
 import json
 import os
 import signal
@@ -109,11 +108,18 @@ def test_fit_test_and_predict(configuration, tmp_path):
     call("test", configuration(), folder)
     result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
     assert result["seed"] == 3
-    assert len(result["curve"]) == result["epoch"] or result["checkpoint"]["name"] == "best.ckpt"
-    digest = hashlib.sha256((folder / result["checkpoint"]["name"]).read_bytes()).hexdigest()
-    assert result["checkpoint"]["sha256"] == digest
-    assert {"torch", "escnn", "escnn-attention"} <= result["versions"].keys()
-    assert result["hardware"]["cores"] >= 1
+    assert [row["epoch"] for row in result["curve"]] == [1, 2, 3]  # whichever of them was the best
+    assert result["checkpoint"] == "best.ckpt"
+    for step in ("trained", "tested"):
+        assert {"torch", "escnn", "escnn-attention"} <= result[step]["versions"].keys()
+        assert result[step]["hardware"]["cores"] >= 1
+        assert result[step]["configuration"]["data"]["init_args"]["batch_size"] == 8
+    # Of the weights alone: the same training elsewhere has the same checksum.
+    call("fit", configuration(), tmp_path / "again")
+    call("test", configuration(), tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "test.json").read_text(encoding="utf-8"))
+    assert again["weights_sha256"] == result["weights_sha256"]
+    assert str(tmp_path) not in json.dumps(result)
 
     call("predict", configuration(), folder)
     with (folder / "predictions.csv").open() as file:
@@ -164,7 +170,7 @@ def test_goes_on_to_the_same_weights(configuration, tmp_path, monkeypatch):
 def test_survives_being_killed(configuration, tmp_path):
     """Killed at any moment, it goes on with whole files."""
     folder = tmp_path / "run"
-    file = configuration(trainer__max_epochs=40)
+    file = configuration(trainer__max_epochs=40, model__schedule="constant", model__warm_up=0)
     command = [
         sys.executable,
         "-m",
@@ -201,6 +207,114 @@ def test_another_configuration_is_refused_and_nothing_is_lost(configuration, tmp
     with pytest.raises(UserError, match=r"seed_everything \(3 there, 4 now\)"):
         call("fit", configuration(seed_everything=4), folder)
     assert (folder / "last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.precision", "bf16-mixed"], r"trainer\.precision"),
+        (["--trainer.gradient_clip_val", 0.1], r"trainer\.gradient_clip_val"),
+        (["--trainer.max_epochs", 4], r"trainer\.max_epochs"),  # the schedule is laid out for three
+        (["--data.init_args.batch_size", 4], r"data\.init_args\.batch_size"),
+    ],
+)
+def test_another_training_is_refused(configuration, tmp_path, options, message):
+    folder = tmp_path / "run"
+    call("fit", configuration(), folder)
+    with pytest.raises(UserError, match=message):
+        call("fit", configuration(), folder, *options)
+
+
+def test_what_may_change(configuration, tmp_path):
+    folder = tmp_path / "run"
+    file = configuration(model__schedule="constant", model__warm_up=0)
+    call("fit", file, folder)
+    call("fit", file, folder, "--trainer.max_epochs", 4)  # without a schedule a training can be longer
+    assert len(rows(folder)) == 4
+    with pytest.raises(UserError, match=r"got 2, but .*last\.ckpt has finished 4"):
+        call("fit", file, folder, "--trainer.max_epochs", 2)
+    data = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(tmp_path / "data")}}
+    other = configuration(data=data, model__schedule="constant")  # the same class by its other name, other options
+    call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 5)
+    with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
+        call("test", file, folder, "--model.network.init_args.kernel_size", 5)
+
+
+def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(UserError, match="a margin of 14 leaves nothing of a grid of 28×28"):
+        call("fit", configuration(model__network__init_args__crops=[14]), folder)
+    call("fit", configuration(), folder)
+    # The configuration that is kept is one for any folder.
+    call("fit", folder / "config.yaml", tmp_path / "copy")
+    torch.testing.assert_close(weights(folder), weights(tmp_path / "copy"), rtol=0, atol=0)
+
+
+def test_checkpoints_run_no_code(configuration, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "it ran",))
+
+    call("fit", configuration(trainer__max_epochs=1), tmp_path / "run")
+    content = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    torch.save({**content, "evil": Evil()}, tmp_path / "evil.ckpt")
+    for command in ("fit", "test"):
+        with pytest.raises(UserError, match=r"cannot read the checkpoint .*evil\.ckpt"):
+            call(command, configuration(), tmp_path / "other", "--ckpt_path", tmp_path / "evil.ckpt")
+        with pytest.raises(UserError, match="there is no file http:/"):
+            call(command, configuration(), tmp_path / "other", "--ckpt_path", "http://127.0.0.1:1/evil.ckpt")
+    assert not (tmp_path / "it ran").exists()
+
+
+def test_callbacks_of_ones_own(configuration, tmp_path):
+    """In the configuration, for all commands."""
+    callbacks = [
+        {"class_path": "ModelCheckpoint", "init_args": {"monitor": "valid_accuracy", "mode": "max"}},
+        {"class_path": "TQDMProgressBar"},
+        {"class_path": "EarlyStopping", "init_args": {"monitor": "valid_loss", "patience": 9}},
+    ]
+    file = configuration(trainer__callbacks=callbacks, trainer__enable_progress_bar=True)
+    call("fit", file, tmp_path / "run")
+    call("test", file, tmp_path / "run")
+
+
+def test_a_training_that_diverges_is_reported(configuration, tmp_path):
+    file = configuration(model__optimizer__init_args__lr=1e30)
+    call("fit", file, tmp_path / "run")
+    call("test", file, tmp_path / "run", "--ckpt_path", "last")
+    result = json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))
+    assert result["loss"] is None
+    assert 0 <= result["accuracy"] <= 1
+
+
+def test_epochs_without_validation(configuration, tmp_path):
+    call("fit", configuration(trainer__check_val_every_n_epoch=3), tmp_path / "run")
+    assert [bool(row["valid_accuracy"]) for row in rows(tmp_path / "run")] == [False, False, True]
+
+
+def test_each_part_of_an_accumulated_batch_has_a_dropout_of_its_own(configuration, tmp_path, monkeypatch):
+    drawn = []
+    step = Classifier.training_step
+    monkeypatch.setattr(Classifier, "training_step", lambda *a: (drawn.append(torch.rand(()).item()), step(*a))[1])
+    call("fit", configuration(trainer__max_epochs=2, model__warm_up=0, trainer__accumulate_grad_batches=3), tmp_path)
+    assert len(set(drawn)) == len(drawn) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"seed_everything": True}, [], "seed_everything: got True, needed an integer"),
+        ({}, ["--trainer.default_root_dir", "x"], "default_root_dir is not an option here"),
+        ({}, ["--trainer.enable_checkpointing", "false"], "enable_checkpointing is not an option here"),
+        ({}, ["--ckpt_path", "no/such.ckpt"], r"there is no file no/such\.ckpt"),
+        ({"model__warm_up": 9}, [], "warm_up: got 9.0 epochs, more than the 9 steps"),
+        ({"model__network__init_args__num_heads": 0}, [], "num_heads: got 0, needed at least 1"),
+        ({"model__network__init_args__crops": [1, 2]}, [], "crops: got 2 values, needed one for each block, 1"),
+    ],
+)
+def test_mistakes_have_one_clear_line(configuration, tmp_path, changes, options, message):
+    with pytest.raises(UserError, match=message):
+        call("fit", configuration(**changes), tmp_path / "run", *options)
 
 
 def test_without_a_trained_network(configuration, tmp_path):
