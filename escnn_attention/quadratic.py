@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,9 @@ from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding
 
-__all__ = ["QuadraticEncoding"]
+__all__ = ["QuadraticEncoding", "check_sharpness"]
+
+_MOST = 1e30  # With it products with channels and offsets are finite in single precision.
 
 
 class QuadraticEncoding(Encoding):
@@ -39,7 +43,8 @@ class QuadraticEncoding(Encoding):
         sharpness: ``(num_heads,)``.
 
     Raises:
-        ValueError: ``sharpness`` is not positive; on binding, when a head has fewer than d + 1 channels.
+        ValueError: ``sharpness`` is not positive, or above 1e30; on binding, when a head has fewer than d + 1
+            channels.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -54,8 +59,8 @@ class QuadraticEncoding(Encoding):
 
     def __init__(self, *, sharpness: float | None = None):
         super().__init__()
-        if sharpness is not None and not _is_positive(sharpness):
-            raise ValueError(f"sharpness: got {sharpness!r}, needed a positive number or None")
+        if sharpness is not None:
+            check_sharpness(sharpness, _MOST, "a positive number or None")
         self.initial_sharpness = sharpness
         self.centre: Parameter | None = None
         self.sharpness: Parameter | None = None
@@ -93,5 +98,11 @@ class QuadraticEncoding(Encoding):
         return "" if self.initial_sharpness is None else f"sharpness={self.initial_sharpness}"
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+def check_sharpness(value: Any, most: float, needed: str) -> float:
+    """``value`` as a float, if it is a positive number of at most ``most``; ``needed`` says so in the message."""
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"sharpness: got {value!r}, needed {needed}")
+    if number > most:
+        raise ValueError(f"sharpness: got {value!r}, needed at most {most:g}")
+    return number

@@ -41,7 +41,6 @@ from escnn_attention import (
 GSPACE = gspaces.rot2dOnR2(4)
 IMAGE = FieldType(GSPACE, [GSPACE.trivial_repr])
 FIELDS = FieldType(GSPACE, 4 * [GSPACE.regular_repr])
-INTERVAL = 2
 MARGIN = 4  # positions of the image that count as its border
 
 
@@ -53,16 +52,15 @@ def digit(index: int, size: int) -> torch.Tensor:
 
 
 def network(scales: Scales, widths: tuple[int, int] = (5, 3), **options: str) -> SequentialModule:
-    """A lifting layer and two group layers, the first of which sees two scales; all weights from one seed."""
+    """A lifting layer and two group layers, the first of which sees two scales if there are; weights from one seed."""
     of_lifting, of_group = widths
     torch.manual_seed(0)
     hidden = scales.repeat(FIELDS)
-    interval = min(INTERVAL, scales.count)
     return SequentialModule(
         DilationLiftingSelfAttention(IMAGE, hidden, scales, 2, of_lifting, **options),
         PerScale(FieldLayerNorm(FIELDS), scales),
         SiLU(hidden),
-        DilationSelfAttention(hidden, hidden, scales, 2, of_group, interval=interval, **options),
+        DilationSelfAttention(hidden, hidden, scales, 2, of_group, **options),
         PerScale(FieldLayerNorm(FIELDS), scales),
         SiLU(hidden),
         DilationSelfAttention(hidden, hidden, scales, 2, of_group, interval=1, **options),

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from escnn import gspaces
@@ -212,6 +213,13 @@ def test_needs_a_channel_more_than_dimensions(dim):
 def test_wrong_sharpness_is_named(value):
     with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number or None"):
         QuadraticEncoding(sharpness=value)
+
+
+def test_sharpness_is_any_real_number_that_single_precision_holds():
+    assert bound(sharpness=np.float32(2)).sharpness.tolist() == [2.0] * 3
+    assert bound(sharpness=1e30).sharpness.isfinite().all()
+    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300, needed at most 1e\+30"):
+        QuadraticEncoding(sharpness=1e300)
 
 
 def test_binding():

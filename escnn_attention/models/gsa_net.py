@@ -130,8 +130,8 @@ class GSANet(EquivariantClassifier):
 
         if encoding is None and channels // 2 < gspace.dimensionality + 1:
             raise ValueError(
-                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a channel "
-                "for each coordinate and one for the poses"
+                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a "
+                "channel for each coordinate and one for the poses"
             )
         image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = _regular(gspace, check_int("channels", channels))

@@ -15,9 +15,11 @@ from escnn_attention.nn._arguments import check_option, check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.projections import ProjectionKind, ToPoses
 from escnn_attention.positions import Grid, Window
-from escnn_attention.quadratic import QuadraticEncoding
+from escnn_attention.quadratic import QuadraticEncoding, check_sharpness
 
 __all__ = ["attention_from_convolution"]
+
+_MOST_SHARP = 1e6  # Far beyond what leaves anything to the other keys in any precision.
 
 
 def attention_from_convolution(
@@ -74,7 +76,8 @@ def attention_from_convolution(
 
     Raises:
         TypeError: ``convolution`` is none.
-        ValueError: it is one that this does not hold for, ``sharpness`` is not positive, or an unknown option.
+        ValueError: it is one that this does not hold for, ``sharpness`` is not positive or is beyond 1e6, or an
+            unknown option.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -103,8 +106,7 @@ def attention_from_convolution(
             check_regular(f"convolution.{name}", getattr(convolution, name), 'heads="all"')
     if heads == "orbits" and projection != "group":
         raise ValueError(f'projection: got {projection!r}, but heads="orbits" needs the complete ones, "group"')
-    if isinstance(sharpness, bool) or not isinstance(sharpness, (int, float)) or not 0 < sharpness < math.inf:
-        raise ValueError(f"sharpness: got {sharpness!r}, needed a positive number")
+    sharpness = check_sharpness(sharpness, _MOST_SHARP, "a positive number")
 
     width = convolution.kernel_size
     kernel, bias = _parameters(convolution)
@@ -134,12 +136,12 @@ def attention_from_convolution(
         kernel_size=width,
         head_fields=max(len(reads), group.dimension + 1),
         keys="all" if heads == "all" else "own",
-        encoding=QuadraticEncoding(sharpness=float(sharpness) * max(width // 2, 1) ** 2),
+        encoding=QuadraticEncoding(sharpness=sharpness * max(width // 2, 1) ** 2),
         dilation=convolution.dilation,
         projection=projection,
         backend=backend,
     ).to(device=kernel.device, dtype=kernel.dtype)
-    _look_at(layer, places, float(sharpness))
+    _look_at(layer, places, sharpness)
     _project(layer, reads, weights, bias)
     return layer
 

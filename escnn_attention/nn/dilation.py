@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
+from escnn_attention.fibers import Fibers, fibers
 from escnn_attention.functional import QueryMode, check_backend
 from escnn_attention.nn._arguments import (
     check_input,
@@ -32,6 +34,7 @@ from escnn_attention.nn._arguments import (
     choose_window,
 )
 from escnn_attention.nn.module import GridModule, PlainModule
+from escnn_attention.nn.self_attention import project_heads, project_poses, project_scalars
 from escnn_attention.plain.dilation import (
     DilationAttention,
     Measure,
@@ -42,7 +45,7 @@ from escnn_attention.plain.dilation import (
 )
 from escnn_attention.plain.dilation import PerScale as PlainPerScale
 from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
-from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
+from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
 
 __all__ = ["DilationLiftingSelfAttention", "DilationSelfAttention", "PerScale", "ScalePooling", "Scales"]
 
@@ -73,7 +76,9 @@ class Scales:
     count: int = 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, bool) or not isinstance(self.base, (int, float)) or not 1 < self.base < math.inf:
+        base: Any = self.base
+        number = float(base) if not isinstance(base, bool) and isinstance(base, Real) else math.nan
+        if not 1 < number < math.inf:
             raise ValueError(f"base: got {self.base!r}, needed a number above 1")
         check_int("count", self.count)
 
@@ -108,6 +113,22 @@ class Scales:
         return FieldType(field_type.gspace, of_first)
 
 
+def _check_scales(scales: object) -> Scales:
+    if not isinstance(scales, Scales):
+        raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+    return scales
+
+
+def _choose_interval(interval: int | None, scales: Scales) -> int:
+    """The number of scales that a query sees: as asked for, or two where there are."""
+    count = _check_scales(scales).count
+    if interval is None:
+        return min(2, count)
+    if check_int("interval", interval) > count:
+        raise ValueError(f"interval: got {interval}, needed at most the number of scales, {count}")
+    return interval
+
+
 class _DilationAttention(PlainModule):
     """What both layers share: everything but the projection of the input."""
 
@@ -136,21 +157,21 @@ class _DilationAttention(PlainModule):
         check_type("in_type", in_type)
         check_type("out_type", out_type)
         check_same_gspace(in_type, out_type)
-        if not isinstance(scales, Scales):
-            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
         group = fibers(in_type.gspace)
-        of_scale = scales.single(out_type, "out_type")
+        if group.dimension == 0:
+            raise ValueError(f"in_type: its gspace {in_type.gspace.name} has no base space, needed one to enlarge")
+        of_scale = _check_scales(scales).single(out_type, "out_type")
         check_option("query", query, ("own", "all"))
         check_option("windows", windows, ("scaled", "dilated", "fixed"))
         check_option("measure", measure, ("haar", "counting", "printed"))
         check_option("projection", projection, ("group", "pointwise"))
         if windows == "dilated" and scales.base != round(scales.base):
             raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
-        if interval is not None and check_int("interval", interval) > scales.count:
-            raise ValueError(f"interval: got {interval}, needed at most the number of scales, {scales.count}")
         num_heads = check_int("num_heads", num_heads)
         fields = choose_head_fields(of_scale, num_heads, head_fields, group.order)
-        shape = choose_window(group, in_type, check_int("kernel_size", kernel_size), window, 1).shape
+        if check_int("kernel_size", kernel_size) % 2 == 0:
+            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number")
+        shape = choose_window(group, in_type, kernel_size, window, 1).shape
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         encoding = as_encoding(encoding)
@@ -166,15 +187,7 @@ class _DilationAttention(PlainModule):
             out_type,
             DilationAttention(
                 project_in,
-                FromPoses(
-                    frames(of_scale, dual=True),
-                    of_scale.size,
-                    num_heads * fields,
-                    group.order,
-                    groups=num_heads,
-                    kind=projection,
-                    invariants=invariant_vectors(of_scale) if bias else None,
-                ),
+                project_heads(of_scale, num_heads, fields, group, projection, bool(bias)),
                 encoding.bind(dimension, num_heads, fields, 1 if interval is None else interval * group.order),
                 inverse_action=group.action[group.inverse],
                 quotient=group.quotient,
@@ -267,10 +280,11 @@ class DilationSelfAttention(_DilationAttention):
         out_type: the type of the output, likewise, over the same gspace.
         scales: S.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window at scale 1, in positions.
+        kernel_size: the odd width of the window at scale 1, in positions. Attention to the whole grid, which has no
+            scale, is not offered.
         head_fields: the number C of regular fields of a head; by default from the output of one scale, as in
             :class:`GroupSelfAttention`.
-        interval: the number of scales that a query sees, from its own on.
+        interval: the number of scales that a query sees, from its own on; by default 2, or 1 where there is one only.
         query: the query poses Q(h) in H: ``"own"`` or ``"all"``.
         encoding: a relative positional encoding, as in :class:`GroupSelfAttention`. Its table over the poses has a row
             for every t and pose of H.
@@ -288,9 +302,9 @@ class DilationSelfAttention(_DilationAttention):
 
     Raises:
         TypeError: a type, number or set of scales is none.
-        ValueError: types that differ from scale to scale, another gspace, an interval of more scales than there are, an
-            absolute encoding, dilated windows for a base that is not whole, and all that :class:`GroupSelfAttention`
-            raises.
+        ValueError: types that differ from scale to scale, another gspace, one without base space, an even
+            ``kernel_size``, an interval of more scales than there are, an absolute encoding, dilated windows for a base
+            that is not whole, and all that :class:`GroupSelfAttention` raises.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -317,7 +331,7 @@ class DilationSelfAttention(_DilationAttention):
         kernel_size: int = 5,
         *,
         head_fields: int | None = None,
-        interval: int = 2,
+        interval: int | None = None,
         query: QueryMode = "own",
         encoding: Encoding | str | None = None,
         windows: WindowKind = "scaled",
@@ -335,7 +349,7 @@ class DilationSelfAttention(_DilationAttention):
             num_heads,
             kernel_size,
             head_fields=head_fields,
-            interval=check_int("interval", interval),
+            interval=_choose_interval(interval, scales),
             query=query,
             encoding=encoding,
             windows=windows,
@@ -358,18 +372,7 @@ class DilationSelfAttention(_DilationAttention):
         bias: bool,
     ) -> ToPoses:
         of_scale = scales.single(in_type, "in_type")
-        if projection == "pointwise":
-            check_regular("in_type", in_type, 'projection="pointwise"')
-        fields = num_heads * head_fields
-        return ToPoses(
-            frames(of_scale),
-            of_scale.size,
-            3 * fields,
-            group.order,
-            groups=3 * num_heads,
-            kind=projection,
-            bias=2 * fields if bias else 0,
-        )
+        return project_poses(of_scale, num_heads, head_fields, group, projection, bias)
 
 
 class DilationLiftingSelfAttention(_DilationAttention):
@@ -457,14 +460,7 @@ class DilationLiftingSelfAttention(_DilationAttention):
         projection: ProjectionKind,
         bias: bool,
     ) -> Scalars:
-        others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
-        if others:
-            raise ValueError(
-                "in_type: DilationLiftingSelfAttention needs trivial (scalar) fields only, got also "
-                f"{', '.join(others)}"
-            )
-        fields = num_heads * head_fields
-        return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0)
+        return project_scalars(in_type, num_heads, head_fields, bias, "DilationLiftingSelfAttention")
 
 
 class PerScale(GridModule):
@@ -499,8 +495,7 @@ class PerScale(GridModule):
     def __init__(self, module: EquivariantModule, scales: Scales):
         if not isinstance(module, EquivariantModule):
             raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
-        if not isinstance(scales, Scales):
-            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+        _check_scales(scales)
         super().__init__(scales.repeat(module.in_type), scales.repeat(module.out_type))
         self.module = module
         self.scales = scales
@@ -567,8 +562,7 @@ class ScalePooling(PlainModule):
     plain: PlainScalePooling
 
     def __init__(self, in_type: FieldType, scales: Scales):
-        if not isinstance(scales, Scales):
-            raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
+        _check_scales(scales)
         check_pointwise("in_type", check_type("in_type", in_type), "ScalePooling")
         super().__init__(in_type, scales.single(in_type, "in_type"), PlainScalePooling(scales.count))
         self.scales = scales

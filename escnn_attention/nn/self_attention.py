@@ -30,6 +30,50 @@ from escnn_attention.plain.self_attention import SelfAttention
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 
 
+def project_poses(
+    in_type: FieldType, num_heads: int, head_fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+) -> ToPoses:
+    """The projection of any fields to the queries, values and keys of all heads."""
+    if projection == "pointwise":
+        check_regular("in_type", in_type, 'projection="pointwise"')
+    fields = num_heads * head_fields
+    return ToPoses(
+        frames(in_type),
+        in_type.size,
+        3 * fields,
+        group.order,
+        groups=3 * num_heads,
+        kind=projection,
+        bias=2 * fields if bias else 0,
+    )
+
+
+def project_scalars(
+    in_type: FieldType, num_heads: int, head_fields: int, bias: bool, layer: str, advice: str = ""
+) -> Scalars:
+    """The same of scalar fields only, which have no poses."""
+    others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
+    if others:
+        raise ValueError(f"in_type: {layer} needs trivial (scalar) fields only, got also {', '.join(others)}{advice}")
+    fields = num_heads * head_fields
+    return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0)
+
+
+def project_heads(
+    out_type: FieldType, num_heads: int, head_fields: int, group: Fibers, projection: ProjectionKind, bias: bool
+) -> FromPoses:
+    """The projection of all heads together to any fields."""
+    return FromPoses(
+        frames(out_type, dual=True),
+        out_type.size,
+        num_heads * head_fields,
+        group.order,
+        groups=num_heads,
+        kind=projection,
+        invariants=invariant_vectors(out_type) if bias else None,
+    )
+
+
 class _SelfAttention(PlainModule):
     """What both layers share: everything but the projection of the input."""
 
@@ -73,15 +117,7 @@ class _SelfAttention(PlainModule):
             out_type,
             SelfAttention(
                 project_in,
-                FromPoses(
-                    frames(out_type, dual=True),
-                    out_type.size,
-                    num_heads * fields,
-                    group.order,
-                    groups=num_heads,
-                    kind=projection,
-                    invariants=invariant_vectors(out_type) if bias else None,
-                ),
+                project_heads(out_type, num_heads, fields, group, projection, bool(bias)),
                 encoding.bind(group.dimension, num_heads, fields, num_poses),
                 inverse_action=group.action[group.inverse],
                 quotient=group.quotient,
@@ -299,19 +335,7 @@ class GroupSelfAttention(_SelfAttention):
         projection: ProjectionKind,
         bias: bool,
     ) -> tuple[ToPoses, int]:
-        if projection == "pointwise":
-            check_regular("in_type", in_type, 'projection="pointwise"')
-        fields = num_heads * head_fields
-        project = ToPoses(
-            frames(in_type),
-            in_type.size,
-            3 * fields,
-            group.order,
-            groups=3 * num_heads,
-            kind=projection,
-            bias=2 * fields if bias else 0,
-        )
-        return project, group.order
+        return project_poses(in_type, num_heads, head_fields, group, projection, bias), group.order
 
 
 class LiftingSelfAttention(_SelfAttention):
@@ -391,11 +415,5 @@ class LiftingSelfAttention(_SelfAttention):
         projection: ProjectionKind,
         bias: bool,
     ) -> tuple[Scalars, int]:
-        others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
-        if others:
-            raise ValueError(
-                f"in_type: LiftingSelfAttention needs trivial (scalar) fields only, got also {', '.join(others)}; "
-                "GroupSelfAttention lifts any fields"
-            )
-        fields = num_heads * head_fields
-        return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0), 1
+        advice = "; GroupSelfAttention lifts any fields"
+        return project_scalars(in_type, num_heads, head_fields, bias, "LiftingSelfAttention", advice), 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import QueryMode, Terms, Waves, attention
+from escnn_attention.functional import QueryMode, Terms, attention
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.self_attention import project_to_heads, terms_of
 from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = [
@@ -31,8 +32,6 @@ __all__ = [
 
 WindowKind = Literal["scaled", "dilated", "fixed"]
 Measure = Literal["haar", "counting", "printed"]
-
-_LEAST_SHARE = 2.0**-10  # of a position in a window, so that the share has a logarithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ def scaled_window(
 
     At scale 1 it reaches ``kernel_size // 2`` =: r to every side, a box or a ball in :math:`R^d`; at scale s it reaches
     r s. A position stands for the unit cell around it, of which :math:`\min(1, r s + 1/2 - |x|)` lies in the window
-    along an axis, or along the radius of a ball.
+    along an axis, or along the radius of a ball. Those of which nothing does are not in it.
 
     Args:
         kernel_size, shape: the window at scale 1.
@@ -75,18 +74,19 @@ def scaled_window(
         return ScaledWindow(Window(kernel_size, shape))
     nearly = 1e-9  # Powers of a base such as √2 are whole numbers but for rounding.
     if not weighted:
-        steps = math.floor(reach + nearly)
+        window = Window(2 * math.floor(reach + nearly) + 1, shape)
     elif shape == "disc":
-        steps = math.ceil(reach - nearly)  # The disc of positions ends half a step beyond this.
+        window = Window.ball(reach + 0.5 - nearly)
     else:
-        steps = math.ceil(reach + 0.5 - nearly) - 1
-    window = Window(2 * steps + 1, shape)
+        window = Window(2 * math.ceil(reach + 0.5 - nearly) - 1, shape)
+    assert window.kernel_size is not None
+    steps = window.kernel_size // 2
     share = None
     if weighted:
         offset = steps * Grid((1,) * dimension, window).offsets
         if shape == "disc":
             offset = offset.norm(dim=-1, keepdim=True)
-        share = (reach + 0.5 - offset.abs()).clamp(0, 1).prod(-1).clamp(min=_LEAST_SHARE)
+        share = (reach + 0.5 - offset.abs()).clamp(max=1).prod(-1)
         share = None if (share == share[0]).all() else share
     return ScaledWindow(window, steps / reach, share)
 
@@ -186,13 +186,10 @@ class DilationAttention(ExactBuffers):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, M, P, N, C)`` in lifting and else ``(B, M, n, P, N, C)``."""
         if self.interval is None:
-            fields = self.project_in(x.flatten(2).transpose(1, 2)).unflatten(0, (3, self.num_heads))
-            q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields)
-            return q, k, v
+            return project_to_heads(self.project_in, x, self.num_heads)
         shape = (len(x), len(self.scales))
-        fields = self.project_in(split_scales(x, shape[1]).flatten(2).transpose(1, 2))
-        fields = fields.unflatten(0, (3, self.num_heads)).unflatten(2, shape)
-        q, v, k = (t.permute(1, 0, 2, 4, 3, 5) for t in fields)
+        projected = project_to_heads(self.project_in, split_scales(x, shape[1]), self.num_heads)
+        q, k, v = (t.unflatten(0, shape).transpose(1, 2) for t in projected)
         return q, k, v
 
     def _keys(self, k: Tensor, scale: int) -> Tensor:
@@ -203,20 +200,11 @@ class DilationAttention(ExactBuffers):
         return k if self.interval is None else k[:, :, scale : scale + self.interval].flatten(2, 3)
 
     def _terms(self, scale: int, positions: Positions) -> Terms:
-        inverse = self.inverse_action * self.units[scale]
         seen = len(self.scales[scale : scale + (self.interval or 1)]) * len(self.quotient)
-        poses = self.encoding.poses()
-        spatial, waves, rotary = None, self.encoding.waves(), self.encoding.rotations()
-        if waves is None:
-            # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-            spatial = self.encoding.offsets(positions.offsets @ inverse.transpose(-1, -2))
+        inverse = self.inverse_action * self.units[scale]
         log_measure = self._buffers.get("log_measure")
-        return Terms(
-            num_poses=len(self.quotient),
-            spatial=spatial,
-            pose=None if poses is None else poses[:, self.quotient[:, :seen]],
-            waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
-            rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
+        return replace(
+            terms_of(self.encoding, positions, inverse, self.quotient[:, :seen]),
             log_measure=None if log_measure is None or seen == len(self.quotient) else log_measure[:seen],
             log_window=self._buffers.get(f"log_share_{scale}"),
         )

@@ -14,7 +14,7 @@ from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.positions import Grid, Positions, Window
 
-__all__ = ["SelfAttention"]
+__all__ = ["SelfAttention", "project_to_heads", "terms_of"]
 
 
 class SelfAttention(ExactBuffers):
@@ -103,24 +103,39 @@ class SelfAttention(ExactBuffers):
         return p.transpose(3, 4).reshape(*p.shape[:3], p.shape[4], p.shape[3], p.shape[5], *x.shape[2:])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each ``(B, M, P, N, C)``."""
-        fields = self.project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
-        q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields.unflatten(0, (3, self.num_heads)))
-        return q, k, v
+        return project_to_heads(self.project_in, x, self.num_heads)
 
     def _terms(self, positions: Positions) -> Terms:
-        inverse = self.inverse_action
-        poses = self.encoding.poses()
-        spatial, waves, rotary = None, self.encoding.waves(), self.encoding.rotations()
-        if waves is None:
-            points = positions.coordinates if self.encoding.absolute else positions.offsets
-            # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-            spatial = self.encoding.offsets(points @ inverse.transpose(-1, -2))
-        return Terms(
-            num_poses=len(self.quotient),
-            spatial=spatial,
-            pose=None if poses is None else poses[:, self.quotient],
-            absolute=self.encoding.absolute,
-            waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
-            rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
-        )
+        return terms_of(self.encoding, positions, self.inverse_action, self.quotient)
+
+
+def project_to_heads(project_in: ToPoses | Scalars, x: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of features ``(B, in, *space)``, each ``(B, M, P, N, C)``."""
+    fields = project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
+    q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields.unflatten(0, (3, num_heads)))
+    return q, k, v
+
+
+def terms_of(encoding: Encoding, positions: Positions, inverse: Tensor, quotient: Tensor) -> Terms:
+    """What an encoding adds to the scores.
+
+    Args:
+        encoding: a bound encoding.
+        positions: where the features lie.
+        inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
+        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys.
+    """
+    poses = encoding.poses()
+    spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
+    if waves is None:
+        points = positions.coordinates if encoding.absolute else positions.offsets
+        # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
+        spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
+    return Terms(
+        num_poses=len(quotient),
+        spatial=spatial,
+        pose=None if poses is None else poses[:, quotient],
+        absolute=encoding.absolute,
+        waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
+        rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
+    )

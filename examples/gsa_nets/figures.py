@@ -60,7 +60,7 @@ _SAMPLES = 24  # images, each with a kernel of its own
 
 def draw_steerability(path: Path) -> None:
     """Figure 2: a convolution kernel and a positional encoding turned by fine angles, and the error that it makes."""
-    angles, convolution, attention = steerability_errors()
+    angles, convolution, smooth, attention = steerability_errors()
     figure = Figure(figsize=(10, 6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
     shown = (0, 3, 6, 9, 12, 15, 18)
@@ -79,7 +79,8 @@ def draw_steerability(path: Path) -> None:
     panels[0, 0].set_ylabel("convolution kernel,\ninterpolated", fontsize="medium")
     panels[1, 0].set_ylabel("positional encoding,\nevaluated", fontsize="medium")
     axes = bottom.subplots()
-    axes.plot(angles, convolution, color=_COLORS[1], label="convolution, interpolated kernel")
+    axes.plot(angles, convolution, color=_COLORS[1], label="convolution, interpolated kernel of free weights")
+    axes.plot(angles, smooth, color=_COLORS[4], label="convolution, interpolated kernel that is smooth")
     axes.plot(angles, attention, color=_COLORS[0], label="lifting self-attention")
     axes.set(
         xlabel="angle by which the input is turned",
@@ -91,35 +92,36 @@ def draw_steerability(path: Path) -> None:
     axes.set_xticks(range(0, 181, 15), [f"{a}°" for a in range(0, 181, 15)])
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.25, 0))
+    axes.legend(frameon=False, loc="upper center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=140)
 
 
-def steerability_errors() -> tuple[list[int], list[float], list[float]]:
+def steerability_errors() -> tuple[list[int], list[float], list[float], list[float]]:
     """How far the response in the centre changes when image and pose are turned together.
 
     Smooth images, given by a formula and sampled anew at every angle, so that no image is interpolated; a convolution
-    kernel of random weights, turned by bilinear interpolation, and a lifting self-attention layer with random weights,
-    both on the same disc of pixels. The error is relative to the standard deviation of the response over the angles at
+    kernel of random weights, turned by bilinear interpolation; one that is as smooth as an encoding, a channel of it,
+    turned in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The error is relative to the standard deviation of the response over the angles at
     which the pose is turned alone; the median over the samples.
 
     Returns:
-        the angles in degrees, and the errors of the convolution and of the attention.
+        the angles in degrees, and the errors of the two convolutions and of the attention.
     """
     steps = range(0, _ANGLES // 2 + 1)
-    convolution, attention = [], []
+    free, smooth, attention = [], [], []
     for sample in range(_SAMPLES):
         image = _blobs(sample)
-        kernel = np.random.default_rng(100 + sample).standard_normal((2 * _RADIUS + 1,) * 2)
-        turned = [_turned(kernel, 2 * np.pi * k / _ANGLES) * _disc() for k in range(_ANGLES)]
-        responses = np.array([[(image(2 * np.pi * s / _ANGLES) * k).sum() for k in turned] for s in steps])
-        convolution.append(responses[..., None])
+        random = np.random.default_rng(100 + sample).standard_normal((2 * _RADIUS + 1,) * 2)
+        for kernel, responses in ((random, free), (_encoding(sample)(0.0), smooth)):
+            turned = [_turned(kernel, 2 * np.pi * k / _ANGLES) * _disc() for k in range(_ANGLES)]
+            seen = [[(image(2 * np.pi * s / _ANGLES) * k).sum() for k in turned] for s in steps]
+            responses.append(np.array(seen)[..., None])
         layer = _layer(seed=sample)
         images = torch.tensor(np.stack([image(2 * np.pi * s / _ANGLES) for s in steps]))
         with torch.no_grad():
             y = layer(layer.in_type(images[:, None])).tensor[:, :, _RADIUS, _RADIUS]
         attention.append(y.unflatten(1, (-1, _ANGLES)).transpose(1, 2).numpy())
-    return [s * 360 // _ANGLES for s in steps], _errors(convolution), _errors(attention)
+    return [s * 360 // _ANGLES for s in steps], _errors(free), _errors(smooth), _errors(attention)
 
 
 def _errors(samples: Sequence[np.ndarray]) -> list[float]:

@@ -107,9 +107,9 @@ def test_steerability(monkeypatch):
     """Exact at quarter turns; elsewhere an encoding that is evaluated is closer than a kernel that is interpolated."""
     monkeypatch.setattr(figures, "_ANGLES", 24)
     monkeypatch.setattr(figures, "_SAMPLES", 8)
-    angles, convolution, attention = figures.steerability_errors()
+    angles, convolution, smooth, attention = figures.steerability_errors()
     assert angles == list(range(0, 181, 15))
-    for errors in (convolution, attention):
+    for errors in (convolution, smooth, attention):
         assert max(errors[0], errors[6], errors[12]) < 1e-10
     between = [i for i, angle in enumerate(angles) if angle % 90]
     assert max(attention[i] for i in between) < 0.5 * min(convolution[i] for i in between)

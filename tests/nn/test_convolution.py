@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -386,6 +387,21 @@ def test_convolutions_that_are_no_attention(message):
 def test_wrong_sharpness(value):
     with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number"):
         attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sharpness", [1e6, np.float32(30)])
+def test_sharpness_to_the_end(sharpness, dtype):
+    convolution = convolution_on(C4(), fields=(1, 1), dtype=dtype)
+    x = convolution.in_type(torch.randn(1, 4, 6, 6, dtype=dtype))
+    inside = (..., slice(1, -1), slice(1, -1))
+    got = attention_from_convolution(convolution, sharpness=sharpness)(x).tensor[inside]
+    torch.testing.assert_close(got, convolution(x).tensor[inside], rtol=1e-4, atol=1e-5)
+
+
+def test_too_sharp():
+    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300, needed at most 1e\+06"):
+        attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=1e300)
 
 
 def test_wrong_options():

@@ -288,11 +288,32 @@ class TestScaledWindows:
         assert haar[1] < counting[1] / 2
         assert all(a < b / 3 for a, b in zip(haar, fixed, strict=True))
 
-    def test_any_base(self):
+    @pytest.mark.parametrize("name", ["C4", "C8"])
+    def test_any_base(self, name):
         scales = Scales(math.sqrt(2), 4)
-        layer = lifting(PLANE["C4"](), scales, kernel_size=5)
+        layer = lifting(PLANE[name](), scales, kernel_size=5)
         errors = self.errors(layer, scales, steps=2)
         assert max(errors) < 0.03
+
+    @pytest.mark.parametrize("backend", ["reference", "blocked", "tiled", "dense"])
+    @pytest.mark.parametrize("base", [math.sqrt(2), 1.5])
+    @pytest.mark.parametrize("name", ["C4", "C8"])
+    def test_nothing_outside_the_window_is_seen(self, name, base, backend):
+        """A position whose cell lies outside: no gradient comes from it, and what is not finite there stays there."""
+        scales = Scales(base, 4)
+        layer = lifting(PLANE[name](), scales, kernel_size=3, backend=backend)
+        step = torch.arange(13, dtype=torch.float64) - 6
+        y, x = torch.meshgrid(step, step, indexing="ij")
+        distance = torch.hypot(x, y) if name == "C8" else torch.maximum(x.abs(), y.abs())
+        image = random_field(layer.in_type, 13, 13, batch=1).tensor.requires_grad_()
+        features = layer(layer.in_type(image)).tensor.unflatten(1, (4, -1))
+        for i, s in enumerate(scales.values):
+            (gradient,) = torch.autograd.grad(features[0, i, :, 6, 6].square().sum(), image, retain_graph=True)
+            seen = gradient[0].abs().sum(0) > 0
+            assert torch.equal(seen, distance < s + 0.5 - 1e-6)
+            spoilt = image.detach().masked_fill(~seen, math.nan)
+            got = layer(layer.in_type(spoilt)).tensor.unflatten(1, (4, -1))[0, i, :, 6, 6]
+            torch.testing.assert_close(got, features[0, i, :, 6, 6])
 
     def test_network(self):
         space = PLANE["C4"]()
@@ -371,6 +392,8 @@ def written_out(layer, x, query):
             return 1.0 if all(step % s == 0 and abs(step) <= reach * s for step in steps) else 0.0
         if layer.measure != "haar":
             return float(all(abs(step) <= reach * s for step in steps))
+        if layer.window == "disc":
+            return min(1.0, max(0.0, reach * s + 0.5 - math.hypot(*steps)))
         return math.prod(min(1.0, max(0.0, reach * s + 0.5 - abs(step))) for step in steps)
 
     projected = {
@@ -420,11 +443,12 @@ def written_out(layer, x, query):
     ("base", "options"),
     [
         (math.sqrt(2), {}),
+        (math.sqrt(2), {"window": "disc"}),
         (math.sqrt(2), {"measure": "counting"}),
         (2, {"measure": "printed"}),
         (2, {"windows": "dilated"}),
     ],
-    ids=["haar", "counting", "printed", "dilated"],
+    ids=["haar", "disc", "counting", "printed", "dilated"],
 )
 def test_agrees_with_plain_loops(base, options, query):
     space = gspaces.flip2dOnR2()
@@ -580,10 +604,12 @@ def test_every_backend(make, backend):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
 )
-@pytest.mark.parametrize("windows", ["scaled", "dilated"])
+@pytest.mark.parametrize(
+    ("name", "base", "windows"), [("D4", 2, "scaled"), ("D4", 2, "dilated"), ("C8", 1.5, "scaled")]
+)
 @pytest.mark.parametrize("make", [lifting, group])
-def test_cuda(make, windows, dtype, tolerance):
-    layer = make(PLANE["D4"](), windows=windows)
+def test_cuda(make, name, base, windows, dtype, tolerance):
+    layer = make(PLANE[name](), Scales(base, 3), windows=windows)
     x = random_field(layer.in_type, 9, 8)
     exact = layer(x).tensor
     there = copy.deepcopy(layer).to("cuda", dtype)
@@ -602,8 +628,9 @@ def test_translations_away_from_the_border():
     torch.testing.assert_close(layer(moved).tensor[inner], layer(x).tensor.roll((1, 2), (2, 3))[inner])
 
 
-def test_compiles_in_one_graph():
-    layer = group(PLANE["flip"](), Scales(2, 2))
+@pytest.mark.parametrize(("name", "base"), [("flip", 2), ("C3", 1.5)])
+def test_compiles_in_one_graph(name, base):
+    layer = group(PLANE[name](), Scales(base, 2))
     exported = layer.export()
     x = random_field(layer.in_type, 4, 4).tensor
     torch.testing.assert_close(torch.compile(exported, fullgraph=True, backend="eager")(x), exported(x))
@@ -663,6 +690,8 @@ class TestScales:
     def test_values(self):
         assert Scales(3, 3).values == (1.0, 3.0, 9.0)
         assert Scales(1.5, 1).values == (1.0,)
+        assert Scales(np.int64(2), 3) == Scales(np.float32(2), 3) == THREE
+        assert [type(s) for s in Scales(np.float32(2), 2).values] == [float, float]
 
     def test_types_there_and_back(self):
         fields = mixed(PLANE["D4"]())
@@ -714,7 +743,11 @@ BAD_ARGUMENTS = {
     "measure: got 'lebesgue'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, measure="lebesgue")),
     "query: got 'each'": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, query="each")),
     "kernel_size: got None, needed an integer": (TypeError, lambda t: DilationSelfAttention(t, t, THREE, 1, None)),
-    "kernel_size: got 4, needed an odd": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 1, 4)),
+    "kernel_size: got 4, needed an odd number$": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 1, 4)),
+    "in_type: its gspace .* has no base space": (
+        ValueError,
+        lambda t: DilationSelfAttention(*2 * [THREE.repeat(regular(gspaces.no_base_space(C4().fibergroup), 2))], THREE),
+    ),
     "num_heads: the 2 regular fields": (ValueError, lambda t: DilationSelfAttention(t, t, THREE, 3)),
     "encoding: got AbsoluteEncoding, which sees positions": (
         ValueError,
@@ -743,6 +776,14 @@ def test_bad_arguments(message):
     error, make = BAD_ARGUMENTS[message]
     with pytest.raises(error, match=message):
         make(THREE.repeat(regular(C4(), 2)))
+
+
+def test_the_interval_is_two_scales_where_there_are():
+    for count, interval in ((1, 1), (2, 2), (3, 2)):
+        scales = Scales(2, count)
+        assert group(PLANE["C4"](), scales).plain.interval == interval
+        x = random_field(scales.repeat(mixed(PLANE["C4"]())), 4, 4)
+        assert grid_error(group(PLANE["C4"](), scales), x) < TOLERANCE
 
 
 def test_shape_of_types():

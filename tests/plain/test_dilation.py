@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -41,10 +42,25 @@ class TestScaledWindow:
     def test_shares_of_a_ball_are_those_of_its_turns(self):
         window = scaled_window(7, "disc", 1.7, 2, kind="scaled", weighted=True)
         offsets, share = positions(window)
-        assert 0 < share.min() < 0.1
+        assert 0 < share.min() < 0.25
         assert share.max() == 1
         radius = offsets.norm(dim=-1)
-        torch.testing.assert_close(share, (3 * 1.7 + 0.5 - radius).clamp(2**-10, 1))
+        torch.testing.assert_close(share, (3 * 1.7 + 0.5 - radius).clamp(max=1))
+
+    @pytest.mark.parametrize("dimension", [2, 3])
+    @pytest.mark.parametrize("shape", ["square", "disc"])
+    @pytest.mark.parametrize("base", [1.25, math.sqrt(2), 1.5, 2.0])
+    @pytest.mark.parametrize("kernel_size", [3, 5])
+    def test_has_the_positions_of_which_anything_lies_in_it_and_no_others(self, kernel_size, base, shape, dimension):
+        for scale in (1.0, base, base**2):
+            window = scaled_window(kernel_size, shape, scale, dimension, kind="scaled", weighted=True)
+            offsets, share = positions(window, (1,) * dimension)
+            end = kernel_size // 2 * scale + 0.5
+            box = range(-math.ceil(end), math.ceil(end) + 1)
+            length = (lambda x: math.hypot(*x)) if shape == "disc" else (lambda x: max(map(abs, x)))
+            expected = {x for x in itertools.product(box, repeat=dimension) if length(x) < end - 1e-6}
+            assert {tuple(x) for x in offsets.round().long().tolist()} == expected
+            assert share.min() > 0
 
     @pytest.mark.parametrize(("scale", "width"), [(1.0, 5), (math.sqrt(2), 5), (1.5, 7), (2.0, 9), (3.9, 15)])
     def test_all_positions_in_it_the_same(self, scale, width):
