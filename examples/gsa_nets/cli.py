@@ -149,7 +149,7 @@ def _rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[s
 
 def _table(name: str, runs: Sequence[Run], results: Sequence[dict[str, Any]], small: bool) -> Table:
     caption = (
-        "SMALL: few images and epochs, and attention with 12 fields, 3 heads, own queries: not the paper's networks"
+        "SMALL: few images and epochs, and attention with 12 fields, 1 head, own queries: not the paper's networks"
         if small
         else None
     )

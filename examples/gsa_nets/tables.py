@@ -145,7 +145,7 @@ def _count(network: torch.nn.Module) -> int:
 
 SMALL: dict[str, Any] = {
     f"{NETWORK}.channels": 12,
-    f"{NETWORK}.num_heads": 3,
+    f"{NETWORK}.num_heads": 1,
     f"{NETWORK}.query": "own",
 }
 """What makes the attention networks of the small version cheap; the rest is in the options of the command line."""
