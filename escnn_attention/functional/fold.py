@@ -184,7 +184,7 @@ def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
 
 
 def _finite(logarithm: Tensor) -> Tensor:
-    """With numbers whose exponentials are 0 for those of 0: a key of no measure is no key, and infinity times 0 is NaN."""
+    """With a finite number for the logarithm of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
     return logarithm.clamp(min=-1e4)
 
 

@@ -101,8 +101,9 @@ def steerability_errors() -> tuple[list[int], list[float], list[float], list[flo
 
     Smooth images, given by a formula and sampled anew at every angle, so that no image is interpolated; a convolution
     kernel of random weights, turned by bilinear interpolation; one that is as smooth as an encoding, a channel of it,
-    turned in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The error is relative to the standard deviation of the response over the angles at
-    which the pose is turned alone; the median over the samples.
+    turned in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The
+    error is relative to the standard deviation of the response over the angles at which the pose is turned alone; the
+    median over the samples.
 
     Returns:
         the angles in degrees, and the errors of the two convolutions and of the attention.
