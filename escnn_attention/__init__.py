@@ -26,20 +26,26 @@ if find_spec("escnn") is not None:
     )
     from escnn_attention.functional import working_memory
     from escnn_attention.nn import (
+        AttentionMaps,
+        AttentiveConv,
         Crop,
         DilationLiftingSelfAttention,
         DilationSelfAttention,
+        FeatureAttention,
         FieldLayerNorm,
         GroupSelfAttention,
         HalvingPool,
         LiftingSelfAttention,
         PerScale,
+        PoseAttention,
         PoseLinear,
         ScalePooling,
         Scales,
         SiLU,
         TransformerBlock,
         attention_from_convolution,
+        complete_basis,
+        fit_kernel,
     )
     from escnn_attention.quadratic import QuadraticEncoding
 else:
@@ -55,11 +61,14 @@ else:
 
 __all__ = [
     "AbsoluteEncoding",
+    "AttentionMaps",
+    "AttentiveConv",
     "Crop",
     "DilationLiftingSelfAttention",
     "DilationSelfAttention",
     "Encoding",
     "EquivarianceReport",
+    "FeatureAttention",
     "FieldLayerNorm",
     "FourierEncoding",
     "GroupSelfAttention",
@@ -68,6 +77,7 @@ __all__ = [
     "MLPEncoding",
     "NoEncoding",
     "PerScale",
+    "PoseAttention",
     "PoseLinear",
     "QuadraticEncoding",
     "RotaryEncoding",
@@ -78,6 +88,8 @@ __all__ = [
     "TransformerBlock",
     "assert_equivariant",
     "attention_from_convolution",
+    "complete_basis",
     "equivariance_report",
+    "fit_kernel",
     "working_memory",
 ]

@@ -92,7 +92,7 @@ def fibers(gspace: GSpace) -> Fibers:
     group = gspace.fibergroup
     if group.continuous:
         raise NotImplementedError(
-            f"gspace: the fiber group {group.name} is continuous; group self-attention needs a finite fiber group. "
+            f"gspace: the fiber group {group.name} is continuous; this needs a finite fiber group. "
             "Restrict the gspace to a finite subgroup, for example gspaces.rot2dOnR2(8) for gspaces.rot2dOnR2(-1)."
         )
     products = _products(group)

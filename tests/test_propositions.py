@@ -206,8 +206,10 @@ def test_propositions_5_1_and_5_2_need_the_encoding_to_turn(name, make):
 
 
 def equation_16(layer, x, matrix, printed):
-    r"""Group self-attention with one sum for each query pose, encoding :math:`h^{-1}(\tilde h^{-1} \hat h)`, as Eq. 16 is
-    printed, or :math:`h^{-1} \hat h`."""
+    r"""Group self-attention with one sum for each query pose.
+
+    It encodes :math:`h^{-1}(\tilde h^{-1} \hat h)`, as Eq. 16 is printed, or :math:`h^{-1} \hat h`.
+    """
     plain = layer.plain
     grid = Grid(x.shape[2:], plain.window, dtype=x.dtype, frame=torch.as_tensor(matrix))
     q, k, v = plain._project(x)
@@ -258,7 +260,7 @@ def keeps_its_window(window, matrices):
 @pytest.mark.parametrize("name", EVERY_GROUP)
 @pytest.mark.parametrize("make", [lifting_on, attention_on], ids=["lifting", "group"])
 def test_propositions_5_1_and_5_2_need_a_neighbourhood_that_the_group_keeps(name, make):
-    """A turned grid carries its neighbourhoods along; that N itself is invariant is what the choice of a disc is for."""
+    """A turned grid takes its neighbourhoods along; that N itself is invariant is what discs are for."""
     layer = make(EVERY_GROUP[name](), "mlp", 3)
     matrices = fibers(layer.space).action
     assert keeps_its_window(layer.plain.window, matrices)

@@ -1,5 +1,6 @@
 """The equivariant modules, one concept a file."""
 
+from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.dilation import (
     DilationLiftingSelfAttention,
@@ -8,7 +9,10 @@ from escnn_attention.nn.dilation import (
     ScalePooling,
     Scales,
 )
+from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
+from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
@@ -16,18 +20,24 @@ from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [
+    "AttentionMaps",
+    "AttentiveConv",
     "Crop",
     "DilationLiftingSelfAttention",
     "DilationSelfAttention",
+    "FeatureAttention",
     "FieldLayerNorm",
     "GroupSelfAttention",
     "HalvingPool",
     "LiftingSelfAttention",
     "PerScale",
+    "PoseAttention",
     "PoseLinear",
     "ScalePooling",
     "Scales",
     "SiLU",
     "TransformerBlock",
     "attention_from_convolution",
+    "complete_basis",
+    "fit_kernel",
 ]

@@ -14,6 +14,7 @@ _PLACES = {
     "MNIST": "data",
     "PatchCamelyon": "data",
     "RotMNIST": "data",
+    "load_network": "experiment",
 }
 
 __all__ = sorted(_PLACES)

@@ -14,6 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
+from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -27,7 +28,7 @@ from escnn_attention.training.module import Classifier
 from escnn_attention.training.quiet import quiet_lightning
 from escnn_attention.training.results import hardware, versions
 
-__all__ = ["BEST", "CONFIGURATION", "LAST", "TEST", "ExperimentCLI", "run_experiment"]
+__all__ = ["BEST", "CONFIGURATION", "LAST", "TEST", "ExperimentCLI", "load_network", "run_experiment"]
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
@@ -386,3 +387,29 @@ def _told() -> Iterator[None]:
         yield
     except (ValueError, MisconfigurationException, OSError) as error:
         raise UserError(str(error)) from error
+
+
+def load_network(folder: str | Path) -> torch.nn.Module:
+    """The trained network of an experiment: that of the highest validation accuracy, in eval mode, on the CPU.
+
+    Args:
+        folder: that was given to ``escnn-attention fit --folder``.
+
+    Raises:
+        UserError: there is no checkpoint in the folder, or it cannot be read.
+    """
+    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
+    if path is None:
+        raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
+    content = read_checkpoint(path)
+    trained = _trained(content)
+    if trained is None:
+        raise UserError(f"{path} does not say what network it is of")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=torch.nn.Module)
+    described = parser.parse_object({"network": trained["configuration"]["model"]["network"]})
+    network: torch.nn.Module = parser.instantiate_classes(described).network
+    prefix = "network."
+    weights = {name: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
+    network.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+    return network.eval()

@@ -8,9 +8,14 @@ import torch
 from escnn import gspaces, nn
 
 from escnn_attention import (
+    AttentiveConv,
+    Crop,
+    FeatureAttention,
     FieldLayerNorm,
     GroupSelfAttention,
+    HalvingPool,
     LiftingSelfAttention,
+    PoseAttention,
     PoseLinear,
     SiLU,
     TransformerBlock,
@@ -39,6 +44,11 @@ MODULES = {
     "LiftingSelfAttention": lambda: (LiftingSelfAttention(SCALARS, C4, 2, 3), 5),
     "TransformerBlock": lambda: (TransformerBlock(C4, C4, 2, 3, dropout=0.5, attention_dropout=0.5), 5),
     "TransformerBlock, pre": lambda: (TransformerBlock(VOLUME, VOLUME, 1, 3, norm="pre", dropout=0.5), 3),
+    "AttentiveConv": lambda: (AttentiveConv(C4, C4, 3), 5),
+    "FeatureAttention": lambda: (FeatureAttention(C4), 5),
+    "PoseAttention": lambda: (PoseAttention(C4), 5),
+    "Crop": lambda: (Crop(C4, 1), 5),
+    "HalvingPool": lambda: (HalvingPool(C4), 5),
     "TransformerBlock of two types": lambda: (TransformerBlock(SCALARS, C4, norm="gsa"), 4),
 }
 

@@ -16,8 +16,9 @@ import yaml
 
 pytest.importorskip("jsonargparse")
 
+from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import run_experiment
+from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.module import Classifier
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,16 @@ def test_fit_test_and_predict(configuration, tmp_path):
     again = json.loads((tmp_path / "again" / "test.json").read_text(encoding="utf-8"))
     assert again["weights_sha256"] == result["weights_sha256"]
     assert str(tmp_path) not in json.dumps(result)
+
+    network = load_network(folder)
+    data = RotMNIST(folder=tmp_path / "data", batch_size=13)
+    data.setup("test")
+    images, labels = next(iter(data.test_dataloader()))
+    with torch.no_grad():
+        right = (network(images).argmax(1) == labels).float().mean().item()
+    assert right == pytest.approx(result["accuracy"])
+    with pytest.raises(UserError, match="holds no trained network"):
+        load_network(tmp_path)
 
     call("predict", configuration(), folder)
     with (folder / "predictions.csv").open() as file:

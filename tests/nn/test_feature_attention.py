@@ -1,0 +1,277 @@
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor, R2Conv, SequentialModule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import equivariance_report
+from escnn_attention.fibers import fibers
+from escnn_attention.nn.feature_attention import FeatureAttention
+from tests import spaces
+
+EXACT = 1e-12
+SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "octahedral")}
+VARIANTS = {"both": {}, "channel": {"spatial": False}, "spatial": {"channel": False}}
+
+
+def attention_on(field_type, **options):
+    module = FeatureAttention(field_type, **{"kernel_size": 3} | options)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def input_of(module, size=5, **options):
+    return spaces.random_field(module.in_type, *spaces.shape_of(module.in_type.gspace, size), **options)
+
+
+def planes(gspace, maps):
+    """Spatial maps ``(B, poses, *space)`` as the field that they are."""
+    kind = gspace.regular_repr if maps.shape[1] > 1 else gspace.trivial_repr
+    return GeometricTensor(maps, FieldType(gspace, [kind]))
+
+
+# ------------------------------------------------------------------------------------------------------ the formula
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_published_conventions_of_group_layers(residual):
+    """C4: both layers of channel attention are sums over the poses, and the spatial map is a group convolution."""
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 4), residual=residual)
+    first, second = module.plain.squeeze.weight.view(2, 4, 4), module.plain.excite.weight.view(4, 2, 4)
+    psi = module.plain.spatial.weight.view(2, 4, 3, 3)
+    x = input_of(module, 6)
+    f = x.tensor.unflatten(1, (4, 4))
+
+    def group(weight, s):
+        return torch.stack([sum(s[..., j] @ weight[..., (j - i) % 4].T for j in range(4)) for i in range(4)], dim=-1)
+
+    z = sum(group(second, group(first, s).relu()) for s in (f.flatten(3).mean(3), f.flatten(3).amax(3)))
+    channel = z.sigmoid()
+    g = channel[..., None, None] * f
+    spatial = []
+    for i in range(4):
+        score = 0
+        for j in range(4):
+            statistics = torch.stack([g[:, :, j].mean(1), g[:, :, j].amax(1)], dim=1)
+            score = score + F.conv2d(statistics, psi[:, (j - i) % 4].rot90(i, (-2, -1))[None], padding=1)
+        spatial.append(score.sigmoid())
+    spatial = torch.cat(spatial, dim=1)
+    maps = module.attention_maps(x)
+    torch.testing.assert_close(maps.channel, channel)
+    torch.testing.assert_close(maps.spatial, spatial)
+    alpha = channel[..., None, None] * spatial[:, None]
+    expected = ((1 - alpha) if residual else alpha) * f
+    torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
+
+
+def test_the_published_conventions_of_images():
+    """Scalars for the channel, and the maximum over four turned kernels of dilation 4 for the positions."""
+    image = spaces.scalars(gspaces.rot2dOnR2(4), 1)
+    module = attention_on(image, ratio=1, kernel_size=7, dilation=4)
+    assert [tuple(p.shape) for p in module.plain.parameters()] == [(1, 1, 1), (1, 1, 1), (1, 2, 49)]
+    w1, w2, psi = (p.detach() for p in module.plain.parameters())
+    x = input_of(module, 28)
+    f = x.tensor
+    s = f.flatten(1).mean(1), f.flatten(1).amax(1)
+    channel = sum((t * w1.item()).relu() * w2.item() for t in s).sigmoid().view(2, 1, 1, 1)
+    g = channel * f
+    kernel = torch.stack([psi.view(2, 7, 7).rot90(i, (-2, -1)) for i in range(4)])
+    spatial = F.conv2d(torch.cat([g, g], 1), kernel, padding=12, dilation=4).amax(1, keepdim=True).sigmoid()
+    torch.testing.assert_close(module(x).tensor, (1 - channel * spatial) * f)
+    maps = module.attention_maps(x)
+    torch.testing.assert_close(maps.channel, channel.view(2, 1, 1))
+    torch.testing.assert_close(maps.spatial, spatial)
+
+
+def test_as_many_parameters_as_published():
+    """29,462 of the p4 network on rotated MNIST with attention on features, 24,610 without."""
+    gspace = gspaces.rot2dOnR2(4)
+    first = FeatureAttention(spaces.scalars(gspace, 1), ratio=1, dilation=4)
+    others = FeatureAttention(spaces.regular(gspace, 10))
+    count = [sum(p.numel() for p in m.parameters()) for m in (first, others)]
+    assert count[0] + 6 * count[1] == 29_462 - 24_610
+
+
+@pytest.mark.parametrize(("fields", "ratio", "hidden"), [(48, 16, 3), (96, 16, 6), (11, 5, 2), (3, 16, 1), (10, 1, 10)])
+def test_the_hidden_layer(fields, ratio, hidden):
+    module = FeatureAttention(spaces.scalars(gspaces.rot2dOnR2(4), fields), ratio=ratio, spatial=False)
+    assert module.plain.squeeze.weight.shape == (hidden, fields, 1)
+
+
+def test_squeeze_and_excitation_is_a_special_case():
+    images = spaces.scalars(gspaces.trivialOnR2(), 6)
+    module = attention_on(images, spatial=False, statistics="mean", residual=False, ratio=3)
+    x = input_of(module)
+    w1, w2 = module.plain.squeeze.weight[..., 0], module.plain.excite.weight[..., 0]
+    gate = ((x.tensor.mean((2, 3)) @ w1.T).relu() @ w2.T).sigmoid()
+    torch.testing.assert_close(module(x).tensor, gate[..., None, None] * x.tensor)
+
+
+@pytest.mark.parametrize("statistics", ["mean", "max", ("max", "mean")])
+def test_statistics(statistics):
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2), statistics=statistics)
+    x = input_of(module)
+    assert spaces.grid_error(module, x) < EXACT
+    number = 1 if isinstance(statistics, str) else 2
+    assert module.plain.spatial.weight.shape[1] == number
+    # What the other one would see does not matter: a spike changes the maximum, its opposite the mean.
+    if statistics == "max":
+        lower = x.tensor.clone()
+        lower[0, :, 2, 2] -= 100.0
+        before, after = (module.attention_maps(module.in_type(t)).channel for t in (x.tensor, lower))
+        assert torch.equal(before, after) == torch.equal(x.tensor.amax((2, 3)), lower.amax((2, 3)))
+
+
+# ---------------------------------------------------------------------------------------------------- equivariance
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", SPACES)
+def test_equivariant(name, variant):
+    gspace = SPACES[name]()
+    for field_type in spaces.regular(gspace, 2), spaces.scalars(gspace, 3):
+        module = attention_on(field_type, **VARIANTS[variant])
+        assert spaces.grid_error(module, input_of(module, 5 if gspace.dimensionality == 2 else 3)) < EXACT
+
+
+@given(st.data())
+def test_equivariant_for_layers_drawn(data):
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    make = data.draw(st.sampled_from([spaces.regular, spaces.scalars]))
+    module = attention_on(
+        make(gspace, data.draw(st.integers(1, 5))),
+        **VARIANTS[data.draw(st.sampled_from(list(VARIANTS)))],
+        ratio=data.draw(st.integers(1, 4)),
+        kernel_size=data.draw(st.sampled_from([1, 3, 5])),
+        dilation=data.draw(st.integers(1, 3)),
+        statistics=data.draw(st.sampled_from([("mean",), ("max",), ("mean", "max")])),
+        residual=data.draw(st.booleans()),
+        basis=data.draw(st.sampled_from(["auto", "bandlimited", "complete"])),
+    )
+    assert spaces.grid_error(module, input_of(module, data.draw(st.integers(3, 6)), batch=1)) < EXACT
+
+
+def test_elements_between_the_points_act_on_the_fibers():
+    """All of C8 where space plays no part."""
+    gspace = gspaces.rot2dOnR2(8)
+    module = attention_on(spaces.regular(gspace, 3), kernel_size=1)
+    x = module.in_type(torch.randn(2, 24, 1, 1).double().expand(-1, -1, 3, 3))
+    y = module(x)
+    for g in gspace.fibergroup.elements:
+        torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
+
+
+@pytest.mark.parametrize("part", ["squeeze", "excite", "spatial"])
+def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it(part):
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2))
+    x = input_of(module)
+    assert spaces.grid_error(module, x) < EXACT
+    operator = getattr(module.plain, part)
+    places = torch.randperm(operator.orbits.numel())
+    operator.orbits = operator.orbits.flatten()[places].view_as(operator.orbits)
+    assert spaces.grid_error(module, x) > 1e-4
+
+
+@pytest.mark.parametrize("kind", [spaces.regular, spaces.scalars])
+def test_attention_maps_are_equivariant(kind):
+    gspace = gspaces.flipRot2dOnR2(4)
+    module = attention_on(kind(gspace, 2))
+    x = input_of(module)
+    maps, group = module.attention_maps(x), fibers(gspace)
+    for n, g in enumerate(group.elements):
+        turned = module.attention_maps(x.transform(g))
+        channel = maps.channel[..., group.quotient[n]] if maps.channel.shape[-1] > 1 else maps.channel
+        torch.testing.assert_close(turned.channel, channel)
+        torch.testing.assert_close(turned.spatial, planes(gspace, maps.spatial).transform(g).tensor)
+
+
+def test_in_front_of_a_convolution_of_escnn():
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 2)
+    network = SequentialModule(attention_on(fields), R2Conv(fields, fields, 3))
+    report = equivariance_report(network, (1, 8, 7, 7))
+    assert report.relative_error < 1e-6
+    assert not report.inexact_layers
+
+
+@pytest.mark.parametrize(("variant", "present"), [("both", (1, 1)), ("channel", (1, 0)), ("spatial", (0, 1))])
+def test_shapes_of_the_maps(variant, present):
+    module = attention_on(spaces.regular(gspaces.flipRot2dOnR2(2), 3), **VARIANTS[variant])
+    maps = module.attention_maps(input_of(module))
+    shapes = (2, 3, 4), (2, 4, 5, 5)
+    assert [m if m is None else tuple(m.shape) for m in maps] == [
+        s if p else None for s, p in zip(shapes, present, strict=True)
+    ]
+    assert all(((m > 0) & (m < 1)).all() for m in maps if m is not None)
+
+
+# ----------------------------------------------------------------------------------------------------------- duties
+
+
+def test_gradients():
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(2), 2))
+    x = input_of(module, 3, batch=1).tensor.requires_grad_()
+    torch.autograd.gradcheck(module.plain, (x,))
+    torch.autograd.gradgradcheck(module.plain, (x,))
+
+
+def test_state_and_precision():
+    module, other = (attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2)) for _ in range(2))
+    x = input_of(module)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer))
+    torch.testing.assert_close(other(x).tensor, module(x).tensor)
+    assert spaces.grid_error(module.to(torch.bfloat16).double(), x) < EXACT
+
+
+def test_export_and_shape():
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2))
+    x = input_of(module)
+    assert module.evaluate_output_shape(tuple(x.shape)) == tuple(module(x).shape)
+    torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
+
+
+def test_repr():
+    module = FeatureAttention(spaces.regular(gspaces.rot2dOnR2(4), 2), dilation=2, residual=False, statistics="max")
+    for part in ("ratio=2", "kernel_size=7", "dilation=2", "residual=False", "statistics=('max',)"):
+        assert part in repr(module)
+
+
+def test_mistakes():
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 2)
+    with pytest.raises(TypeError, match="in_type: got str"):
+        FeatureAttention("fields")
+    with pytest.raises(ValueError, match="in_type: FeatureAttention needs regular fields only, or trivial fields only"):
+        FeatureAttention(spaces.mixed(gspace))
+    with pytest.raises(ValueError, match=r"in_type: FeatureAttention .* got quotient"):
+        FeatureAttention(FieldType(gspace, [gspace.quotient_repr(2)]))
+    with pytest.raises(ValueError, match="in_type: FeatureAttention convolves over a grid of 2 or 3 dimensions"):
+        FeatureAttention(spaces.regular(spaces.POINT["D4 on a point"](), 1))
+    with pytest.raises(ValueError, match="channel, spatial: got False for both"):
+        FeatureAttention(fields, channel=False, spatial=False)
+    with pytest.raises(ValueError, match="kernel_size: got 6, needed an odd number"):
+        FeatureAttention(fields, kernel_size=6)
+    for argument in ("ratio", "dilation"):
+        with pytest.raises(ValueError, match=f"{argument}: got 0, needed at least 1"):
+            FeatureAttention(fields, **{argument: 0})
+    with pytest.raises(ValueError, match="statistics: got 'median', needed one of 'mean', 'max'"):
+        FeatureAttention(fields, statistics=["median"])
+    for statistics in ((), ("mean", "mean")):
+        with pytest.raises(ValueError, match=r"statistics: got .*, needed 'mean', 'max' or both"):
+            FeatureAttention(fields, statistics=statistics)
+    with pytest.raises(ValueError, match="basis: got 'all'"):
+        FeatureAttention(fields, basis="all")
+    with pytest.raises(ValueError, match="input: FeatureAttention got a tensor of type"):
+        FeatureAttention(fields)(spaces.random_field(spaces.regular(gspace, 3), 5, 5))
+    continuous = gspaces.rot2dOnR2(-1)
+    with pytest.raises(NotImplementedError, match="continuous"):
+        FeatureAttention(FieldType(continuous, [continuous.trivial_repr]))

@@ -1,0 +1,250 @@
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, R2Conv, R3Conv
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.fibers import fibers
+from escnn_attention.nn.kernels import complete_basis, fit_kernel, kernel_orbits, pose_kernel, poses_of
+from tests import spaces
+
+SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "C3 3D", "octahedral")}
+
+
+def types_of(gspace, in_poses, out_poses, fields=(1, 1)):
+    make = [spaces.regular if n > 1 else spaces.scalars for n in (in_poses, out_poses)]
+    return make[0](gspace, fields[0]), make[1](gspace, fields[1])
+
+
+def pairs_of_poses(gspace):
+    order = fibers(gspace).order
+    return {(o, i) for o in (1, order) for i in (1, order)}
+
+
+def filter_of(kernel):
+    """``(out, in, *kernel)``, as PyTorch's convolutions have it."""
+    return kernel.flatten(0, 1).flatten(1, 2)
+
+
+# ----------------------------------------------------------------------------------------------- the complete basis
+
+
+def sizes_of_groups():
+    for name in ("flip", "C2", "C4", "D4"):
+        for size in range(1, 8):
+            slow = size > (3 if name == "D4" else 5)
+            yield pytest.param(name, size, marks=[pytest.mark.exhaustive] if slow else [])
+
+
+@pytest.mark.parametrize(("name", "size"), list(sizes_of_groups()))
+def test_the_basis_has_the_rank_of_all_equivariant_kernels(name, size):
+    gspace = spaces.PLANE[name]()
+    for out_poses, in_poses in pairs_of_poses(gspace):
+        number = kernel_orbits(gspace, out_poses, in_poses, size).max() + 1
+        if in_poses > 1 and out_poses > 1:
+            assert number == in_poses * size**2
+        convolution = R2Conv(
+            *types_of(gspace, in_poses, out_poses), size, bias=False, initialize=False, **complete_basis(size)
+        )
+        expand = convolution.basisexpansion
+        elements = torch.func.vmap(expand)(torch.eye(expand.dimension())).flatten(1).double()
+        squares = torch.linalg.eigvalsh(elements @ elements.T)
+        assert (squares > 1e-4 * squares.max()).sum() == number
+        assert (squares > 1e-10 * squares.max()).sum() == number  # the rest is rounding
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", ["trivial 3D", "mirror", "C4 3D"])
+def test_the_basis_is_complete_in_space(name, size):
+    gspace = spaces.VOLUME[name]()
+    order = fibers(gspace).order
+    for out_poses, in_poses in ((order, order), (order, 1)):
+        convolution = R3Conv(
+            *types_of(gspace, in_poses, out_poses), size, initialize=False, **complete_basis(size, dimensions=3)
+        )
+        kernel = filter_of(pose_kernel(gspace, 1, out_poses, 1, in_poses, size, gain=1.0)())
+        assert fit_kernel(convolution, kernel) < 1e-4
+
+
+def test_the_defaults_of_escnn_are_not_complete():
+    """The negative control, and the reason for the function."""
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 1)
+    assert R2Conv(fields, fields, 3, initialize=False).basisexpansion.dimension() == 24
+    for size in (3, 4, 5, 7):
+        kernel = filter_of(pose_kernel(gspace, 1, 4, 1, 4, size, gain=1.0)())
+        with pytest.raises(ValueError, match="kernel: the nearest filter of the basis is"):
+            fit_kernel(R2Conv(fields, fields, size, initialize=False), kernel)
+
+
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_the_basis_is_complete_with_dilation(dilation):
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 1)
+    options = complete_basis(5, dilation=dilation)
+    convolution = R2Conv(fields, fields, 5, dilation=dilation, initialize=False, **options)
+    assert fit_kernel(convolution, filter_of(pose_kernel(gspace, 1, 4, 1, 4, 5, gain=1.0)())) < 1e-5
+
+
+# --------------------------------------------------------------------------------------------------------- the fit
+
+
+@given(st.data())
+def test_fits_any_equivariant_kernel(data):
+    gspace = spaces.PLANE[data.draw(st.sampled_from(["trivial", "flip", "C2", "C4", "D4"]))]()
+    out_poses, in_poses = data.draw(st.sampled_from(sorted(pairs_of_poses(gspace))))
+    size, fields = data.draw(st.integers(1, 5)), (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)))
+    kernel = filter_of(pose_kernel(gspace, fields[1], out_poses, fields[0], in_poses, size, gain=1.0)())
+    convolution = R2Conv(*types_of(gspace, in_poses, out_poses, fields), size, **complete_basis(size))
+    if data.draw(st.booleans()):
+        convolution.eval()
+    assert fit_kernel(convolution, kernel) < 1e-5
+    got = convolution.expand_parameters()[0] if convolution.training else convolution.filter
+    torch.testing.assert_close(got, kernel, atol=1e-5, rtol=0)
+
+
+def test_fits_fields_of_several_types():
+    gspace = gspaces.rot2dOnR2(4)
+    mixed = spaces.mixed(gspace)
+    source, copy = (R2Conv(mixed, mixed, 3, **complete_basis(3)) for _ in range(2))
+    assert fit_kernel(copy, source.expand_parameters()[0]) < 1e-5
+    torch.testing.assert_close(copy.expand_parameters()[0], source.expand_parameters()[0], atol=1e-5, rtol=1e-5)
+
+
+def test_fits_groups_of_channels():
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 4)
+    source, copy = (R2Conv(fields, fields, 3, groups=2, **complete_basis(3)) for _ in range(2))
+    assert fit_kernel(copy, source.expand_parameters()[0]) < 1e-5
+    torch.testing.assert_close(copy.expand_parameters()[0], source.expand_parameters()[0], atol=1e-5, rtol=1e-5)
+
+
+def test_refuses_a_kernel_that_is_not_equivariant():
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    convolution = R2Conv(fields, fields, 3, **complete_basis(3))
+    before = convolution.weights.clone()
+    with pytest.raises(ValueError, match=r"kernel: the nearest filter .* needed an equivariant kernel"):
+        fit_kernel(convolution, torch.randn(8, 8, 3, 3))
+    assert torch.equal(convolution.weights, before)
+    assert fit_kernel(convolution, torch.randn(8, 8, 3, 3), tolerance=1.0) > 0.1
+
+
+def test_wrong_arguments():
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
+    convolution = R2Conv(fields, fields, 3, initialize=False)
+    with pytest.raises(TypeError, match="convolution: got Conv2d, needed an R2Conv or R3Conv"):
+        fit_kernel(torch.nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 3, 3))
+    with pytest.raises(ValueError, match=r"kernel: got \(4, 4, 5, 5\), needed .* of shape \(4, 4, 3, 3\)"):
+        fit_kernel(convolution, torch.zeros(4, 4, 5, 5))
+    with pytest.raises(ValueError, match="kernel: got list, needed"):
+        fit_kernel(convolution, [0.0])
+    with pytest.raises(ValueError, match="kernel_size: got 0, needed at least 1"):
+        complete_basis(0)
+    with pytest.raises(TypeError, match=r"dilation: got 1\.5, needed an integer"):
+        complete_basis(3, dilation=1.5)
+    with pytest.raises(ValueError, match="dimensions: got 1, needed 2 or 3"):
+        complete_basis(3, dimensions=1)
+    with pytest.raises(ValueError, match="kernel_size: got 2, at which escnn's band-limited basis is empty"):
+        pose_kernel(gspaces.rot2dOnR2(8), 1, 8, 1, 8, 2, gain=1.0)
+    with pytest.raises(ValueError, match="basis: got 'all', needed one of 'auto', 'complete', 'bandlimited'"):
+        pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, basis="all", gain=1.0)
+
+
+def test_poses_of_a_type():
+    gspace = gspaces.flipRot2dOnR2(3)
+    assert poses_of("in_type", spaces.regular(gspace, 2), "Layer") == 6
+    assert poses_of("in_type", spaces.scalars(gspace, 2), "Layer") == 1
+    both = FieldType(gspace, [gspace.regular_repr, gspace.trivial_repr])
+    with pytest.raises(ValueError, match=r"in_type: Layer needs regular fields only, or trivial .*; got irrep_.*, reg"):
+        poses_of("in_type", both, "Layer")
+
+
+# ------------------------------------------------------------------------------------------- kernels between poses
+
+
+@pytest.mark.parametrize("basis", ["auto", "complete", "bandlimited"])
+@pytest.mark.parametrize("name", [n for n in SPACES if n != "octahedral"])
+def test_kernels_are_equivariant(name, basis):
+    """As convolutions, under every element that maps the grid onto itself."""
+    gspace = SPACES[name]()
+    for out_poses, in_poses in pairs_of_poses(gspace):
+        for size in (1, 2, 3):
+            if (gspace.dimensionality == 3 and size == 3) or (basis != "complete" and size == 2):
+                continue
+            kernel = filter_of(pose_kernel(gspace, 2, out_poses, 1, in_poses, size, basis=basis, gain=1.0).double()())
+            assert equivariance_error(gspace, kernel, in_poses, out_poses, fields=(1, 2)) < 1e-12
+
+
+def equivariance_error(gspace, kernel, in_poses, out_poses, fields):
+    in_type, out_type = types_of(gspace, in_poses, out_poses, fields)
+    convolve = [torch.nn.functional.conv2d, torch.nn.functional.conv3d][gspace.dimensionality - 2]
+    x = spaces.random_field(in_type, *[4] * gspace.dimensionality)
+    y = out_type(convolve(x.tensor, kernel))
+    errors = [
+        (convolve(x.transform(g).tensor, kernel) - y.transform(g).tensor).norm() / y.tensor.norm()
+        for g in spaces.grid_elements(gspace)
+    ]
+    return max(errors).item()
+
+
+def test_a_kernel_that_is_not_turned_is_found_out():
+    """The negative control."""
+    gspace = gspaces.rot2dOnR2(4)
+    kernel = filter_of(pose_kernel(gspace, 2, 4, 1, 4, 3, gain=1.0).double()())
+    assert equivariance_error(gspace, kernel, 4, 4, (1, 2)) < 1e-12
+    assert equivariance_error(gspace, kernel.flip(-1), 4, 4, (1, 2)) > 0.1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_weights_are_the_kernel_of_the_first_pose(size):
+    """The published layout: pose i turns ψ by i quarters, and input pose j is seen from it as j - i."""
+    kernel = pose_kernel(gspaces.rot2dOnR2(4), 2, 4, 3, 4, size, gain=1.0)
+    psi = kernel.weight.unflatten(2, (4, size, size))
+    lifting = pose_kernel(gspaces.rot2dOnR2(4), 2, 4, 3, 1, size, gain=1.0)
+    for i in range(4):
+        turned = lifting.weight.unflatten(2, (size, size)).rot90(i, (-2, -1))
+        assert torch.equal(lifting()[:, i, :, 0], turned)
+        for j in range(4):
+            assert torch.equal(kernel()[:, i, :, j], psi[:, :, (j - i) % 4].rot90(i, (-2, -1)))
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(4), gspaces.octaOnR3, gspaces.mirOnR3])
+def test_weights_are_what_the_identity_sees(make):
+    gspace = make()
+    order = fibers(gspace).order
+    e = fibers(gspace).index(gspace.fibergroup.identity)
+    size = (3,) * gspace.dimensionality
+    kernel = pose_kernel(gspace, 1, order, 1, order, 3, gain=1.0)
+    assert torch.equal(kernel()[0, e, 0], kernel.weight.view(order, *size))
+    for out_poses, in_poses in ((order, 1), (1, order)):
+        kernel = pose_kernel(gspace, 1, out_poses, 1, in_poses, 3, gain=1.0)
+        seen = kernel()[0, e, 0, 0] if out_poses > 1 else kernel()[0, 0, 0, e]
+        assert torch.equal(seen, kernel.weight.view(size))
+
+
+def test_maps_without_places_are_group_matrices():
+    gspace = gspaces.flipRot2dOnR2(3)
+    table = fibers(gspace).quotient
+    kernel = pose_kernel(gspace, 2, 6, 3, 6, None, gain=1.0)
+    assert np.array_equal(kernel.orbits, table)
+    assert kernel().shape == (2, 6, 3, 6)
+    assert torch.equal(kernel()[1, :, 2], kernel.weight[1, 2][torch.as_tensor(table)])
+
+
+@pytest.mark.parametrize("basis", ["complete", "bandlimited"])
+@pytest.mark.parametrize("name", ["C4", "C8"])
+def test_drawn_kernels_have_the_gain(name, basis):
+    gspace = spaces.PLANE[name]()
+    kernel = pose_kernel(gspace, 300, fibers(gspace).order, 2, fibers(gspace).order, 3, basis=basis, gain=2.0)()
+    assert abs(kernel.flatten(2).square().sum(-1).mean().item() / 2.0 - 1) < 0.15
+
+
+def test_the_state_holds_the_basis():
+    gspace = gspaces.rot2dOnR2(8)
+    source, copy = (pose_kernel(gspace, 1, 8, 1, 8, 3, gain=1.0) for _ in range(2))
+    assert set(source.state_dict()) == {"weight", "basis"}
+    copy.basis.zero_()
+    copy.load_state_dict(source.state_dict())
+    assert torch.equal(copy(), source())
+    assert set(pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, gain=1.0).state_dict()) == {"weight"}
