@@ -387,10 +387,10 @@ class DilationLiftingSelfAttention(_DilationAttention):
 
     Args:
         in_type: trivial fields only, without scales.
-        out_type, scales, num_heads, kernel_size, head_fields, encoding, windows, window, measure, projection, dropout,
-            bias, backend: as in :class:`DilationSelfAttention`. ``projection`` is that of the output, and with
-            ``measure="printed"`` it is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and
-            ``"counting"`` are the same.
+        out_type, scales, num_heads, kernel_size, head_fields, encoding, window, dropout, bias, backend: as in
+            :class:`DilationSelfAttention`.
+        windows, measure, projection: likewise. ``projection`` is that of the output, and with ``measure="printed"`` it
+            is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and ``"counting"`` are the same.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
