@@ -376,7 +376,7 @@ def _digest(weights: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(weights[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(weights[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -43,8 +43,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For its folder."""
-        return "".join(c if c.isalnum() else "_" for c in self.label.replace("×", "x")).strip("_").lower()
+        """For its folder: the data set and the label."""
+        name = f"{self.base.partition('_')[0]}_{self.label.replace('×', 'x')}"
+        return "".join(c if c.isalnum() else "_" for c in name).strip("_").lower()
 
     def configuration(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration file with the changes in it, and ``more`` of them."""

@@ -58,7 +58,7 @@ def test_changes_reach_the_configuration():
     assert config["model"]["network"]["init_args"]["gspace"]["init_args"] == {"N": 8}
     assert config["trainer"]["max_epochs"] == 2
     assert config["data"]["init_args"] == {"batch_size": 8, "limit_train": 5}
-    assert run.name == "a_run"
+    assert run.name == "rotmnist_a_run"
 
 
 def test_a_run_is_trained_once(small_rotmnist, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_a_run_is_trained_once(small_rotmnist, tmp_path, monkeypatch):
     assert 0 <= result["accuracy"] <= 1
     assert result["seed"] == 1
     assert len(result["curve"]) == 1
-    requested = yaml.safe_load((tmp_path / "r4_sa_3x3-1" / "requested.yaml").read_text(encoding="utf-8"))
+    requested = yaml.safe_load((tmp_path / "rotmnist_r4_sa_3x3-1" / "requested.yaml").read_text(encoding="utf-8"))
     assert requested["seed_everything"] == 1
 
     def again(*_):

@@ -277,6 +277,24 @@ def test_checkpoints_run_no_code(configuration, tmp_path):
     assert not (tmp_path / "it ran").exists()
 
 
+def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
+    """Batch norms count their batches, in a number without dimensions."""
+    gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
+    options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
+    options |= {"convolutions": [1, 1], "attention": [0, 1]}
+    network = {"class_path": "escnn_attention.models.HybridNet", "init_args": options}
+    file = configuration(model__network=network, trainer__max_epochs=1)
+    call("fit", file, tmp_path / "run")
+    call("test", file, tmp_path / "run")
+    first = json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))["weights_sha256"]
+    content = torch.load(tmp_path / "run" / "best.ckpt", weights_only=True)
+    name = next(name for name, value in content["state_dict"].items() if value.dim() == 0)
+    content["state_dict"][name] += 1
+    torch.save(content, tmp_path / "run" / "best.ckpt")
+    call("test", file, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))["weights_sha256"] != first
+
+
 def test_callbacks_of_ones_own(configuration, tmp_path):
     """In the configuration, for all commands."""
     callbacks = [
