@@ -45,7 +45,7 @@ def digits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
 def hybrid(gspace: GSpace, width: int) -> HybridNet:
     """Convolutions, half the grid, a convolution, and a block of attention."""
     return HybridNet(
-        gspace, 1, 10, widths=(width // 2, width), convolutions=(1, 1), attention=(0, 1), num_heads=2, window=5
+        gspace, 1, 10, widths=(width // 2, width), convolutions=(1, 1), attention=(0, 1), num_heads=2, kernel_size=5
     )
 
 
