@@ -10,6 +10,8 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from hypothesis import strategies as st
 
+from escnn_attention.fibers import fibers
+
 PLANE: dict[str, Callable[[], GSpace]] = {
     "trivial": gspaces.trivialOnR2,
     "flip": gspaces.flip2dOnR2,
@@ -91,6 +93,29 @@ def grid_error(module: EquivariantModule, x: GeometricTensor) -> float:
         errors = [
             (module(x.transform(g)).tensor - y.transform(g).tensor).norm() / size_of(y.tensor)
             for g in grid_elements(x.type.gspace)
+        ]
+    return max(e.item() for e in errors)
+
+
+def turned_error(module: EquivariantModule, x: GeometricTensor, on_grid: Callable[..., torch.Tensor]) -> float:
+    """The largest relative error over all elements g of the fiber group, whether or not they keep the grid.
+
+    An element that does not map the grid onto itself turns the grid too: the features g · x live on the turned grid,
+    where no interpolation is needed, and the module must give there what g does to its output. Neighbourhoods turn with
+    the grid; that they are invariant is to be tested apart.
+
+    Args:
+        module: the module.
+        x: its input.
+        on_grid: the module on values ``x`` whose grid is turned by a matrix.
+    """
+    group = fibers(x.type.gspace)
+    with torch.no_grad():
+        y = GeometricTensor(on_grid(x.tensor, torch.eye(group.dimension)), module.out_type)
+        errors = [
+            (on_grid(x.transform_fibers(g).tensor, torch.tensor(matrix)) - y.transform_fibers(g).tensor).norm()
+            / size_of(y.tensor)
+            for g, matrix in zip(group.elements, group.action, strict=True)
         ]
     return max(e.item() for e in errors)
 

@@ -19,7 +19,7 @@ from escnn_attention.fibers import fibers
 from escnn_attention.functional import attention
 from escnn_attention.positions import Grid, Window
 from escnn_attention.quadratic import QuadraticEncoding
-from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of
+from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of, turned_error
 
 EXACT = 2e-14  # relative, in float64
 BROKEN = 1e-3
@@ -93,14 +93,9 @@ def turned(layer, x, matrix):
     return layer.plain.attend(x, grid)
 
 
-@torch.no_grad()
 def turning_error(layer, x):
     """The largest error over all elements of the fiber group, on or off the grid."""
-    y, errors = layer(x).tensor, []
-    for g, matrix in zip(fibers(x.type.gspace).elements, fibers(x.type.gspace).action, strict=True):
-        got = turned(layer, x.transform_fibers(g).tensor, matrix)
-        errors.append(relative(got, GeometricTensor(y, layer.out_type).transform_fibers(g).tensor))
-    return max(errors)
+    return turned_error(layer, x, lambda values, matrix: turned(layer, values, matrix))
 
 
 # --------------------------------------------------------------------------------------------------- Proposition 4.1

@@ -15,18 +15,14 @@ from typer.testing import CliRunner
 from escnn_attention.training.errors import UserError
 from examples.gsa_nets import cli, figures, tables
 from examples.gsa_nets.runs import DATA, Run, execute
+from tests import samples
 
 
 @pytest.fixture
 def small_rotmnist(tmp_path):
-    draw = np.random.default_rng(0)
     folder = tmp_path / "data"
     folder.mkdir()
-    arrays = {}
-    for part, count in (("train", 32), ("valid", 8), ("test", 8)):
-        arrays[f"{part}_images"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        arrays[f"{part}_labels"] = draw.integers(0, 10, count)
-    np.savez(folder / "rotmnist.npz", **arrays)
+    np.savez(folder / "rotmnist.npz", **samples.rotmnist(train=32, valid=8, test=8))
     return folder
 
 

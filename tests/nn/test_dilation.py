@@ -12,7 +12,6 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor, IIDBatchNorm2d, InnerBatchNorm, SequentialModule
 
 from escnn_attention import FieldLayerNorm, GroupSelfAttention, HalvingPool, LiftingSelfAttention, PoseLinear, SiLU
-from escnn_attention.fibers import fibers
 from escnn_attention.nn.dilation import (
     DilationLiftingSelfAttention,
     DilationSelfAttention,
@@ -20,7 +19,8 @@ from escnn_attention.nn.dilation import (
     ScalePooling,
     Scales,
 )
-from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of, size_of
+from tests import spaces
+from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of
 
 TOLERANCE = 1e-10
 EXACT = 1e-13
@@ -49,17 +49,8 @@ def drawn(module):
 
 
 def turned_error(layer, x):
-    """The largest relative error over all elements of the fiber group, which turn the grid where they do not map it."""
-    space = x.type.gspace
-    core, worst = layer.plain, 0.0
-    with torch.no_grad():
-        y = layer(x).tensor
-        for i, g in enumerate(fibers(space).elements):
-            turned = core.positions(x.tensor, frame=torch.tensor(fibers(space).action[i]))
-            got = core.attend(x.transform_fibers(g).tensor, turned)
-            expected = GeometricTensor(y, layer.out_type).transform_fibers(g).tensor
-            worst = max(worst, ((got - expected).norm() / size_of(y)).item())
-    return worst
+    core = layer.plain
+    return spaces.turned_error(layer, x, lambda values, frame: core.attend(values, core.positions(values, frame=frame)))
 
 
 def between(x, base=2):

@@ -25,6 +25,7 @@ from escnn_attention import (
 from escnn_attention.fibers import fibers
 from escnn_attention.functional import BACKENDS
 from escnn_attention.positions import Grid
+from tests import spaces
 from tests.spaces import (
     ALL,
     LARGE,
@@ -37,7 +38,6 @@ from tests.spaces import (
     regular,
     scalars,
     shape_of,
-    size_of,
 )
 
 ENCODINGS = ["mlp", "separable", "fourier", "rotary", "absolute", "none"]
@@ -45,23 +45,11 @@ TOLERANCE = 1e-10
 
 
 def turned_error(layer, x):
-    """The largest relative error over all elements g of the fiber group.
+    def on_grid(values, frame):
+        grid = Grid(values.shape[2:], layer.plain.window, dtype=values.dtype, frame=frame)
+        return layer.plain.attend(values, grid)
 
-    An element that does not map the grid onto itself turns the grid too: the features g · x live on the turned grid,
-    where no interpolation is needed, and the layer must give there what g does to its output.
-    """
-    space = x.type.gspace
-    grid = {"dtype": x.tensor.dtype}
-    worst = 0.0
-    with torch.no_grad():
-        y = layer.plain.attend(x.tensor, Grid(x.shape[2:], layer.plain.window, **grid))
-        for g in space.fibergroup.elements:
-            frame = torch.tensor(fibers(space).action[fibers(space).index(g)])
-            turned = Grid(x.shape[2:], layer.plain.window, frame=frame, **grid)
-            got = layer.plain.attend(x.transform_fibers(g).tensor, turned)
-            expected = GeometricTensor(y, layer.out_type).transform_fibers(g).tensor
-            worst = max(worst, ((got - expected).norm() / size_of(y)).item())
-    return worst
+    return spaces.turned_error(layer, x, on_grid)
 
 
 def attention_for(space, *, lifting=False, encoding="mlp", size=None, **options):

@@ -9,6 +9,7 @@ from escnn_attention.training.data import load_digits
 from escnn_attention.training.images import ImageData
 from escnn_attention.training.progress import Reporter
 from escnn_attention.training.settings import Settings
+from tests import samples
 
 
 class Listener(Reporter):
@@ -61,9 +62,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def rotmnist_arrays() -> dict[str, np.ndarray]:
     """A small stand-in for rotmnist.npz: other images, the same format."""
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for part, count in (("train", 6), ("valid", 3), ("test", 4)):
-        arrays[f"{part}_images"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        arrays[f"{part}_labels"] = generator.integers(0, 10, count)
-    return arrays
+    return samples.rotmnist(train=6, valid=3, test=4)

@@ -20,6 +20,7 @@ from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.module import Classifier
+from tests import samples
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,14 +28,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def configuration(tmp_path):
     """A small GSA-Net on a small rotMNIST: a file to call with, and what may be changed in it."""
-    draw = np.random.default_rng(0)
     data = tmp_path / "data"
     data.mkdir()
-    arrays = {}
-    for part, count in (("train", 24), ("valid", 10), ("test", 13)):
-        arrays[f"{part}_images"] = draw.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        arrays[f"{part}_labels"] = draw.integers(0, 10, count)
-    np.savez(data / "rotmnist.npz", **arrays)
+    np.savez(data / "rotmnist.npz", **samples.rotmnist(train=24, valid=10, test=13))
     config = {
         "seed_everything": 3,
         "trainer": {"max_epochs": 3, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
