@@ -11,9 +11,18 @@ from typing import Any
 _PLACES = {
     "CIFAR10": "data",
     "Classifier": "module",
+    "Clouds": "data",
+    "Constellations": "data",
     "MNIST": "data",
+    "ModelNet40": "data",
     "PatchCamelyon": "data",
+    "PointClassifier": "points",
+    "PointDynamics": "points",
+    "PointRegression": "points",
+    "QM9": "data",
     "RotMNIST": "data",
+    "SampledSolids": "data",
+    "Springs": "data",
     "load_network": "experiment",
 }
 

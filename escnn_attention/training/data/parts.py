@@ -1,0 +1,191 @@
+"""What data modules have in common, whatever their batches hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sized
+from typing import Any, ClassVar, Protocol
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader, Dataset
+
+from escnn_attention.training.data.sampling import EvaluationSampler, TrainingSampler
+from escnn_attention.training.errors import UserError
+
+_PARTS = {
+    "fit": ("train", "valid"),
+    "validate": ("valid",),
+    "test": ("test",),
+    "predict": ("test",),
+    None: ("train", "valid", "test"),
+}
+
+
+class Source(Sized, Protocol):
+    """Things that have a number each, wherever they are."""
+
+    def take(self, indices: Any) -> Any:
+        """Those with the numbers ``indices``, as a batch."""
+        ...
+
+
+class DataInParts(pl.LightningDataModule, ABC):
+    """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in batches that do not depend on how they are made.
+
+    A training batch is a function of the seed, the epoch and its number: of neither the number of processes, nor of
+    workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
+    epoch is left out. Of the validation and test parts everything is seen exactly once.
+
+    A subclass says what is in the data set and where it is.
+
+    Args:
+        batch_size: things in a training step over all processes together; a multiple of their number.
+        seed: of the order of the training part.
+        num_workers: processes that prepare batches; 0 does it in the training process.
+        eval_batch_size: things in a validation or test step over all processes together; by default ``batch_size``.
+        limits: of each part, use the first so many only; ``None`` for all.
+
+    Raises:
+        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
+            be met.
+    """
+
+    things: ClassVar[str]
+    """What batches hold, for people: a plural."""
+
+    def __init__(
+        self,
+        batch_size: int,
+        seed: int,
+        num_workers: int,
+        eval_batch_size: int | None,
+        limits: Mapping[str, int | None],
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.limits = dict(limits)
+        self._sources: dict[str, Source] = {}
+        at_least(1, batch_size=batch_size, eval_batch_size=self.eval_batch_size)
+        at_least(0, seed=seed, num_workers=num_workers)
+        at_least(1, **{f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None})
+
+    # What a subclass fills in.
+
+    def _prepare(self) -> None:
+        """Make or download what is kept in files. Called in one process of a node."""
+
+    @abstractmethod
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        """The parts asked for, at least the first so many of each."""
+
+    @abstractmethod
+    def _batches(self, part: str) -> Dataset[Any]:
+        """A data set that answers a :class:`~.sampling.Draw` with a batch."""
+
+    # What Lightning calls.
+
+    def prepare_data(self) -> None:
+        """Make or download what is kept in files. Lightning calls it in one process of a node."""
+        self._prepare()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the parts of a stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or all of them."""
+        if stage not in _PARTS:
+            raise UserError(f"stage must be one of {', '.join(filter(None, _PARTS))}, got {stage!r}")
+        parts = {part: self.limits.get(part) for part in _PARTS[stage] if part not in self._sources}
+        if parts:
+            self._sources.update(self._load(parts))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        rank, world_size = self._process()
+        count = self._count("train")
+        _check_shares("batch_size", self.batch_size, world_size, self.things)
+        if count < self.batch_size:
+            raise UserError(
+                f"batch_size must be at most the number of training {self.things}, got {self.batch_size} for {count}:"
+                " an epoch leaves out what does not fill a batch"
+            )
+        sampler = TrainingSampler(count, self.batch_size, self.seed, rank, world_size)
+        # Lightning sets the epoch, but where a run is resumed with workers, it lets them begin before that.
+        if self.trainer is not None:
+            sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
+        return self._loader("train", sampler)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._evaluation_loader("valid")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The batches of the test part, targets included."""
+        return self._evaluation_loader("test")
+
+    # How.
+
+    def _process(self) -> tuple[int, int]:
+        """Rank and number of the processes."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    def _count(self, part: str) -> int:
+        if part not in self._sources:
+            raise UserError(f"the {part} {self.things} are not loaded: call prepare_data() and setup() first")
+        length, limit = len(self._sources[part]), self.limits.get(part)
+        return length if limit is None else min(length, limit)
+
+    def _evaluation_loader(self, part: str) -> DataLoader[Any]:
+        rank, world_size = self._process()
+        count = self._count(part)
+        _check_shares("eval_batch_size", self.eval_batch_size, world_size, self.things)
+        if count < world_size:
+            raise UserError(
+                f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
+            )
+        return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
+
+    def _loader(self, part: str, sampler: TrainingSampler | EvaluationSampler) -> DataLoader[Any]:
+        # With batch_size=None a whole draw goes to the data set, which answers with a batch.
+        return DataLoader(
+            self._batches(part),
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self._on_cuda(),
+        )
+
+    def _on_cuda(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+
+def at_least(least: float, **values: float) -> None:
+    """Check arguments, given by their names.
+
+    Raises:
+        UserError: one is less than ``least``, or is no number.
+    """
+    for name, value in values.items():
+        if not value >= least:
+            raise UserError(f"{name} must be at least {least}, got {value}")
+
+
+def one_of(choices: tuple[Any, ...], **values: Any) -> None:
+    """Check arguments, given by their names.
+
+    Raises:
+        UserError: one is not among ``choices``.
+    """
+    for name, value in values.items():
+        if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
+            raise UserError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def _check_shares(name: str, batch_size: int, world_size: int, things: str) -> None:
+    if batch_size % world_size:
+        raise UserError(
+            f"{name} must be a multiple of the number of processes, got {batch_size} for {world_size}: it is the number"
+            f" of {things} in a step over all of them together"
+        )

@@ -1,0 +1,483 @@
+"""QM9."""
+
+from __future__ import annotations
+
+import functools
+import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from escnn_attention.training.data.arrays import npz_file, readable
+from escnn_attention.training.data.download import download
+from escnn_attention.training.data.locking import locked
+from escnn_attention.training.data.module import report_progress
+from escnn_attention.training.data.orientation import in_frame_of_positions
+from escnn_attention.training.data.points import Clouds, CloudsInMemory, CloudSource, Motions, PublishedClouds, move
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import atomic_file
+
+URL = "https://springernature.figshare.com/ndownloader/files/3195389"
+MD5 = "ad1ebd51ee7f5b3a6e32e974e5d54012"
+ARCHIVE = "dsgdb9nsd.xyz.tar.bz2"
+EXCLUDED_URL = "https://springernature.figshare.com/ndownloader/files/3195404"
+EXCLUDED_MD5 = "a361887bacb427b8a0ce7903d92a53b4"
+EXCLUDED = "uncharacterized.txt"
+FILE = "qm9.npz"
+"""The file that is looked for, and that a download is turned into.
+
+Arrays of the M molecules that passed the consistency check: ``num_atoms`` (M,); ``charges`` (N,) and ``positions``
+(N, 3), ångström, of all atoms laid end to end; ``index`` (M,) the published numbers; ``targets`` (M, T) and
+``target_names`` (T,), which say the units; and where it has them ``polarizability`` (M, 6), bohr³, in the order of
+``polarizability_names`` (6,).
+"""
+
+NAMES = (
+    "RotA_GHz",
+    "RotB_GHz",
+    "RotC_GHz",
+    "Dipole_debye",
+    "Polarizability_bohr3",
+    "HOMO_au",
+    "LUMO_au",
+    "HOMO_LUMO_gap_au",
+    "R2_bohr2",
+    "ZPVE_au",
+    "InternalEnergy_0K_au",
+    "InternalEnergy_298K_au",
+    "Enthalphy_298K_au",
+    "GibbsFreeEnergy_298K_au",
+    "Heatcapacity_Cv_cal_mol_K",
+)
+"""The published properties, in the order of the published files."""
+ENTRIES = ("A_xx", "A_xy", "A_yy", "A_xz", "A_yz", "A_zz")
+
+HARTREE = 27.211386245988
+"""In electronvolts."""
+
+
+class Target(NamedTuple):
+    """A property to predict.
+
+    Attributes:
+        name: of the column in :data:`FILE`.
+        factor: by which it is multiplied.
+        unit: that it then has.
+        atoms: what is taken away for each atom before that: of H, C, N, O and F.
+    """
+
+    name: str
+    factor: float
+    unit: str
+    atoms: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+TARGETS = {
+    "mu": Target(NAMES[3], 1.0, "D"),
+    "alpha": Target(NAMES[4], 1.0, "bohr³"),
+    "homo": Target(NAMES[5], HARTREE, "eV"),
+    "lumo": Target(NAMES[6], HARTREE, "eV"),
+    "gap": Target(NAMES[7], HARTREE, "eV"),
+    "r2": Target(NAMES[8], 1.0, "bohr²"),
+    "zpve": Target(NAMES[9], 1000 * HARTREE, "meV"),
+    "U0": Target(NAMES[10], HARTREE, "eV", (-0.500273, -37.846772, -54.583861, -75.064579, -99.718730)),
+    "U": Target(NAMES[11], HARTREE, "eV", (-0.498857, -37.845355, -54.582445, -75.063163, -99.717314)),
+    "H": Target(NAMES[12], HARTREE, "eV", (-0.497912, -37.844411, -54.581501, -75.062219, -99.716370)),
+    "G": Target(NAMES[13], HARTREE, "eV", (-0.510927, -37.861317, -54.598897, -75.079532, -99.733544)),
+    "Cv": Target(NAMES[14], 1.0, "cal/(mol K)", (2.981, 2.981, 2.981, 2.981, 2.981)),
+}
+"""The twelve targets. Energies, and the heat capacity, are those of the molecule less those of its atoms."""
+TENSOR = "polarizability"
+
+ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
+_CHARGES = np.array(list(ELEMENTS.values()))
+_KIND = np.full(256, -1)  # by charge
+_KIND[_CHARGES] = np.arange(len(_CHARGES))
+
+_NUM_EXCLUDED = 3_054
+_NUM_TRAIN, _NUM_VALID = 100_000, 17_748  # the rest, 13,083, are to test
+_SPLIT_SEED = 0  # of the order that the molecules are put in, which is part of the data set
+
+
+def atom_features() -> Tensor:
+    """The features of each element, (5, 15) float32: one-hot ⊗ (1, c, c²), where c = Z/9.
+
+    Channel 3e + k of element e, of H, C, N, O, F, is cᵏ; the others are 0.
+
+    >>> atom_features()[1].nonzero().flatten().tolist()
+    [3, 4, 5]
+    """
+    c = torch.from_numpy(_CHARGES / 9)
+    powers = torch.stack([torch.ones_like(c), c, c**2], dim=1)
+    return torch.einsum("ab,ak->abk", torch.eye(len(c), dtype=c.dtype), powers).flatten(1).float()
+
+
+class QM9(PublishedClouds):
+    """QM9: properties of small organic molecules, of up to nine atoms of C, N, O, F and what H they have.
+
+    100,000 molecules to train, 17,748 to validate and 13,083 to test: the 130,831 that passed the published consistency
+    check, in the order of numpy's permutation with seed 0. Looks for ``qm9.npz`` in the folder; if it is not there, the
+    published archive is downloaded (86 MB), verified and converted, which takes some minutes.
+
+    Coordinates are in ångström. Features are :func:`atom_features`. The twelve targets are ``mu`` (dipole moment, D),
+    ``alpha`` (bohr³), ``homo``, ``lumo``, ``gap`` (eV), ``r2`` (bohr²), ``zpve`` (meV), ``U0``, ``U``, ``H``, ``G``
+    (eV) and ``Cv`` (cal/(mol K)); the last five less what the atoms have by themselves. Batches hold them standardised,
+    (B, T) float32. (The published code rounds the hartree to 27.2114 eV, and leaves out the last batch of every part.)
+
+    ``targets=["polarizability"]`` is the polarisability as a tensor, (B, 3, 3), bohr³, which turns with the molecule.
+    The published archive does not have it; ``qm9.npz`` may. Its entries are in the standard orientation that Gaussian
+    turned a molecule to, so they are turned back first: see :func:`~.orientation.in_frame_of_positions`, which takes
+    some 15 seconds for all molecules. The trace is exact, and so are the eigenvalues. The directions of the axes are
+    inferred, and for about one molecule in twelve they are likely to be wrong; those are the molecules where it makes
+    little difference. The error that this leaves is estimated at 0.06 bohr³ an entry, averaged over all molecules (the
+    anisotropic part has a typical norm of 22 bohr³): no network can be shown to be better than that.
+
+    Args:
+        targets: names of targets, by default all twelve, or ``["polarizability"]`` alone.
+        standardise: subtract the mean of the training molecules in use, and divide by their standard deviation. A
+            tensor stays equivariant: of it, ``mean`` is the mean of a third of the trace, times the identity, and
+            ``std`` is the root of the mean square of all entries of what is left.
+        centred: move the mean of the atoms of each molecule to the origin.
+        folder, limit_train, limit_valid, limit_test, download: see :class:`~.points.PublishedClouds`.
+        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
+            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.points.PointClouds`.
+            The published augmentation is ``rotate_train`` with ``translate_train`` 0.5.
+
+    Attributes:
+        units: of each target.
+        mean, std: of the targets, once :meth:`setup` was called: (T,), or (3, 3) and () for the tensor; 0 and 1 unless
+            ``standardise``.
+
+    In a configuration file::
+
+        data:
+          class_path: escnn_attention.training.data.QM9
+          init_args:
+            targets: [alpha]
+            batch_size: 100
+            rotate_train: true
+
+    Source: Ramakrishnan, Dral, Rupp and von Lilienfeld, *Quantum chemistry structures and properties of 134 kilo
+    molecules*, Scientific Data 2014. The protocol is that of the LieTransformer and of Cormorant.
+
+    Example:
+        >>> data = QM9(targets=["mu", "homo"])
+        >>> data.dim, data.in_channels, data.units
+        (3, 15, ('D', 'eV'))
+    """
+
+    dim = 3
+    in_channels = 3 * len(ELEMENTS)
+    files = FILE
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        targets: Sequence[str] | None = None,
+        standardise: bool = True,
+        centred: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(folder, **options)
+        names = tuple(TARGETS) if targets is None else (targets,) if isinstance(targets, str) else tuple(targets)
+        unknown = [name for name in names if name not in TARGETS]
+        if not names or len(set(names)) < len(names) or (unknown and names != (TENSOR,)):
+            raise UserError(
+                f"targets: got {list(names)}, needed different ones of {', '.join(TARGETS)}, or {TENSOR} alone"
+            )
+        self.targets = names
+        self.is_tensor = names == (TENSOR,)
+        self.units = ("bohr³",) if self.is_tensor else tuple(TARGETS[name].unit for name in names)
+        self.standardise = standardise
+        self.centred = centred
+        self.mean: Tensor | None = None
+        self.std: Tensor | None = None
+
+    def original(self, targets: Tensor) -> Tensor:
+        """Standardised targets, or predictions of them, in their units."""
+        if self.mean is None or self.std is None:
+            raise UserError("the mean and the standard deviation of the targets are not known before setup()")
+        return targets * self.std.to(targets) + self.mean.to(targets)
+
+    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
+        return functools.partial(move, about=self.rotate_about, target_order=2 if self.is_tensor else 0)
+
+    def _fetch(self, folder: Path) -> None:
+        if self.download:
+            fetch(folder / FILE, way_out=self._way_out())
+
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource] | None:
+        if not (folder / FILE).exists():
+            return None
+        molecules = read(folder / FILE, tensors=self.is_tensor)
+        count = len(molecules.sizes)
+        if count <= _NUM_TRAIN + _NUM_VALID:
+            raise UserError(
+                f"{folder / FILE}: {count} molecules, of which {_NUM_TRAIN} train and {_NUM_VALID} validate: too few"
+            )
+        order = np.random.RandomState(_SPLIT_SEED).permutation(count)
+        chosen = {
+            "train": order[:_NUM_TRAIN],
+            "valid": order[_NUM_TRAIN : _NUM_TRAIN + _NUM_VALID],
+            "test": order[_NUM_TRAIN + _NUM_VALID :],
+        }
+        chosen = {part: numbers[: self.limits[part]] for part, numbers in chosen.items()}
+        # Of the training molecules, whatever parts are wanted: their mean and standard deviation are.
+        wanted = {part: chosen[part] for part in dict.fromkeys(["train", *parts])}
+        values = self._values(molecules, wanted)
+        self._standardise(values["train"])
+        return {part: self._source(molecules, chosen[part], values[part]) for part in parts}
+
+    def _values(
+        self, molecules: Molecules, chosen: Mapping[str, npt.NDArray[np.int64]]
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """The targets of each part, in their units."""
+        every = np.concatenate(list(chosen.values()))
+        if molecules.tensors is None:
+            values = in_units(molecules, self.targets, every)
+        else:
+            values = in_frame_of_positions(
+                molecules.sizes, molecules.charges, molecules.positions, molecules.tensors, every
+            )
+        ends = np.cumsum([len(numbers) for numbers in chosen.values()])
+        return dict(zip(chosen, np.split(values, ends[:-1]), strict=True))
+
+    def _standardise(self, values: npt.NDArray[np.float64]) -> None:
+        """Set the mean and the standard deviation to those of ``values``."""
+        found = torch.from_numpy(values)
+        mean, std = torch.zeros(found.shape[1:]), torch.ones(found.shape[1:2])
+        if self.is_tensor:
+            std = torch.ones(())
+        if self.standardise and self.is_tensor:
+            mean = found.diagonal(dim1=1, dim2=2).mean() * torch.eye(3, dtype=found.dtype)
+            std = (found - mean).square().mean().sqrt()
+        elif self.standardise:
+            mean, std = found.mean(dim=0), found.std(dim=0, correction=0)
+        if not (std > 0).all():
+            raise UserError(f"limit_train: {len(values)} molecules do not differ in {', '.join(self.targets)}")
+        self.mean, self.std = mean.float(), std.float()
+        self._exact = mean.double(), std.double()
+
+    def _source(
+        self, molecules: Molecules, chosen: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
+    ) -> CloudsInMemory:
+        sizes = molecules.sizes[chosen]
+        starts = (np.cumsum(molecules.sizes) - molecules.sizes)[chosen]
+        owners = np.repeat(np.arange(len(chosen)), sizes)
+        atoms = np.arange(len(owners)) + (starts - (np.cumsum(sizes) - sizes))[owners]
+        coords = molecules.positions[atoms]
+        if self.centred:
+            sums = np.stack([np.bincount(owners, coords[:, axis], len(chosen)) for axis in range(3)], axis=1)
+            coords = coords - (sums / sizes[:, None])[owners]
+        mean, std = self._exact
+        return CloudsInMemory(
+            torch.from_numpy(sizes),
+            torch.from_numpy(coords).float(),
+            torch.from_numpy(_KIND[molecules.charges[atoms]].astype(np.uint8)),
+            ((torch.from_numpy(values) - mean) / std).float(),
+            table=atom_features(),
+        )
+
+
+class Molecules(NamedTuple):
+    """What a :data:`FILE` holds.
+
+    Attributes:
+        sizes: (M,) atoms of each molecule.
+        charges: (N,) of all atoms, laid end to end.
+        positions: (N, 3), ångström.
+        targets: (M, T).
+        names: of the targets.
+        tensors: (M, 6) in the order of :data:`ENTRIES`, if asked for.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    charges: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.float64]
+    targets: npt.NDArray[np.float64]
+    names: tuple[str, ...]
+    tensors: npt.NDArray[np.float64] | None
+
+
+def in_units(molecules: Molecules, targets: Iterable[str], chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Targets (len(chosen), T) of molecules, in the units of :data:`TARGETS`, less what their atoms have."""
+    owners = np.repeat(np.arange(len(molecules.sizes)), molecules.sizes)
+    pairs = owners * len(ELEMENTS) + _KIND[molecules.charges]
+    atoms = np.bincount(pairs, minlength=len(molecules.sizes) * len(ELEMENTS)).reshape(-1, len(ELEMENTS))[chosen]
+    columns = []
+    for name in targets:
+        target = TARGETS[name]
+        values = molecules.targets[chosen, molecules.names.index(target.name)]
+        columns.append((values - atoms @ np.array(target.atoms)) * target.factor)
+    return np.stack(columns, axis=1)
+
+
+def read(path: Path, tensors: bool = False) -> Molecules:
+    """What a :data:`FILE` holds. Nothing in the file is unpickled.
+
+    Raises:
+        UserError: not such a file; the message names the array that is wrong.
+    """
+    with npz_file(path) as arrays:
+        sizes, charges, positions = (arrays[name] for name in ("num_atoms", "charges", "positions"))
+        values, names = arrays["targets"], tuple(str(name) for name in arrays["target_names"])
+        entries = None
+        if tensors:
+            if "polarizability" not in arrays:
+                raise UserError(
+                    f"{path} does not have polarizability, which the published archive does not have either: choose"
+                    f" among the other targets, {', '.join(TARGETS)}"
+                )
+            order = [str(name) for name in arrays["polarizability_names"]]
+            if sorted(order) != sorted(ENTRIES):
+                raise UserError(f"{path}: polarizability_names must be {', '.join(ENTRIES)}, found {', '.join(order)}")
+            entries = arrays["polarizability"]
+            _check(path, "polarizability", entries, "f", (len(sizes), 6))
+            entries = entries[:, [order.index(name) for name in ENTRIES]].astype(np.float64)
+    _check(path, "num_atoms", sizes, "iu", (len(sizes),))
+    if not len(sizes) or sizes.min() < 1:
+        raise UserError(f"{path}: num_atoms must be at least 1 of at least one molecule")
+    atoms = int(sizes.sum(dtype=np.int64))
+    _check(path, "charges", charges, "iu", (atoms,))
+    _check(path, "positions", positions, "f", (atoms, 3))
+    _check(path, "targets", values, "f", (len(sizes), len(names)))
+    if not np.isin(charges, _CHARGES).all():
+        raise UserError(f"{path}: charges must be those of {', '.join(ELEMENTS)}")
+    missing = [target.name for target in TARGETS.values() if target.name not in names]
+    if missing:
+        raise UserError(f"{path}: target_names must have {', '.join(missing)}, found {', '.join(names)}")
+    return Molecules(
+        sizes.astype(np.int64),
+        charges.astype(np.int64),
+        positions.astype(np.float64),
+        values.astype(np.float64),
+        names,
+        entries,
+    )
+
+
+def _check(path: Path, name: str, values: npt.NDArray[Any], kinds: str, shape: tuple[int, ...]) -> None:
+    if values.dtype.kind not in kinds or values.shape != shape:
+        kind = "floats" if kinds == "f" else "integers"
+        raise UserError(f"{path}: {name} must be {kind} {shape}, found {values.dtype} {values.shape}")
+    if kinds == "f" and not np.isfinite(values).all():
+        raise UserError(f"{path}: {name} must be finite")
+
+
+def fetch(path: Path, *, way_out: str) -> None:
+    """Download the published archive and write it as ``path``, unless ``path`` exists.
+
+    Whatever fails, nothing is left behind but the archive, or a part of it that is worth going on with.
+
+    Args:
+        path: the :data:`FILE` to write, in an existing folder.
+        way_out: one sentence for the error messages: what to do when the download cannot work.
+
+    Raises:
+        UserError: the folder cannot be written, the download fails, or the archive does not hold what it should.
+    """
+    if path.exists():
+        return
+    archive, excluded = path.with_name(ARCHIVE), path.with_name(EXCLUDED)
+    ours = [source for source in (archive, excluded) if not source.exists()]  # what somebody put there stays there
+    try:
+        with locked(path):
+            if path.exists():  # another process was faster
+                return
+            download(EXCLUDED_URL, excluded, EXCLUDED_MD5, way_out=way_out)
+            try:
+                download(URL, archive, MD5, way_out=way_out, progress=report_progress(ARCHIVE))
+                with readable(archive):
+                    arrays = convert(archive, excluded)
+                with atomic_file(path) as file:
+                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            except BaseException:
+                if excluded in ours:
+                    excluded.unlink()
+                raise
+            for source in ours:
+                source.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}. {way_out}") from error
+
+
+def convert(archive: Path, excluded: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a :data:`FILE` from the published archive of texts, which is read in place.
+
+    Raises:
+        ValueError: the files are not what they should be.
+    """
+    out = parse_excluded(excluded.read_text(encoding="ascii", errors="replace"))
+    molecules = {}
+    with tarfile.open(archive, "r|bz2") as members:
+        for member in members:
+            if member.name.endswith(".xyz") and (file := members.extractfile(member)) is not None:
+                index, charges, positions, targets = parse_xyz(file.read().decode("ascii"))
+                if index not in out:
+                    molecules[index] = charges, positions, targets
+    if not molecules:
+        raise ValueError("no molecules in it")
+    kept = [molecules[index] for index in sorted(molecules)]
+    return {
+        "num_atoms": np.array([len(charges) for charges, _, _ in kept], dtype=np.uint8),
+        "charges": np.concatenate([charges for charges, _, _ in kept]),
+        "positions": np.concatenate([positions for _, positions, _ in kept]),
+        "targets": np.stack([targets for _, _, targets in kept]),
+        "target_names": np.array(NAMES),
+        "index": np.array(sorted(molecules), dtype=np.int32),
+    }
+
+
+def parse_excluded(text: str) -> set[int]:
+    """The numbers of the molecules that failed the consistency check: lines that begin with one.
+
+    Raises:
+        ValueError: it is not the published list.
+    """
+    numbers = {int(line.split()[0]) for line in text.splitlines() if line.split() and line.split()[0].isdecimal()}
+    if len(numbers) != _NUM_EXCLUDED:
+        raise ValueError(f"{len(numbers)} molecules are listed, expected {_NUM_EXCLUDED}")
+    return numbers
+
+
+def parse_xyz(
+    text: str,
+) -> tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """Number, charges (n,), positions (n, 3) and properties (15,) of a published text.
+
+    Its lines: the number of atoms; ``gdb``, the number of the molecule, and the properties; for each atom its element,
+    coordinates and charge; others. Powers of ten are written ``1.5*^-6``.
+
+    Raises:
+        ValueError: not such a text.
+
+    >>> lines = ["1", "gdb 7 " + " ".join(map(str, range(15))), "F 0.5 1.*^-1 0 -0.4"]
+    >>> index, charges, positions, targets = parse_xyz(chr(10).join(lines))
+    >>> index, charges.tolist(), positions[0, 1].item(), targets[-1].item()
+    (7, [9], 0.10000000149011612, 14.0)
+    """
+    lines = text.splitlines()
+    count = int(lines[0])
+    if len(lines) < 2 + count:
+        raise ValueError(f"{len(lines)} lines, expected {2 + count} at least")
+    tag, index, *values = lines[1].split()
+    if tag != "gdb" or len(values) != len(NAMES):
+        raise ValueError(f"{tag} and {len(values)} properties, expected gdb and {len(NAMES)}")
+    atoms = [line.split() for line in lines[2 : 2 + count]]
+    if any(len(atom) != 5 or atom[0] not in ELEMENTS for atom in atoms):
+        raise ValueError(f"molecule {index} has an atom that is not one of {', '.join(ELEMENTS)} with five columns")
+    return (
+        int(index),
+        np.array([ELEMENTS[atom[0]] for atom in atoms], dtype=np.uint8),
+        np.array([[_number(value) for value in atom[1:4]] for atom in atoms], dtype=np.float32),
+        np.array([_number(value) for value in values]),
+    )
+
+
+def _number(text: str) -> float:
+    return float(text.replace("*^", "e"))
