@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from escnn.group import GroupElement
+from escnn.group import O3, SO3, Group, GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
 from scipy.ndimage import gaussian_filter
@@ -143,7 +143,7 @@ def equivariance_report(
     :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
     features. For the others escnn interpolates; they are measured on smooth features, marked, and left out of the
     verdict. The module is copied and not changed; the copy is in eval mode. Of a continuous group escnn's testing
-    elements are taken.
+    elements are taken, and in space all turns of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
     and the sizes near it at which it is.
@@ -191,7 +191,7 @@ def equivariance_report(
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
-    elements = list(group.testing_elements()) if group.continuous else list(group.elements)
+    elements = _elements(group)
     exact = [g for g in elements if _maps_grid(space, g)]
     turned = [g for g in elements if not _maps_grid(space, g)]
     rows = []
@@ -244,6 +244,17 @@ def _layers(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str, 
                 yield from _layers(child, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name} ({type(child).__name__})", child
+
+
+def _elements(group: Group) -> list[GroupElement]:
+    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
+    if not group.continuous:
+        return list(group.elements)
+    elements = list(group.testing_elements())
+    if isinstance(group, (SO3, O3)):
+        # escnn's are those of an icosahedron, half of the cube's are not among them.
+        elements += [g for g in group.grid("cube") if g not in elements]
+    return elements
 
 
 def _maps_grid(space: GSpace, element: GroupElement) -> bool:

@@ -6,8 +6,9 @@ weights is ever interpolated (GSA-Nets, Section 5.1). All encodings here but the
 
 .. math:: \rho(\delta, p) = \rho_x(\delta) + E[p]
 
-of a function of the offset and a learned table over the poses, which lets every backend keep the two apart. Offsets
-are measured in units of the window's reach, so that they lie in [-1, 1] along the axes.
+of a function of the offset and a learned table over the poses, which lets every backend keep the two apart. Where the
+group is continuous and has no table, E is a network of the matrix of p. Offsets are measured in units of the window's
+reach, so that they lie in [-1, 1] along the axes.
 
 **Initialisation.** With inputs of unit variance queries and keys have unit variance, so the content score
 :math:`\langle q, k\rangle/\sqrt C` has variance 1. The encodings are scaled to add a positional score of variance 1
@@ -37,6 +38,7 @@ __all__ = [
     "RotaryEncoding",
     "SeparableEncoding",
     "as_encoding",
+    "spread_offsets",
 ]
 
 _Self = TypeVar("_Self", bound="Encoding")
@@ -61,8 +63,12 @@ class Encoding(torch.nn.Module, ABC):
         self.bound = False
         self.dim = self.num_heads = self.channels = self.num_poses = 0
         self.pose_embedding: Parameter | None = None
+        self.pose_network: torch.nn.Sequential | None = None
+        self._relative: Tensor | None = None
 
-    def bind(self: _Self, dim: int, num_heads: int, channels: int, num_poses: int) -> _Self:
+    def bind(
+        self: _Self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0
+    ) -> _Self:
         """A copy with parameters.
 
         Args:
@@ -70,6 +76,9 @@ class Encoding(torch.nn.Module, ABC):
             num_heads: the number of heads.
             channels: the channels C of a head.
             num_poses: the number of poses of the keys; 1 where they have none, as in lifting.
+            pose_features: the number F of features of a relative pose, from which a network makes the pose term in
+                place of the table; or such features ``(..., F)``, of all pairs of poses, over which the network is
+                scaled at initialisation. 0 for a table.
 
         Raises:
             ValueError: the encoding is bound already, or ``channels`` are too few for it.
@@ -79,7 +88,12 @@ class Encoding(torch.nn.Module, ABC):
         bound = copy.deepcopy(self)
         bound.bound = True
         bound.dim, bound.num_heads, bound.channels, bound.num_poses = dim, num_heads, channels, num_poses
+        if isinstance(pose_features, Tensor):
+            bound._relative = pose_features.to(torch.get_default_dtype()).flatten(0, -2)
+        elif pose_features:
+            bound._relative = torch.randn(512, pose_features)
         bound._build()
+        bound._relative = None
         return bound
 
     @property
@@ -94,7 +108,31 @@ class Encoding(torch.nn.Module, ABC):
             self._calibrate(math.sqrt(0.5) if self.has_poses else 1.0)
         if self.has_poses:
             std = math.sqrt(0.5) if self.dim else 1.0
-            self.pose_embedding = Parameter(std * torch.randn(self._table_heads(), self.num_poses, self.channels))
+            if self._relative is None:
+                self.pose_embedding = Parameter(std * torch.randn(self._table_heads(), self.num_poses, self.channels))
+            else:
+                self._build_pose_network(self._relative, std)
+
+    def _build_pose_network(self, relative: Tensor, std: float) -> None:
+        """A network of the features of a relative pose, ``(n, F)``, scaled as :meth:`_calibrate` does offsets."""
+        self.pose_network = self._pose_mlp(relative.shape[-1], self._table_heads() * self._pose_channels())
+        first = self.pose_network[0]
+        assert isinstance(first, torch.nn.Linear)
+        # Features have unit variance each, whatever their number: hidden units bend once or twice over the group.
+        torch.nn.init.normal_(first.weight, std=1.5 / math.sqrt(relative.shape[-1]))
+        with torch.no_grad():
+            values = self.poses(relative)
+            assert values is not None
+            varies = values.var(dim=1, correction=0).mean().sqrt()
+            _last(self.pose_network).weight.mul_(std / varies.clamp(min=1e-6))
+
+    def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
+        """The network of the features of a relative pose."""
+        return _mlp(inputs, 16, 1, outputs, False)
+
+    def _pose_channels(self) -> int:
+        """The channels of the pose term; where they are fewer than those of a head they are its last ones."""
+        return self.channels
 
     def _table_heads(self) -> int:
         """The leading dimension of tables: one for each head, or one that all heads share."""
@@ -115,9 +153,26 @@ class Encoding(torch.nn.Module, ABC):
             ``(heads or 1, ..., C)``; None where the encoding ignores offsets or there are none.
         """
 
-    def poses(self) -> Tensor | None:
-        """The table E over the poses, ``(heads or 1, |H|, C)``; None where the encoding ignores poses."""
-        return self.pose_embedding
+    def poses(self, relative: Tensor | None = None) -> Tensor | None:
+        """The function E of the pose.
+
+        Args:
+            relative: ``(..., F)``, features of relative poses, for an encoding that was bound with some.
+
+        Returns:
+            the table over the poses, ``(heads or 1, |H|, C)``, or its values at the relative poses,
+            ``(heads or 1, ..., C)``; None where the encoding ignores poses.
+        """
+        if self.pose_network is None:
+            values: Tensor | None = self.pose_embedding
+        elif relative is None:
+            raise ValueError("relative: got None, needed the features of relative poses, of which there is no table")
+        else:
+            heads = self._table_heads()
+            values = self.pose_network(relative).unflatten(-1, (heads, -1)).movedim(-2, 0)
+        if values is None or values.shape[-1] == self.channels:
+            return values
+        return F.pad(values, (self.channels - values.shape[-1], 0))
 
     def waves(self) -> tuple[Tensor, Tensor] | None:
         r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
@@ -141,14 +196,21 @@ class Encoding(torch.nn.Module, ABC):
 
         Only what changes from key to key counts: a constant is lost in the softmax.
         """
-        axis = torch.linspace(-1, 1, 9)
-        delta = torch.stack(torch.meshgrid([axis] * self.dim, indexing="ij"), dim=-1).flatten(0, -2)
+        delta = spread_offsets(self.dim)
         values = self.offsets(delta)
         if values is None:
             return
         varies = values.flatten(1, -2).var(dim=1, correction=0).mean().sqrt()
         for layer in self._output_layers():
             layer.weight.mul_(std / varies.clamp(min=1e-6))
+
+
+def spread_offsets(dim: int) -> Tensor:
+    """Offsets ``(n, d)`` that fill the box [-1, 1]^d evenly: a lattice, or a Sobol sequence where that has too many."""
+    if dim > 3:
+        return 2 * torch.quasirandom.SobolEngine(dim).draw(1024, dtype=torch.get_default_dtype()) - 1
+    axis = torch.linspace(-1, 1, 9)
+    return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
 
 
 class _HiddenNorm(torch.nn.LayerNorm):
@@ -191,6 +253,8 @@ def _positive(**values: int) -> None:
 class MLPEncoding(Encoding):
     r""":math:`\rho(\delta, p) = \mathrm{MLP}(\delta) + E[p]`, the encoding of GSA-Nets and the default of the layers.
 
+    For a continuous group E is an MLP of the same kind.
+
     Args:
         hidden: the width of the hidden layers.
         layers: the number of hidden layers.
@@ -221,6 +285,9 @@ class MLPEncoding(Encoding):
     def _build_offsets(self) -> None:
         outputs = self._table_heads() * self.channels
         self.mlp = _mlp(self.dim, self.hidden, self.layers, outputs, self.normalize_hidden)
+
+    def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
+        return _mlp(inputs, self.hidden, self.layers, outputs, self.normalize_hidden)
 
     def _output_layers(self) -> list[torch.nn.Linear]:
         return [] if self.mlp is None else [_last(self.mlp)]
@@ -289,10 +356,9 @@ class SeparableEncoding(MLPEncoding):
             self._widths[-1] = self.channels - each * (self.dim - 1)
         super()._build()
         if self.pose_embedding is not None:
-            used = sum(self._widths)
             # The same variance of the score from fewer channels.
-            scale = math.sqrt(self.channels / (self.channels - used))
-            self.pose_embedding = Parameter(scale * self.pose_embedding.detach()[..., used:].clone())
+            scale = math.sqrt(self.channels / self._pose_channels())
+            self.pose_embedding = Parameter(scale * self.pose_embedding.detach()[..., -self._pose_channels() :].clone())
 
     def _build_offsets(self) -> None:
         self.coordinates = torch.nn.ModuleList(
@@ -314,10 +380,8 @@ class SeparableEncoding(MLPEncoding):
         values = torch.cat(parts, dim=-1)
         return F.pad(values, (0, self.channels - values.shape[-1]))
 
-    def poses(self) -> Tensor | None:
-        if self.pose_embedding is None:
-            return None
-        return F.pad(self.pose_embedding, (self.channels - self.pose_embedding.shape[-1], 0))
+    def _pose_channels(self) -> int:
+        return self.channels - sum(self._widths)
 
 
 class _FrequencyEncoding(Encoding):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.encodings import Encoding
+from escnn_attention.encodings import Encoding, spread_offsets
 
 __all__ = ["QuadraticEncoding", "check_sharpness"]
 
@@ -79,8 +79,7 @@ class QuadraticEncoding(Encoding):
     def _calibrate(self, std: float) -> None:
         if self.sharpness is None or self.initial_sharpness is not None:
             return
-        axis = torch.linspace(-1, 1, 9)
-        values = self.offsets(torch.stack(torch.meshgrid([axis] * self.dim, indexing="ij"), dim=-1).flatten(0, -2))
+        values = self.offsets(spread_offsets(self.dim))
         assert values is not None
         self.sharpness.mul_(std / values.var(dim=1, correction=0).mean(-1).sqrt())
 

@@ -150,6 +150,16 @@ def test_a_continuous_group():
     assert equivariance_report(broken, (1, 2, 7, 7)).inexact_layers == ("0 (Pointwise)",)
 
 
+def test_a_continuous_group_in_space():
+    """All turns of the cube map the grid onto itself; the others of the icosahedron are interpolated."""
+    gspace = gspaces.rot3dOnR3()
+    vectors = nn.FieldType(gspace, [gspace.irrep(1)])
+    report = equivariance_report(FieldLayerNorm(vectors), (1, 3, 3, 3, 3))
+    assert (sum(row.exact for row in report.rows), len(report.rows)) == (24, 72)
+    assert report.relative_error < 1e-7
+    assert not equivariance_report(Pointwise(vectors, first_channel), (1, 3, 3, 3, 3)).relative_error < 1e-2
+
+
 def test_no_base_space():
     field_type = spaces.regular(spaces.POINT["D4 on a point"](), 2)
     assert_equivariant(nn.SequentialModule(GroupSelfAttention(field_type, field_type)), (3, 16), 1e-13)

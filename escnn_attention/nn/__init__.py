@@ -12,11 +12,14 @@ from escnn_attention.nn.dilation import (
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
+from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.pose_attention import PoseAttention
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.silu import SiLU
+from escnn_attention.nn.sphere_attention import SphereSelfAttention, SphereTransformerBlock
 from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [
@@ -27,15 +30,22 @@ __all__ = [
     "DilationSelfAttention",
     "FeatureAttention",
     "FieldLayerNorm",
+    "FieldLinear",
     "GroupSelfAttention",
     "HalvingPool",
     "LiftingSelfAttention",
     "PerScale",
+    "PointAttentiveConv",
+    "PointSelfAttention",
+    "PointTransformerBlock",
     "PoseAttention",
+    "PoseFeedForward",
     "PoseLinear",
     "ScalePooling",
     "Scales",
     "SiLU",
+    "SphereSelfAttention",
+    "SphereTransformerBlock",
     "TransformerBlock",
     "attention_from_convolution",
     "complete_basis",

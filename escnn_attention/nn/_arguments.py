@@ -12,9 +12,11 @@ from escnn_attention.fibers import Fibers, is_regular, regular_fields
 from escnn_attention.positions import Window
 
 __all__ = [
+    "check_field",
     "check_input",
     "check_int",
     "check_option",
+    "check_points",
     "check_pointwise",
     "check_probability",
     "check_regular",
@@ -88,8 +90,8 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_input(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` on a grid."""
+def check_field(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type``, on a grid or at points."""
     if not isinstance(x, GeometricTensor):
         raise TypeError(f"input: {layer} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
     if x.type.gspace != in_type.gspace:
@@ -98,6 +100,23 @@ def check_input(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
         )
     if x.type != in_type:
         raise ValueError(f"input: {layer} got a tensor of type {x.type}, needed {in_type}")
+    return x
+
+
+def check_points(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` at points."""
+    x = check_field(x, in_type, layer)
+    if x.coords is None:
+        raise ValueError(
+            f"input: {layer} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered points: "
+            f"GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
+        )
+    return x
+
+
+def check_input(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` on a grid."""
+    x = check_field(x, in_type, layer)
     if x.coords is not None:
         raise ValueError(
             f"input: {layer} got scattered points (coords are set), needed features on a grid, of shape "

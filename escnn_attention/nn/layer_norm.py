@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from escnn.nn import FieldType
 
-from escnn_attention.fibers import FrameSegment, frames, invariant_vectors
+from escnn_attention.fibers import FrameSegment, frames, generic_fibers, invariant_vectors
 from escnn_attention.nn._arguments import check_option, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.layer_norm import LayerNorm, NormScope
@@ -31,7 +31,8 @@ class FieldLayerNorm(PlainModule):
         affine: whether to learn :math:`\gamma` and :math:`\beta`.
 
     Shape:
-        ``(B, in_type.size, *space)`` to the same.
+        ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points,
+        with ``scope="position"``.
 
     Raises:
         ValueError: an unknown scope, or a representation in ``in_type`` that is not orthogonal.
@@ -58,13 +59,14 @@ class FieldLayerNorm(PlainModule):
         if not eps >= 0:
             raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
         mean = np.zeros(in_type.size)
-        for segment in frames(in_type):
+        for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
             _check_orthogonal(segment, in_type)
             if segment.permutation is not None:
                 mean[segment.columns.ravel()] = 1.0
         field = np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
         plain = LayerNorm(field, mean, invariant_vectors(in_type), scope=scope, eps=eps, affine=affine)
         super().__init__(in_type, in_type, plain)
+        self.pointwise = scope == "position"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"

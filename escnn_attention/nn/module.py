@@ -10,7 +10,7 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention.checks import equivariance_report
-from escnn_attention.nn._arguments import check_input, check_shape
+from escnn_attention.nn._arguments import check_field, check_input, check_shape
 
 __all__ = ["GridModule", "PlainModule"]
 
@@ -33,8 +33,14 @@ class GridModule(EquivariantModule):
         self.out_type = out_type
         self.space = in_type.gspace
 
+    pointwise: bool = False
+    """Whether every position is treated by itself, so that features at scattered points are as welcome as a grid."""
+
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape: the grid stays as it is."""
+        shape = tuple(input_shape)
+        if self.pointwise and len(shape) == 2 and shape[1] == self.in_type.size:
+            return (shape[0], self.out_type.size)
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, self.out_type.size, *space)
 
@@ -80,17 +86,18 @@ class PlainModule(GridModule):
         """Apply the module.
 
         Args:
-            input: features of type ``in_type`` on a grid.
+            input: features of type ``in_type`` on a grid, or at scattered points where each is treated by itself.
 
         Returns:
-            features of type ``out_type`` on the same grid.
+            features of type ``out_type`` on the same grid, or at the same points.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has another gspace or type, or lies on scattered points.
+            ValueError: it has another gspace or type, or lies on scattered points and the module needs a grid.
         """
-        x = check_input(input, self.in_type, type(self).__name__)
-        return GeometricTensor(self.plain(x.tensor), self.out_type)
+        check = check_field if self.pointwise else check_input
+        x = check(input, self.in_type, type(self).__name__)
+        return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.

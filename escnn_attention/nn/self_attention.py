@@ -10,7 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.nn._arguments import (
     check_input,
@@ -24,10 +24,22 @@ from escnn_attention.nn._arguments import (
     choose_window,
 )
 from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
+from escnn_attention.samples import Samples, as_samples
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
+
+
+def check_weights(group: Fibers) -> None:
+    """The poses of queries may be added up alike."""
+    if group.log_measure is not None:
+        assert group.samples is not None
+        raise ValueError(
+            f'query: "all" adds up the poses of queries alike, and {group.samples} have different weights; needed '
+            '"own", or samples that are a subgroup'
+        )
 
 
 def project_poses(
@@ -38,7 +50,7 @@ def project_poses(
         check_regular("in_type", in_type, 'projection="pointwise"')
     fields = num_heads * head_fields
     return ToPoses(
-        frames(in_type),
+        frames(in_type, group=group),
         in_type.size,
         3 * fields,
         group.order,
@@ -64,13 +76,14 @@ def project_heads(
 ) -> FromPoses:
     """The projection of all heads together to any fields."""
     return FromPoses(
-        frames(out_type, dual=True),
+        frames(out_type, group=group, dual=True),
         out_type.size,
         num_heads * head_fields,
         group.order,
         groups=num_heads,
         kind=projection,
         invariants=invariant_vectors(out_type) if bias else None,
+        mass=mass(out_type),
     )
 
 
@@ -96,6 +109,7 @@ class _SelfAttention(PlainModule):
         dropout: float,
         bias: bool,
         backend: str,
+        samples: Samples | int | None,
     ):
         check_type("in_type", in_type)
         check_type("out_type", out_type)
@@ -103,24 +117,36 @@ class _SelfAttention(PlainModule):
         check_option("query", query, ("own", "all"))
         check_option("keys", keys, ("all", "own"))
         check_option("projection", projection, ("group", "pointwise"))
-        group = fibers(in_type.gspace)
+        group = fibers(in_type.gspace, as_samples(samples))
         num_heads = check_int("num_heads", num_heads)
-        fields = choose_head_fields(out_type, num_heads, head_fields, group.order)
+        fields = choose_head_fields(out_type, num_heads, head_fields, mass(out_type))
         if projection == "pointwise":
             check_regular("out_type", out_type, 'projection="pointwise"')
         project_in, num_poses = self._project_in(in_type, num_heads, fields, group, projection, bool(bias))
         encoding = as_encoding(encoding)
         if keys == "own" and not encoding.absolute:
             num_poses = 1  # A query sees keys of one pose, whose term would be the same for all of them.
+        relative = group.relative if num_poses > 1 else None
+        # The measure of the one pose that a query sees, or that there is, drops out.
+        log_measure = group.log_measure if isinstance(project_in, ToPoses) and keys == "all" else None
+        all_queries = query == "all" and isinstance(project_in, ToPoses)
+        if all_queries:
+            check_weights(group)
         super().__init__(
             in_type,
             out_type,
             SelfAttention(
                 project_in,
                 project_heads(out_type, num_heads, fields, group, projection, bool(bias)),
-                encoding.bind(group.dimension, num_heads, fields, num_poses),
-                inverse_action=group.action[group.inverse],
-                quotient=group.quotient,
+                encoding.bind(
+                    group.dimension, num_heads, fields, num_poses, 0 if relative is None else torch.tensor(relative)
+                ),
+                inverse_action=group.inverse_action,
+                quotient=group.quotient if group.samples is None else None,
+                relative=relative,
+                log_measure=log_measure,
+                query_weight=mass(out_type) / group.order if all_queries else 1.0,
+                turn=turn_of(in_type, out_type, group),
                 num_heads=num_heads,
                 window=choose_window(group, in_type, kernel_size, window, dilation),
                 query=query,
@@ -131,6 +157,7 @@ class _SelfAttention(PlainModule):
         )
         self.num_heads = num_heads
         self.head_fields = fields
+        self.samples = group.samples
 
     def _project_in(
         self,
@@ -159,9 +186,10 @@ class _SelfAttention(PlainModule):
             poses: the output poses h, as elements or as their indices; all by default.
 
         Returns:
-            Probabilities of shape ``(B, num_heads, poses, positions, query poses, key poses, *space)``. The query
-            poses are :math:`Q(h)`, one for ``query="own"`` and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, or
-            one in lifting. Each map sums to 1 over the key poses and the space. Dropout is not applied.
+            Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
+            positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
+            and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, or one in lifting. Each map sums to 1 over the
+            key poses and the space. Dropout is not applied.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
@@ -192,10 +220,12 @@ class _SelfAttention(PlainModule):
         return self.plain.attention_maps(x.tensor, flat, None if poses is None else [self._pose(h) for h in poses])
 
     def _pose(self, pose: int | GroupElement) -> int:
-        group = fibers(self.space)
+        group = fibers(self.space, self.samples)
         if isinstance(pose, GroupElement):
             if pose.group != self.space.fibergroup:
                 raise ValueError(f"poses: got an element of {pose.group.name}, needed {self.space.fibergroup.name}")
+            if pose not in group.elements:
+                raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
             return group.index(pose)
         if not 0 <= pose < group.order:
             raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
@@ -214,6 +244,8 @@ class _SelfAttention(PlainModule):
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
+        if self.samples is not None:
+            parts.append(f"samples={self.samples!r}")
         return ", ".join([*parts, f"backend={core.backend!r}"])
 
 
@@ -242,8 +274,15 @@ class GroupSelfAttention(_SelfAttention):
     element that swaps the sides maps features of shape (n, m) to features of shape (m, n), and the layer commutes with
     it too; as a symmetry of one given grid only the elements that keep its shape remain.
 
+    Of a continuous fiber group there are :class:`Samples`: queries, keys and values are taken at :math:`h_1, \dots,
+    h_S`, with quadrature weights :math:`\mu_s` whose logarithms are added to the scores, the way back is the
+    quadrature of :math:`\int f(h)\,\rho(h)\,w\,dh`, and the pose term of the encoding is a network of the matrix of
+    :math:`h^{-1}\hat h`. The layer is exactly equivariant to the elements of a subgroup that is sampled, and to the
+    others up to an error that falls with S. Parameters do not depend on S: a trained layer may be loaded with more
+    samples.
+
     Args:
-        in_type: the type of the input. Any fields, over any gspace with a finite fiber group.
+        in_type: the type of the input. Any fields, over any gspace.
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
         kernel_size: the odd width of the window in positions; None attends to the whole grid. Outside the grid there is
@@ -266,6 +305,8 @@ class GroupSelfAttention(_SelfAttention):
         bias: whether queries, values and the output have biases, where they are invariant. A bias of the keys adds
             the same to all scores of a query, and there is none.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
+        samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
+            in space; None for a finite one.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
@@ -274,7 +315,7 @@ class GroupSelfAttention(_SelfAttention):
         TypeError: a type or number is none.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
             that the group does not preserve.
-        NotImplementedError: the fiber group is continuous.
+        NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
         >>> import torch
@@ -308,6 +349,7 @@ class GroupSelfAttention(_SelfAttention):
         dropout: float = 0.0,
         bias: bool = True,
         backend: str = "auto",
+        samples: Samples | int | None = None,
     ):
         super().__init__(
             in_type,
@@ -324,6 +366,7 @@ class GroupSelfAttention(_SelfAttention):
             dropout=dropout,
             bias=bias,
             backend=backend,
+            samples=samples,
         )
 
     def _project_in(
@@ -350,8 +393,8 @@ class LiftingSelfAttention(_SelfAttention):
 
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
-        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation, projection, dropout, bias, backend:
-            as in :class:`GroupSelfAttention`. ``projection`` is that of the output.
+        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation, projection, dropout, bias, backend,
+            samples: as in :class:`GroupSelfAttention`. ``projection`` is that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
@@ -387,6 +430,7 @@ class LiftingSelfAttention(_SelfAttention):
         dropout: float = 0.0,
         bias: bool = True,
         backend: str = "auto",
+        samples: Samples | int | None = None,
     ):
         super().__init__(
             in_type,
@@ -404,6 +448,7 @@ class LiftingSelfAttention(_SelfAttention):
             dropout=dropout,
             bias=bias,
             backend=backend,
+            samples=samples,
         )
 
     def _project_in(

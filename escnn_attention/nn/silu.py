@@ -19,7 +19,7 @@ class SiLU(PlainModule):
             those that the group acts on by permuting channels (regular, quotient, trivial).
 
     Shape:
-        ``(B, in_type.size, *space)`` to the same.
+        ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
 
     Raises:
         ValueError: a field does not support pointwise nonlinearities.
@@ -35,6 +35,8 @@ class SiLU(PlainModule):
 
     Source: Ramachandran, Zoph and Le, "Searching for Activation Functions", 2017.
     """
+
+    pointwise = True
 
     def __init__(self, in_type: FieldType):
         check_pointwise("in_type", check_type("in_type", in_type), "SiLU")

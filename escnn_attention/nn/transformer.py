@@ -19,7 +19,7 @@ from escnn.nn import (
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.fibers import regular_fields
+from escnn_attention.fibers import mass, regular_fields
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.nn._arguments import (
     check_input,
@@ -31,15 +31,16 @@ from escnn_attention.nn._arguments import (
 )
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind
 from escnn_attention.plain.transformer import TransformerBlock as PlainTransformerBlock
+from escnn_attention.samples import Samples
 
-__all__ = ["TransformerBlock"]
+__all__ = ["TransformerBlock", "dropout_of", "export_of", "shortcut_of"]
 
 
 class TransformerBlock(GridModule):
@@ -60,7 +61,8 @@ class TransformerBlock(GridModule):
 
     with LN a :class:`FieldLayerNorm`, :math:`\sigma` a :class:`SiLU` and W equivariant maps. The shortcut is the
     identity where the types agree and an equivariant map elsewhere; the hidden fields of the pointwise network are
-    regular.
+    regular. Over a continuous fiber group, with ``norm="pre"``, they are functions on the samples
+    (:class:`escnn_attention.nn.PoseFeedForward`).
 
     Args:
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
@@ -76,6 +78,8 @@ class TransformerBlock(GridModule):
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
+        samples: for a continuous fiber group, the :class:`Samples` of the attention and of the pointwise network, or
+            their number.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
@@ -119,6 +123,7 @@ class TransformerBlock(GridModule):
         crop: int = 0,
         bias: bool = True,
         backend: str = "auto",
+        samples: Samples | int | None = None,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
@@ -129,6 +134,12 @@ class TransformerBlock(GridModule):
         if norm == "gsa":
             check_pointwise("in_type", in_type, 'norm="gsa"')
             check_pointwise("out_type", out_type, 'norm="gsa"')
+        continuous = in_type.fibergroup.continuous
+        if continuous and norm == "gsa":
+            raise ValueError(
+                f'norm: got "gsa", which needs regular fields inside, and the fiber group {in_type.fibergroup.name} is '
+                'continuous and has none; needed "pre"'
+            )
         scope: NormScope = norm_scope or ("sample" if norm == "gsa" else "position")
         self.norm = norm
         attention = GroupSelfAttention(
@@ -146,16 +157,27 @@ class TransformerBlock(GridModule):
             dropout=attention_dropout,
             bias=bias,
             backend=backend,
+            samples=samples,
         )
-        order = in_type.gspace.fibergroup.order()
+        order = mass(out_type)
         if hidden_fields is None:
             hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
-        hidden = FieldType(in_type.gspace, check_int("hidden_fields", hidden_fields) * [in_type.gspace.regular_repr])
-        expand = PoseLinear(out_type, hidden, projection=projection, bias=bias)
-        contract = PoseLinear(hidden, out_type, projection=projection, bias=bias)
-        if norm == "gsa":
+        check_int("hidden_fields", hidden_fields)
+        if not continuous:
+            hidden = FieldType(in_type.gspace, hidden_fields * [in_type.gspace.regular_repr])
+            expand = PoseLinear(out_type, hidden, projection=projection, bias=bias)
+            contract = PoseLinear(hidden, out_type, projection=projection, bias=bias)
+        after: list[EquivariantModule] = []
+        feed_forward: list[EquivariantModule]
+        if continuous:
+            self.before = SequentialModule(FieldLayerNorm(in_type, scope))
+            feed_forward = [
+                FieldLayerNorm(out_type, scope),
+                PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bias),
+            ]
+        elif norm == "gsa":
             self.before = SequentialModule(FieldLayerNorm(in_type, scope), SiLU(in_type))
-            after: list[EquivariantModule] = [FieldLayerNorm(out_type, scope), SiLU(out_type)]
+            after = [FieldLayerNorm(out_type, scope), SiLU(out_type)]
             feed_forward = [
                 expand,
                 FieldLayerNorm(hidden, scope),
@@ -165,13 +187,12 @@ class TransformerBlock(GridModule):
             ]
         else:
             self.before = SequentialModule(FieldLayerNorm(in_type, scope))
-            after = []
             feed_forward = [FieldLayerNorm(out_type, scope), expand, SiLU(hidden), contract]
         self.attention = attention
-        self.after = SequentialModule(*after, _dropout(out_type, dropout))
-        self.shortcut = _shortcut(in_type, out_type, projection)
+        self.after = SequentialModule(*after, dropout_of(out_type, dropout))
+        self.shortcut = shortcut_of(in_type, out_type, projection)
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
-        tail = [_dropout(out_type, dropout)] if norm == "pre" else []
+        tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
@@ -214,17 +235,20 @@ class TransformerBlock(GridModule):
         It gives the same values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
-        attention = torch.nn.Sequential(self.before.export(), self.attention.export(), _export(self.after))
+        attention = torch.nn.Sequential(self.before.export(), self.attention.export(), export_of(self.after))
         shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
-        return PlainTransformerBlock(attention, shortcut, self.crop.export(), _export(self.feed_forward)).eval()
+        return PlainTransformerBlock(attention, shortcut, self.crop.export(), export_of(self.feed_forward)).eval()
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, crop={self.crop.margin}"
 
 
-def _shortcut(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:
+def shortcut_of(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:
+    """The identity, or an equivariant pointwise map where the types differ."""
     if in_type == out_type:
         return IdentityModule(in_type)
+    if in_type.fibergroup.continuous:
+        return FieldLinear(in_type, out_type)
     if len(in_type) == regular_fields(in_type) or len(out_type) == regular_fields(out_type):
         return PoseLinear(in_type, out_type, projection=projection)
     # Between two types that are not regular: through as many regular fields as no map between them can exceed.
@@ -234,14 +258,15 @@ def _shortcut(in_type: FieldType, out_type: FieldType, projection: ProjectionKin
     return SequentialModule(PoseLinear(in_type, between, bias=False), PoseLinear(between, out_type))
 
 
-def _dropout(field_type: FieldType, p: float) -> EquivariantModule:
+def dropout_of(field_type: FieldType, p: float) -> EquivariantModule:
+    """Dropout of channels where that is equivariant, else of whole fields; the identity for p = 0."""
     if p == 0:
         return IdentityModule(field_type)
     pointwise = all("pointwise" in r.supported_nonlinearities for r in field_type.representations)
     return PointwiseDropout(field_type, p) if pointwise else FieldDropout(field_type, p)
 
 
-def _export(modules: SequentialModule) -> torch.nn.Sequential:
+def export_of(modules: SequentialModule) -> torch.nn.Sequential:
     """Without the dropouts: an exported module is in eval mode, and escnn's FieldDropout cannot be exported."""
     kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout))]
     return torch.nn.Sequential(*(m.export() for m in kept))

@@ -1,13 +1,21 @@
-"""Pointwise equivariant linear maps, on plain tensors."""
+"""Pointwise equivariant maps, on plain tensors."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
+from escnn_attention.plain.turning import RandomTurn
 
-__all__ = ["PoseLinear"]
+__all__ = ["FieldLinear", "Isotypic", "PoseFeedForward", "PoseLinear"]
 
 
 class PoseLinear(torch.nn.Module):
@@ -31,3 +39,80 @@ class PoseLinear(torch.nn.Module):
         else:
             y = self.projection(y.unflatten(-1, (-1, self.order)).transpose(-1, -2).unsqueeze(0))
         return y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+
+
+class PoseFeedForward(torch.nn.Module):
+    """To poses, a nonlinearity at each of them, and back: a map of features ``(B, size, *space)``.
+
+    Args:
+        expand, contract: the projections.
+        turn: what turns the samples in training; None where they are fixed.
+    """
+
+    def __init__(self, expand: ToPoses, contract: FromPoses, turn: RandomTurn | None = None):
+        super().__init__()
+        self.expand, self.activation, self.contract = expand, torch.nn.SiLU(), contract
+        self.turn = turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        turn = self.turn.draw() if self.turn is not None and self.training else None
+        if turn is not None:
+            assert self.turn is not None
+            x = self.turn.inputs(x, turn, inverse=True)
+        y = self.expand(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
+        y = self.contract(self.activation(y))
+        y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+        if turn is not None:
+            assert self.turn is not None
+            y = self.turn.outputs(y, turn)
+        return y
+
+
+class Isotypic(NamedTuple):
+    """Where one irrep of size d occurs in two types.
+
+    Attributes:
+        source: ``(m, d, in)``; reads its m copies off the input.
+        target: ``(out, n, d)``; writes its n copies to the output.
+        endomorphisms: ``(k, d, d)``; the maps of the irrep to itself that commute with the group.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    endomorphisms: np.ndarray
+
+
+class FieldLinear(ExactBuffers):
+    """A linear map of features ``(B, in, *space)`` that mixes the copies of each irrep.
+
+    Args:
+        parts: the irreps that both types share.
+        out: the channels of the output.
+        invariants: ``(out, k)``, the invariant vectors, along which a bias is learned; None for no bias.
+    """
+
+    invariants: Tensor
+
+    def __init__(self, parts: Sequence[Isotypic], out: int, invariants: np.ndarray | None):
+        super().__init__()
+        self.out = out
+        self.weights = torch.nn.ParameterList()
+        for i, (source, target, endomorphisms) in enumerate(parts):
+            for name, value in (("source", source), ("target", target), ("endomorphisms", endomorphisms)):
+                self.register_exact(f"{name}_{i}", value)
+            shape = (target.shape[1], source.shape[0], len(endomorphisms))
+            self.weights.append(Parameter(torch.randn(shape) / math.sqrt(shape[1] * shape[2])))
+        self.bias: Parameter | None = None
+        if invariants is not None and invariants.shape[1]:
+            self.register_exact("invariants", invariants)
+            self.bias = Parameter(torch.zeros(invariants.shape[1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.new_zeros(len(x), self.out, *x.shape[2:])
+        for i, weight in enumerate(self.weights):
+            source, target = getattr(self, f"source_{i}"), getattr(self, f"target_{i}")
+            mixed = torch.einsum("nmk,kde,mei->ndi", weight, getattr(self, f"endomorphisms_{i}"), source)
+            y = y + torch.einsum("ond,ndi,bi...->bo...", target, mixed, x)
+        if self.bias is not None:
+            y = y + (self.invariants @ self.bias).to(y.dtype).view(-1, *[1] * (x.dim() - 2))
+        return y

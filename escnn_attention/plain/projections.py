@@ -128,6 +128,7 @@ class FromPoses(ExactBuffers):
     Args:
         segments: the representation of the features (``escnn_attention.fibers.frames`` with ``dual=True``).
         invariants: ``(size, k)``, a basis of the invariant vectors, along which a bias is learned; None for no bias.
+        mass: what the sum over the poses weighs, by which weights are scaled at initialisation; by default ``order``.
         size, fields, order, groups, kind: as in :class:`ToPoses`.
     """
 
@@ -143,12 +144,13 @@ class FromPoses(ExactBuffers):
         groups: int = 1,
         kind: ProjectionKind = "group",
         invariants: np.ndarray | None = None,
+        mass: int | None = None,
     ):
         super().__init__()
         self.kind = kind
         self.order = order
         self.groups = groups
-        fan_in = fields * order if kind == "group" else fields
+        fan_in = fields * (order if mass is None else mass) if kind == "group" else fields
         self.frames = _Frames(segments) if kind == "group" else None
         shape = (fields, size) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))

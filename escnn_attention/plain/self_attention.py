@@ -12,6 +12,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, Waves, attention, probabilities
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.turning import RandomTurn, Turn
 from escnn_attention.positions import Grid, Positions, Window
 
 __all__ = ["SelfAttention", "project_to_heads", "terms_of"]
@@ -20,19 +21,25 @@ __all__ = ["SelfAttention", "project_to_heads", "terms_of"]
 class SelfAttention(ExactBuffers):
     """Projections to heads, attention between poses on a grid, projection to the output.
 
-    Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by two tables only and needs no escnn.
+    Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
         project_in: from the features to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
         project_out: from ``num_heads`` · C regular fields to the output.
         encoding: a bound encoding.
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None with ``relative``.
+        relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
+        log_measure: ``(S,)``; the logarithm of the measure of every sample; None where all are alike.
+        query_weight: the measure of a query pose, with ``query="all"``.
+        turn: what turns the samples in training; None where they are fixed.
         num_heads, window, query, keys, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
     """
 
     inverse_action: Tensor
     quotient: Tensor
+    relative: Tensor | None
+    log_measure: Tensor | None
 
     def __init__(
         self,
@@ -41,13 +48,17 @@ class SelfAttention(ExactBuffers):
         encoding: Encoding,
         *,
         inverse_action: np.ndarray,
-        quotient: np.ndarray,
+        quotient: np.ndarray | None,
         num_heads: int,
         window: Window,
         query: QueryMode,
         keys: KeyMode,
         dropout: float,
         backend: str,
+        relative: np.ndarray | None = None,
+        log_measure: np.ndarray | None = None,
+        query_weight: float = 1.0,
+        turn: RandomTurn | None = None,
     ):
         super().__init__()
         self.project_in = project_in
@@ -60,31 +71,49 @@ class SelfAttention(ExactBuffers):
         self.dropout = dropout
         self.backend = backend
         self.register_exact("inverse_action", inverse_action)
-        self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
+        self.register_buffer("quotient", None if quotient is None else torch.as_tensor(quotient), persistent=False)
+        for name, value in (("relative", relative), ("log_measure", log_measure)):
+            if value is None:
+                self.register_buffer(name, None, persistent=False)
+            else:
+                self.register_exact(name, value)
+        self.query_weight = query_weight
+        self.turn = turn
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attend(x, self.positions(x))
+        # Drawn in training only: what a trained layer gives is no matter of chance.
+        turn = self.turn.draw() if self.turn is not None and self.training else None
+        return self.attend(x, self.positions(x), turn)
 
     def positions(self, x: Tensor) -> Positions:
         """The grid of a tensor of features."""
         return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
 
-    def attend(self, x: Tensor, positions: Positions) -> Tensor:
-        """The layer on features ``(B, in, *space)`` that lie at the given positions."""
+    def attend(self, x: Tensor, positions: Positions, turn: Turn | None = None) -> Tensor:
+        """The layer on features ``(B, in, *space)`` at the given positions, its samples turned by an element."""
+        if turn is not None:
+            assert self.turn is not None
+            x = self.turn.inputs(x, turn, inverse=True)
         q, k, v = self._project(x)
         y = attention(
             q,
             k,
             v,
             positions,
-            self._terms(positions),
+            self._terms(positions, turn),
             query=self.query,
             keys=self.keys,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
+        if self.query_weight != 1:
+            y = self.query_weight * y
         y = self.project_out(y.permute(1, 0, 3, 2, 4))
-        return y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+        y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+        if turn is not None:
+            assert self.turn is not None
+            y = self.turn.outputs(y, turn)
+        return y
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
         """``(B, M, poses, queries, query poses, key poses, *space)``: see ``GroupSelfAttention.attention_maps``."""
@@ -105,8 +134,12 @@ class SelfAttention(ExactBuffers):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return project_to_heads(self.project_in, x, self.num_heads)
 
-    def _terms(self, positions: Positions) -> Terms:
-        return terms_of(self.encoding, positions, self.inverse_action, self.quotient)
+    def _terms(self, positions: Positions, turn: Turn | None = None) -> Terms:
+        inverse = self.inverse_action
+        if turn is not None:
+            assert self.turn is not None
+            inverse = inverse @ self.turn.space(turn, inverse=True).to(inverse)
+        return terms_of(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 
 def project_to_heads(project_in: ToPoses | Scalars, x: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,26 +149,39 @@ def project_to_heads(project_in: ToPoses | Scalars, x: Tensor, num_heads: int) -
     return q, k, v
 
 
-def terms_of(encoding: Encoding, positions: Positions, inverse: Tensor, quotient: Tensor) -> Terms:
-    """What an encoding adds to the scores.
+def terms_of(
+    encoding: Encoding,
+    positions: Positions,
+    inverse: Tensor,
+    quotient: Tensor | None,
+    relative: Tensor | None = None,
+    log_measure: Tensor | None = None,
+) -> Terms:
+    """What an encoding and a measure add to the scores.
 
     Args:
         encoding: a bound encoding.
         positions: where the features lie.
         inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
-        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys.
+        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``.
+        relative: ``(|H|, P, F)``; the same as features, for an encoding that was bound with some.
+        log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    poses = encoding.poses()
+    poses = encoding.poses(relative)
+    if poses is not None and relative is None:
+        assert quotient is not None
+        poses = poses[:, quotient]
     spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
     if waves is None:
         points = positions.coordinates if encoding.absolute else positions.offsets
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
         spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
     return Terms(
-        num_poses=len(quotient),
+        num_poses=len(inverse),
         spatial=spatial,
-        pose=None if poses is None else poses[:, quotient],
+        pose=poses,
         absolute=encoding.absolute,
         waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
         rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
+        log_measure=None if log_measure is None else log_measure.unsqueeze(1),
     )

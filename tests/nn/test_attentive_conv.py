@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from escnn_attention import equivariance_report, working_memory
 from escnn_attention.fibers import fibers
+from escnn_attention.functional import attentive, responses
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.feature_attention import FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.pose_attention import PoseAttention
-from escnn_attention.plain import attentive_conv
 from tests import spaces
 
 EXACT = 1e-12
@@ -321,27 +321,19 @@ def test_maps_that_are_turned_off(variant, present):
 # ---------------------------------------------------------------------------------------------------- memory, state
 
 
-def responses_held(layer, x, monkeypatch):
-    """The largest number of responses made at once."""
-    largest = []
-    attend = attentive_conv.AttentiveConv._attend
-
-    def watched(self, images, kernel, *rest):
-        places = (images.shape[-1] - 2) ** 2
-        largest.append(len(images) * kernel.flatten(4)[..., 0].numel() * places)
-        return attend(self, images, kernel, *rest)
-
-    monkeypatch.setattr(attentive_conv.AttentiveConv, "_attend", watched)
-    layer(x).tensor.sum().backward()
-    return largest
-
-
 def test_responses_are_never_all_there(monkeypatch):
     layer = layer_on(gspaces.rot2dOnR2(4), (4, 4)).float()
     x = input_of(layer, 12, batch=8, dtype=torch.float32)
-    everything = 8 * 16 * 16 * 100
-    with working_memory(attentive_conv._COPIES * 4 * 10_000):
-        sizes = responses_held(layer, x, monkeypatch)
+    everything, sizes = 8 * 16 * 16 * 100, []
+    make = responses._Piece.__init__
+
+    def watched(piece, *arguments):
+        make(piece, *arguments)
+        sizes.append(piece.responses.numel())
+
+    monkeypatch.setattr(responses._Piece, "__init__", watched)
+    with working_memory(attentive.COPIES * 4 * 10_000):
+        layer(x).tensor.sum().backward()
     assert max(sizes) <= 10_000
     assert sum(sizes) == 2 * everything  # forward, and again in the backward pass
     assert len(sizes) > 1
@@ -370,6 +362,18 @@ def test_pieces_do_not_change_the_result():
     for limit in (1, 2**12, 2**16, 2**20):
         with working_memory(limit), torch.no_grad():
             torch.testing.assert_close(layer(x).tensor, y)
+
+
+def test_compiles_in_one_graph():
+    exported = layer_on(gspaces.rot2dOnR2(4), (2, 2)).eval().export()
+    x = input_of(layer_on(gspaces.rot2dOnR2(4), (2, 2)), 6).tensor.requires_grad_()
+    compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), exported(x))
+    got, expected = (
+        torch.autograd.grad(f(x).square().sum(), [x, *exported.parameters()]) for f in (compiled, exported)
+    )
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_second_derivatives():

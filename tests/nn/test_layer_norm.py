@@ -140,8 +140,6 @@ def test_wrong_arguments():
     for eps in -1e-5, float("nan"):
         with pytest.raises(ValueError, match="eps: got"):
             FieldLayerNorm(field_type, eps=eps)
-    with pytest.raises(NotImplementedError, match="continuous"):
-        FieldLayerNorm(FieldType(gspaces.rot2dOnR2(-1), [gspaces.rot2dOnR2(-1).irrep(1)]))
 
 
 def test_representations_that_are_not_orthogonal_are_refused():
@@ -157,3 +155,19 @@ def test_repr():
     field_type = spaces.regular(gspaces.rot2dOnR2(4), 1)
     assert "regular (x1)" in repr(FieldLayerNorm(field_type))
     assert "scope='sample'" in repr(FieldLayerNorm(field_type, "sample"))
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
+def test_fields_of_a_continuous_group(make):
+    """No element changes the norm of an irrep, and scalars alone have a mean."""
+    gspace = make()
+    field_type = FieldType(gspace, [*gspace.fibergroup.irreps()[:4], gspace.trivial_repr])
+    norm = FieldLayerNorm(field_type).double()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.normal_()
+    x = spaces.random_field(field_type, *spaces.shape_of(gspace, 3))
+    for g in list(gspace.fibergroup.testing_elements())[1:20:6]:
+        turned = norm(x.transform_fibers(g)).tensor
+        torch.testing.assert_close(turned, norm(x).transform_fibers(g).tensor, atol=1e-7, rtol=1e-7)
+    assert norm.plain.mean.tolist() == [float(c in (0, field_type.size - 1)) for c in range(field_type.size)]

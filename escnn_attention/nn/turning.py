@@ -1,0 +1,87 @@
+"""The matrices by which the samples of a continuous group are turned, read off escnn's group objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy.linalg
+from escnn import group as groups
+from escnn.group import Group, GroupElement
+from escnn.nn import FieldType
+
+from escnn_attention.fibers import Fibers, frames
+from escnn_attention.plain.turning import FieldTurn, RandomTurn, Representation
+from escnn_attention.samples import matrices_of
+
+__all__ = ["algebra", "represented", "turn_of"]
+
+
+def turn_of(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTurn | None:
+    """What turns the samples of a layer between two types; None for a finite group, and where samples are fixed."""
+    if group.samples is None or group.samples.turn == "fixed":
+        return None
+    action = in_type.gspace.basespace_action
+    if action is None:  # What happens to no space: only how many elements there are to draw from.
+        lines, components = algebra(in_type.fibergroup)
+        space = Representation(np.zeros((len(lines), 0, 0)), np.zeros((len(components), 0, 0)))
+    else:
+        space = represented(action)
+    return RandomTurn(_field_turn(in_type, group), _field_turn(out_type, group), space)
+
+
+def _field_turn(field_type: FieldType, group: Fibers) -> FieldTurn:
+    of_fields = list(dict.fromkeys(field_type.representations))  # in the order of the segments
+    columns = [segment.columns for segment in frames(field_type, group=group)]
+    return FieldTurn(columns, [represented(r) for r in of_fields])
+
+
+def represented(representation: groups.Representation) -> Representation:
+    r"""The generators of a representation, and its matrices of one element of each connected component.
+
+    The generators are logarithms of the irreps at angles so small that there is but one, which are exact to rounding.
+    """
+    lines, components = algebra(representation.group)
+    generators = np.zeros((len(lines), representation.size, representation.size))
+    start = 0
+    for id in representation.irreps:
+        irrep = representation.group.irrep(*id)
+        angle = 1 / (1 + max((int(i) for i in np.ravel(_flat(id))), default=0))
+        stop = start + irrep.size
+        for i, line in enumerate(lines):
+            logarithm = scipy.linalg.logm(np.asarray(irrep(line(angle)), dtype=np.float64)).real / angle
+            generators[i, start:stop, start:stop] = (logarithm - logarithm.T) / 2  # irreps are orthogonal
+        start = stop
+    generators = representation.change_of_basis @ generators @ representation.change_of_basis_inv
+    return Representation(generators, matrices_of(representation, components))
+
+
+def _flat(id: tuple) -> list[int]:
+    return [j for i in id for j in (_flat(i) if isinstance(i, tuple) else [i])]
+
+
+def algebra(group: Group) -> tuple[list[Callable[[float], GroupElement]], list[GroupElement]]:
+    """One-parameter subgroups that generate the identity component, and an element of every component."""
+    if isinstance(group, groups.DirectProductGroup):
+        finite, continuous = (group.G2, group.G1) if group.G1.continuous else (group.G1, group.G2)
+        lines, components = algebra(continuous)
+
+        def pair(h: GroupElement, k: GroupElement) -> GroupElement:
+            return group.pair_elements(h, k) if group.G1.continuous else group.pair_elements(k, h)
+
+        return (
+            [lambda angle, line=line: pair(line(angle), finite.identity) for line in lines],  # type: ignore[misc]
+            [pair(c, k) for k in finite.elements for c in components],
+        )
+    if isinstance(group, groups.SO2):
+        return [lambda angle: group.element(angle, "radians")], [group.identity]
+    if isinstance(group, groups.O2):
+        return [lambda angle: group.element((0, angle), "radians")], [group.identity, group.reflection]
+    axes = np.eye(3)
+    if isinstance(group, groups.SO3):
+        return [lambda angle, axis=axis: group.element(angle * axis, "EV") for axis in axes], [group.identity]  # type: ignore[misc]
+    assert isinstance(group, groups.O3)
+    return (
+        [lambda angle, axis=axis: group.element((0, angle * axis), "EV") for axis in axes],  # type: ignore[misc]
+        [group.identity, group.inversion],
+    )

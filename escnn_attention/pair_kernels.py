@@ -1,0 +1,214 @@
+r"""Attention weights as functions of content and location: the kernels of the LieTransformer.
+
+The default of the layers, :math:`\langle q, k + \rho(\delta, p) \rangle / \sqrt C`, lets the query decide what a
+location is worth to it. The kernels here take the two apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+__all__ = ["Combination", "Content", "Location", "PairKernel"]
+
+Content = Literal["dot", "concat", "none"]
+Location = Literal["mlp", "raw", "none"]
+Combination = Literal["sum", "product", "mlp"]
+
+
+class PairKernel(torch.nn.Module):
+    r"""The score of a key as a function of content and location.
+
+    .. math:: s = \phi\big( c(q, k),\; l(\delta, p) \big), \qquad
+        \delta = r(h^{-1}x, h^{-1}x'), \quad p = h^{-1}\hat h
+
+    with parameters of its own for each head. Every argument is invariant when the group acts on everything.
+
+    Args:
+        content: ``"dot"`` is :math:`\langle q, k \rangle / \sqrt C`; ``"concat"`` the vector
+            :math:`W [q \| k]` of C numbers; ``"none"`` leaves the content out (location only).
+        location: ``"mlp"`` is a number, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W\delta + E[p]))`; ``"raw"`` the
+            vector :math:`(\delta, E[p])` itself; ``"none"`` leaves the location out.
+        combine: ``"sum"`` and ``"product"`` of the two as numbers, or ``"mlp"``, a network with two hidden layers of
+            both together. Where a number is needed of a vector c it is :math:`w^T\mathrm{SiLU}(c)`: a linear map would
+            leave nothing of the query in a softmax over sums.
+        hidden: the width of the networks.
+
+    Raises:
+        ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import PairKernel, PointSelfAttention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
+        >>> kernel = PairKernel(content="concat", location="raw", combine="mlp", hidden=8)
+        >>> layer = PointSelfAttention(fields, fields, num_heads=2, encoding=kernel, normalization="count")
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. Its default is ``PairKernel()``,
+    its kernel for QM9 ``PairKernel("concat", "raw", "mlp", hidden=6)`` with ``normalization="count"``.
+    """
+
+    def __init__(
+        self,
+        content: Content = "dot",
+        location: Location = "mlp",
+        combine: Combination = "sum",
+        *,
+        hidden: int = 16,
+    ):
+        super().__init__()
+        for name, value, options in (
+            ("content", content, ("dot", "concat", "none")),
+            ("location", location, ("mlp", "raw", "none")),
+            ("combine", combine, ("sum", "product", "mlp")),
+        ):
+            if value not in options:
+                raise ValueError(f"{name}: got {value!r}, needed one of {', '.join(map(repr, options))}")
+        if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
+            raise ValueError(f"hidden: got {hidden!r}, needed a positive integer")
+        if content == "none" and location == "none":
+            raise ValueError("location: got 'none' with content='none', and nothing is left to attend by")
+        if combine == "product" and "none" in (content, location):
+            raise ValueError("combine: got 'product', needed content and location, and one of them is 'none'")
+        self.content: Content = content
+        self.location: Location = location
+        self.combine: Combination = combine
+        self.hidden = hidden
+        self.bound = False
+
+    def bind(
+        self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0
+    ) -> PairKernel:
+        """A copy with parameters: see :meth:`escnn_attention.encodings.Encoding.bind`."""
+        if self.bound:
+            raise ValueError("encoding: this PairKernel belongs to a layer already; pass a new one")
+        bound = copy.deepcopy(self)
+        bound.bound = True
+        number = pose_features.shape[-1] if isinstance(pose_features, Tensor) else pose_features
+        bound._build(dim, num_heads, channels, num_poses, number)
+        return bound
+
+    def _build(self, dim: int, heads: int, channels: int, num_poses: int, pose_features: int) -> None:
+        self.num_heads, self.channels = heads, channels
+        self.num_poses, self.pose_features = num_poses, pose_features
+        hidden = self.hidden
+        if self.content == "concat":
+            self.of_query = _weight(heads, channels, channels)
+            self.of_key = _weight(heads, channels, channels)
+        contents = {"dot": 1, "concat": channels, "none": 0}[self.content]
+        if self.combine != "mlp" and contents > 1:
+            self.read_content = _weight(heads, contents, gain=2.0)
+        # The first layer that location enters: of its own network, or of that of both.
+        whole = self.combine == "mlp"
+        first = hidden if self.location == "mlp" or whole else 1
+        if self.location != "none":
+            # Coordinates run over [-1, 1]: see the encodings.
+            gain = 4.0 * dim if first > 1 or whole else 1.0
+            self.of_offset = _weight(heads, first, dim, gain=gain)
+            self.bias = Parameter(torch.empty(heads, first).uniform_(-1, 1))
+            if num_poses > 1:
+                features = pose_features or num_poses
+                self.of_pose = _weight(heads, first, features, gain=float(features if not pose_features else 1))
+            if self.location == "mlp":
+                self.within = _weight(heads, hidden, hidden, gain=2.0)
+                self.read_location = _weight(heads, hidden, gain=4.0)
+        if whole:
+            located = {"mlp": 1, "raw": hidden, "none": 0}[self.location]
+            if contents:
+                self.join_content = _weight(heads, hidden, contents)
+            if located == 1:
+                self.join_location = _weight(heads, hidden, 1)
+            self.join_bias = Parameter(torch.empty(heads, hidden).uniform_(-1, 1))
+            self.join_within = _weight(heads, hidden, hidden, gain=2.0)
+            self.read_both = _weight(heads, hidden, gain=4.0)
+
+    def poses(self, quotient: Tensor, relative: Tensor | None) -> Tensor | None:
+        r"""What the pose adds to the first layer of the location, ``(M, H, P, first)``.
+
+        Args:
+            quotient: ``(H, P)``; the index of :math:`h^{-1}\hat h`.
+            relative: ``(H, P, F)``, features of it, where the fiber group is continuous.
+        """
+        if self.location == "none" or self.num_poses <= 1:
+            return None
+        if relative is not None:
+            return torch.einsum("hpf,mof->mhpo", relative.to(self.of_pose.dtype), self.of_pose)
+        return self.of_pose.transpose(1, 2)[:, quotient]
+
+    def score(self, q: Tensor, k: Tensor, seen: Tensor, pose: Tensor | None) -> Tensor:
+        """The scores of :class:`escnn_attention.functional.points.Scores`; ``pose`` as :meth:`poses` gives it."""
+        content = self._content(q, k)
+        location = self._location(seen, pose)
+        if self.combine == "mlp":
+            return self._join(content, location)
+        if content is not None:
+            content = content[..., 0] if content.shape[-1] == 1 else _dot(F.silu(content), self.read_content)
+        if location is not None:
+            location = location[..., 0]
+        if content is None or location is None:
+            both = location if content is None else content
+            assert both is not None
+            return both
+        return content + location if self.combine == "sum" else content * location
+
+    def _content(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """``(Q, M, H or 1, J, K, P, number or vector)``."""
+        if self.content == "none":
+            return None
+        if self.content == "dot":
+            return products(q, k).unsqueeze(-1) / math.sqrt(self.channels)
+        of_query = torch.einsum("qmhjc,moc->qmhjo", q, self.of_query)
+        of_key = torch.einsum("qmhjkpc,moc->qmhjkpo", k, self.of_key)
+        return (of_query[..., None, None, :] + of_key) / math.sqrt(2)
+
+    def _location(self, seen: Tensor, pose: Tensor | None) -> Tensor | None:
+        """``(Q, M, H, 1, K, P or 1, number or vector)``."""
+        if self.location == "none":
+            return None
+        first = torch.einsum("qkhpd,mod->qmhkpo", seen, self.of_offset) + self.bias[:, None, None, None]
+        if pose is not None:
+            first = first + pose.unsqueeze(2)
+        if self.location == "mlp":
+            second = F.silu(torch.einsum("qmhkpi,moi->qmhkpo", F.silu(first), self.within))
+            first = torch.einsum("qmhkpi,mi->qmhkp", second, self.read_location).unsqueeze(-1)
+        return first.unsqueeze(3)
+
+    def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
+        total = self.join_bias[:, None, None, None, None]
+        if content is not None:
+            total = total + torch.einsum("qmhjkpi,moi->qmhjkpo", content, self.join_content)
+        if location is not None:
+            if self.location == "mlp":
+                location = torch.einsum("qmhjkpi,moi->qmhjkpo", location, self.join_location)
+            total = total + location
+        within = F.silu(torch.einsum("qmhjkpi,moi->qmhjkpo", F.silu(total), self.join_within))
+        return _dot(within, self.read_both)
+
+    def extra_repr(self) -> str:
+        return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """The products of queries ``(Q, M, H, J, C)`` and keys ``(Q, M, H', J', K, P, C)``: ``(Q, M, H, J, K, P)``."""
+    if k.shape[2] == k.shape[3] == 1:
+        shape = k.shape[4:6]
+        out = q.flatten(2, 3) @ k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)
+        return out.unflatten(-1, shape).unflatten(2, q.shape[2:4])
+    return (k.flatten(4, 5) @ q.unsqueeze(-1)).squeeze(-1).unflatten(-1, k.shape[4:6])
+
+
+def _dot(x: Tensor, weight: Tensor) -> Tensor:
+    """``(Q, M, ..., I)`` with ``(M, I)``."""
+    return torch.einsum("qmhjkpi,mi->qmhjkp", x, weight)
+
+
+def _weight(heads: int, *shape: int, gain: float = 1.0) -> Parameter:
+    """Weights with a variance of ``gain`` over their last axis."""
+    return Parameter(torch.randn(heads, *shape) * math.sqrt(gain / shape[-1]))

@@ -1,0 +1,84 @@
+r"""Frames at the points of the sphere, on plain tensors.
+
+The frame of a point x is the rotation :math:`R(x) = R_z(\varphi) R_y(\theta)` to its longitude and colatitude: it maps
+the north pole to x, and the first two axes to the directions south and east.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention.plain.buffers import ExactBuffers
+
+__all__ = ["Generators", "LocalFrames", "angles_of", "frames_at"]
+
+
+class Generators(NamedTuple):
+    r"""What rotations about two axes do to the fields of one representation.
+
+    Attributes:
+        columns: ``(m, n)``; the channels of the m fields of this representation.
+        about_z: ``(n, n)``; :math:`\rho(R_z(\varphi)) = \exp(\varphi J_z)`.
+        about_y: ``(n, n)``; the same about y.
+    """
+
+    columns: np.ndarray
+    about_z: np.ndarray
+    about_y: np.ndarray
+
+
+def angles_of(coords: Tensor) -> tuple[Tensor, Tensor]:
+    """Colatitude and longitude of points ``(N, 3)``, of any length."""
+    x, y, z = coords.unbind(-1)
+    return torch.atan2((x.square() + y.square()).sqrt(), z), torch.atan2(y, x)
+
+
+def frames_at(colatitude: Tensor, longitude: Tensor) -> Tensor:
+    """``(N, 3, 3)``; the matrices :math:`R(x)`, whose columns are the axes of the frame of each point."""
+    ct, st, cp, sp = colatitude.cos(), colatitude.sin(), longitude.cos(), longitude.sin()
+    rows = [cp * ct, -sp, cp * st, sp * ct, cp, sp * st, -st, torch.zeros_like(st), ct]
+    return torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
+
+
+class LocalFrames(ExactBuffers):
+    """Features as they look from the frame of the point where they are, and back.
+
+    Args:
+        generators: one entry for each distinct representation.
+    """
+
+    def __init__(self, generators: Sequence[Generators]):
+        super().__init__()
+        self._number = 0
+        for part in generators:
+            if not (part.about_y.any() or part.about_z.any()):
+                continue  # Scalars look the same from everywhere.
+            self.register_buffer(f"columns_{self._number}", torch.as_tensor(part.columns), persistent=False)
+            self.register_exact(f"z_{self._number}", part.about_z)
+            self.register_exact(f"y_{self._number}", part.about_y)
+            self._number += 1
+
+    def inward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
+        r"""``(N, size)``: :math:`\rho(R(x))^{-1} f(x)`."""
+        return self._turn(x, [("z", -longitude), ("y", -colatitude)])
+
+    def outward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
+        r"""``(N, size)``: :math:`\rho(R(x)) f(x)`."""
+        return self._turn(x, [("y", colatitude), ("z", longitude)])
+
+    def _turn(self, x: Tensor, turns: Sequence[tuple[str, Tensor]]) -> Tensor:
+        for i in range(self._number):
+            columns = getattr(self, f"columns_{i}")
+            fields = x[:, columns]  # N, m, n
+            for axis, angle in turns:
+                generator = getattr(self, f"{axis}_{i}")
+                # In the precision of the generators, whatever autocast does.
+                matrix = torch.linalg.matrix_exp(angle.to(generator.dtype)[:, None, None] * generator)
+                fields = fields @ matrix.transpose(-1, -2).to(fields.dtype)
+            x = x.index_copy(1, columns.flatten(), fields.flatten(1))
+        return x

@@ -1,0 +1,401 @@
+"""Self-attention and attentive convolution on point clouds, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention.encodings import Encoding, MLPEncoding
+from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
+from escnn_attention.functional.fold import Call, fold_frames, fold_keys
+from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
+from escnn_attention.neighbours import Cloud, Neighbourhood, among, cloud_slices, list_edges
+from escnn_attention.pair_kernels import PairKernel, products
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.self_attention import terms_of
+from escnn_attention.plain.turning import RandomTurn
+from escnn_attention.relations import Offset, Relation
+
+__all__ = ["ConvolvedValues", "PointAttention"]
+
+
+class PointAttention(ExactBuffers):
+    """Projections to heads, attention between the poses of points, projection to the output.
+
+    It knows the group by tables only and needs no escnn.
+
+    Args:
+        project_in: from the features to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
+        project_out: from ``num_heads`` · C regular fields to the output.
+        encoding: a bound encoding or kernel.
+        relation: what it sees of two points.
+        neighbourhood: the rule by which points are neighbours where no edges are given.
+        values: what becomes of the values that are attended to; None for their sum.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
+        relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
+        log_weights: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
+        query_weight: the measure of a query pose, with ``query="all"``.
+        turn: what turns samples in training; None where they are fixed.
+        num_heads, query, keys, normalization, dropout, backend, length_scale: as in
+            :class:`escnn_attention.PointSelfAttention`.
+    """
+
+    inverse_action: Tensor
+    quotient: Tensor
+    relative: Tensor | None
+    log_weights: Tensor | None
+
+    def __init__(
+        self,
+        project_in: ToPoses | Scalars,
+        project_out: FromPoses,
+        encoding: Encoding | PairKernel,
+        relation: Relation,
+        neighbourhood: Neighbourhood,
+        values: ConvolvedValues | None,
+        *,
+        inverse_action: np.ndarray,
+        quotient: np.ndarray,
+        relative: np.ndarray | None,
+        log_weights: np.ndarray | None,
+        num_heads: int,
+        query: QueryMode,
+        keys: KeyMode,
+        normalization: Normalization,
+        dropout: float,
+        length_scale: float,
+        backend: str,
+        query_weight: float = 1.0,
+        turn: RandomTurn | None = None,
+    ):
+        super().__init__()
+        self.project_in = project_in
+        self.project_out = project_out
+        self.encoding = encoding
+        self.relation = relation
+        self.neighbourhood = neighbourhood
+        self.values = values
+        self.num_heads = num_heads
+        self.query: QueryMode = query
+        self.keys: KeyMode = keys
+        self.normalization: Normalization = normalization
+        self.dropout = dropout
+        self.length_scale = length_scale
+        self.backend = backend
+        self.query_weight = query_weight
+        self.turn = turn
+        self.register_exact("inverse_action", inverse_action)
+        self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
+        for name, table in (("relative", relative), ("log_weights", log_weights)):
+            if table is None:
+                self.register_buffer(name, None)
+            else:
+                self.register_exact(name, table)
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
+        if mask is not None:
+            # Whatever the points that are not there hold, it reaches nothing, gradients included.
+            there = mask.nonzero().squeeze(-1)
+            batch, measure = (None if t is None else t[there] for t in (batch, measure))
+            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
+            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
+        # Drawn in training only: what a trained layer gives is no matter of chance.
+        turn = self.turn.draw() if self.turn is not None and self.training else None
+        if self.turn is not None and turn is not None:
+            x = self.turn.inputs(x, turn, inverse=True)
+        # (3 · M, 1, N, P, C) to three times (N, M, P, C).
+        q, v, k = self.project_in(x.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
+        points = coords.to(self.inverse_action.dtype) / self.length_scale
+        if self.turn is not None and turn is not None:
+            # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point.
+            points = points @ self.turn.space(turn).to(points)
+        if edge_index is None and self._serves_densely(len(x), x.device.type, batch):
+            y = self._attend_densely(q, k, v, points, batch, measure)
+        else:
+            listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
+            y = self._attend_to(listed, q, k, v, points, measure)
+        if self.query_weight != 1:
+            y = self.query_weight * y
+        y = self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0)
+        return y if self.turn is None or turn is None else self.turn.outputs(y, turn)
+
+    def _log_measure(self, measure: Tensor | None) -> Tensor | None:
+        """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
+        points = None if measure is None else measure.to(self.inverse_action.dtype).log().unsqueeze(-1)
+        # Keys of one pose, or without poses, all have the same weight.
+        alike = self.log_weights is None or self.keys == "own" or isinstance(self.project_in, Scalars)
+        if alike or self.log_weights is None:
+            return points
+        return self.log_weights.unsqueeze(0) if points is None else points + self.log_weights
+
+    def _terms(self, cloud: Cloud) -> Terms:
+        return terms_of(cast(Encoding, self.encoding), cloud, self.inverse_action, self.quotient, self.relative)
+
+    def _serves_densely(self, num_points: int, device: str, batch: Tensor | None) -> bool:
+        """Whether everyone sees everyone in a way that the backends of grids serve, one cloud after the other."""
+        named = self.backend in ("dense", "reference")
+        if self.backend == "neighbours":
+            return False
+        reason = None
+        if self.values is not None or isinstance(self.encoding, PairKernel) or self.normalization != "softmax":
+            reason = "it is for softmax attention with an encoding"
+        elif not self.neighbourhood.is_global or not isinstance(self.relation, Offset):
+            reason = "it is for the offsets between all points of a cloud"
+        if named and reason is not None:
+            raise ValueError(f"backend: {self.backend!r} cannot serve this call: {reason}")
+        if named or reason is not None:
+            return named
+        dropped = self.training and self.dropout > 0 and device == "cpu"
+        double = device == "cuda" and self.inverse_action.dtype == torch.float64
+        if dropped or double or not self._factorises():
+            return False
+        return num_points >= _MANY * (1 if batch is None or not len(batch) else int(batch.max()) + 1)
+
+    def _factorises(self) -> bool:
+        """Whether the scores are products of what queries and keys know by themselves."""
+        encoding = cast(Encoding, self.encoding)
+        if encoding.absolute or encoding.waves() is not None or encoding.rotations() is not None:
+            return True
+        return encoding.offsets(self.inverse_action.new_zeros(1, encoding.dim)) is None
+
+    def _attend_densely(
+        self, q: Tensor, k: Tensor, v: Tensor, points: Tensor, batch: Tensor | None, measure: Tensor | None
+    ) -> Tensor:
+        stretches, order = cloud_slices(batch, len(q)), None
+        if stretches is None:
+            assert batch is not None
+            order = batch.argsort(stable=True)
+            q, k, v, points = q[order], k[order], v[order], points[order]
+            measure = None if measure is None else measure[order]
+            stretches = cloud_slices(batch[order], len(q))
+            assert stretches is not None
+        log_measure = self._log_measure(measure)
+        out = []
+        for stretch in stretches:
+            x = points[stretch]
+            cloud = Cloud(x if cast(Encoding, self.encoding).absolute else x - x.mean(0))
+            mu = log_measure if log_measure is None or measure is None else log_measure[stretch]
+            y = attention(
+                _on_grid(q[stretch]),
+                _on_grid(k[stretch]),
+                _on_grid(v[stretch]),
+                cloud,
+                replace(self._terms(cloud), log_measure=None if mu is None else mu.T),
+                query=self.query,
+                keys=self.keys,
+                dropout=self.dropout if self.training else 0.0,
+                backend="dense" if self.backend == "auto" else self.backend,
+            )
+            out.append(_at_points(y))
+        y = torch.cat(out)
+        return y if order is None else torch.empty_like(y).index_copy(0, order, y)
+
+    def _attend_to(
+        self, neighbours: Tensor, q: Tensor, k: Tensor, v: Tensor, points: Tensor, measure: Tensor | None
+    ) -> Tensor:
+        """The output of the heads, ``(N, M, |H|, C)``."""
+        num_poses = len(self.inverse_action)
+        query, keys, scores = self.query, self.keys, self._scores()
+        in_frames = isinstance(self.encoding, Encoding) and (
+            self.encoding.absolute or self.encoding.rotations() is not None
+        )
+        unfolds = []
+        if in_frames:
+            # These treat every output pose differently before the scores are taken: a head for each of them.
+            cloud = Cloud(points if cast(Encoding, self.encoding).absolute else points - points.mean(0))
+            call: Call = (_on_grid(q), _on_grid(k), _on_grid(v), self._terms(cloud), query)
+            if keys == "own" and k.shape[2] > 1:
+                call, unfold = fold_keys(*call)
+                unfolds.append(unfold)
+            (q, k, v, _, query), unfold = fold_frames(cloud, *call)
+            unfolds.append(unfold)
+            q, k, v = _at_points(q), _at_points(k), _at_points(v)
+            keys = "all"
+        out = point_attention(
+            q,
+            k,
+            v,
+            points,
+            neighbours,
+            num_poses=1 if in_frames else num_poses,
+            relate=self._relate,
+            scores=scores,
+            mix=mix_values if self.values is None else self.values.bind(self.quotient, self.relative),
+            log_measure=self._log_measure(measure),
+            query=query,
+            keys=keys,
+            normalization=self.normalization,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        if not in_frames:
+            return out
+        y = _on_grid(out)
+        for unfold in reversed(unfolds):
+            y = unfold(y)
+        return _at_points(y)
+
+    def _relate(self, query: Tensor, key: Tensor) -> Tensor:
+        """What every output pose h sees of two points, ``(Q, K, |H|, 1, D)``."""
+        if isinstance(self.relation, Offset):
+            return _turned(self.relation(query, key), self.inverse_action).unsqueeze(3)
+        return self.relation(*(_turned(x, self.inverse_action) for x in (query, key))).unsqueeze(3)
+
+    def _scores(self) -> Scores:
+        if isinstance(self.encoding, PairKernel):
+            kernel, seen_poses = self.encoding, self.encoding.poses(self.quotient, self.relative)
+            return lambda q, k, seen: kernel.score(q, k, seen, seen_poses)
+        encoding = self.encoding
+        if encoding.absolute or encoding.rotations() is not None:
+            return lambda q, k, seen: products(q, k) / math.sqrt(q.shape[-1])
+        poses = encoding.poses(self.relative)
+        if poses is not None and self.relative is None:
+            poses = poses[:, self.quotient]
+        return _RelativeScores(encoding, poses)
+
+
+# With so many points a cloud, on average, one product of everything with everything is faster than lists.
+_MANY = 64
+
+
+def _on_grid(x: Tensor) -> Tensor:
+    """From ``(N, M, P, C)`` to ``(1, M, P, N, C)``, as the backends of grids have it."""
+    return x.permute(1, 2, 0, 3).unsqueeze(0)
+
+
+def _at_points(x: Tensor) -> Tensor:
+    """And back."""
+    return x.squeeze(0).permute(2, 0, 1, 3)
+
+
+def _turned(x: Tensor, inverse: Tensor) -> Tensor:
+    """Points ``(Q, K, d)`` as every pose sees them: row vectors, times the transposed matrix of h⁻¹."""
+    return torch.einsum("qki,hdi->qkhd", x, inverse)
+
+
+class _RelativeScores:
+    r""":math:`\langle q, k + \rho(\delta, p) \rangle / \sqrt C`.
+
+    Args:
+        encoding: of the offset.
+        poses: ``(M or 1, |H|, P, C)``, :math:`E[h^{-1}\hat h]`, or None.
+    """
+
+    def __init__(self, encoding: Encoding, poses: Tensor | None):
+        self._poses = poses
+        self._encoding = encoding
+
+    def __call__(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        score = products(q, k)
+        features, readout = _features(self._encoding, seen)
+        if features is not None and readout is not None:
+            # The function of the offset is linear in so many features: the query reads them.
+            reads = torch.einsum("qmhjc,mcf->qmhjf", q, readout.expand(q.shape[1], -1, -1))
+            score = score + _against(reads, features)
+        elif features is not None:
+            reads = q.expand(-1, -1, seen.shape[2], -1, -1)
+            features = features.expand(q.shape[1], *features.shape[1:])
+            score = score + torch.einsum("qmhjc,mqkhpc->qmhjkp", reads, features)
+        if self._poses is not None:
+            reads = q.expand(-1, -1, seen.shape[2], -1, -1)
+            poses = self._poses.expand(q.shape[1], -1, -1, -1)
+            score = score + torch.einsum("qmhjc,mhpc->qmhjp", reads, poses).unsqueeze(-2)
+        return score / math.sqrt(q.shape[-1])
+
+
+def _against(reads: Tensor, features: Tensor) -> Tensor:
+    """``(Q, M, H or 1, J, F)`` with ``(Q, K, H, P, F)``: ``(Q, M, H, J, K, P)``."""
+    keys = features.shape[1], features.shape[3]
+    reads = reads.expand(-1, -1, features.shape[2], -1, -1).transpose(1, 2)
+    out = reads.flatten(2, 3) @ features.permute(0, 2, 4, 1, 3).flatten(3)
+    return out.unflatten(2, reads.shape[2:4]).unflatten(-1, keys).transpose(1, 2)
+
+
+def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The function of the offset as features ``(Q, K, H, P, F)`` and what reads them, ``(M or 1, C, F)``.
+
+    Without such a form, its values ``(M or 1, Q, K, H, P, C)`` and None.
+    """
+    waves = encoding.waves()
+    if waves is not None:
+        phase = seen @ waves[0].T
+        return torch.cat([phase.cos(), phase.sin()], dim=-1), waves[1]
+    if type(encoding) is MLPEncoding and encoding.mlp is not None:
+        *hidden, last = encoding.mlp
+        for layer in hidden:
+            seen = layer(seen)
+        return seen, cast(torch.nn.Linear, last).weight.unflatten(0, (-1, encoding.channels))
+    return encoding.offsets(seen), None
+
+
+class ConvolvedValues(torch.nn.Module):
+    r"""Values that pass through a kernel.
+
+    .. math:: \sum_{j, \hat h} \alpha\, W(h^{-1}\Delta, h^{-1}\hat h)\, v(x_j, \hat h)
+
+    The kernel is :math:`W(\delta, p) = \sum_f \phi_f(\delta) W_f[p]`, with functions :math:`\phi_f` that a network
+    makes and one C × C matrix for each of them and every pose.
+
+    Args:
+        dim: the coordinates of the relation.
+        num_heads: M.
+        channels: C.
+        num_poses: the poses of the keys; 1 where they have none.
+        features: the number of functions.
+        pose_features: the number of features of a pose, where the fiber group is continuous.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, channels: int, num_poses: int, *, features: int, pose_features: int = 0
+    ):
+        super().__init__()
+        self.num_poses = num_poses
+        self.kernel = torch.nn.Sequential(
+            torch.nn.Linear(dim, 2 * features), torch.nn.SiLU(), torch.nn.Linear(2 * features, features)
+        )
+        first = cast(torch.nn.Linear, self.kernel[0])
+        torch.nn.init.normal_(first.weight, std=2.0)
+        torch.nn.init.uniform_(first.bias, -1, 1)
+        self.pose_features = pose_features
+        # Of a continuous group the kernel is a constant and a linear function of the features of the pose.
+        rows = pose_features + 1 if pose_features and num_poses > 1 else num_poses
+        weight = torch.randn(num_heads, rows, features, channels, channels)
+        self.weight = Parameter(weight * math.sqrt(4 / (features * channels)))
+
+    def bind(self, quotient: Tensor, relative: Tensor | None) -> Mix:
+        """The sum of the values, each times the kernel."""
+        if self.num_poses == 1:
+            weight = self.weight.unsqueeze(1)
+        elif self.pose_features and relative is not None:
+            features = torch.nn.functional.pad(relative.to(self.weight.dtype), (1, 0), value=1.0)
+            weight = torch.einsum("hpr,mrfic->mhpfic", features, self.weight) / math.sqrt(features.shape[-1])
+        else:
+            weight = self.weight[:, quotient]
+
+        def mix(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+            poses = seen.shape[2]
+            functions = self.kernel(seen).expand(-1, -1, -1, p.shape[-1], -1)
+            # For every query, head and key pose: the values weighted by attention and function, (H · F, K) · (K, C).
+            weights = torch.einsum("qmhkp,qkhpf->qmphfk", p, functions).flatten(3, 4)
+            sums = weights @ v[:, :, :, 0].permute(0, 2, 3, 1, 4)
+            return torch.einsum(
+                "qmphfc,mhpfic->qmhi", sums.unflatten(3, (poses, -1)), weight.expand(-1, poses, -1, -1, -1, -1)
+            )
+
+        return mix

@@ -1,0 +1,95 @@
+"""Self-attention between points of the sphere, on plain tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from escnn_attention.neighbours import among, list_edges
+from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
+from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.projections import FromPoses, ToPoses
+
+__all__ = ["SphereAttention", "SphereFeedForward"]
+
+
+class SphereAttention(PointAttention):
+    r"""Attention between functions on the frames of points.
+
+    The poses of a point x are its frames :math:`R(x) h` with h in the stabiliser of the north pole. What one frame sees
+    of another is their quotient, of which the last column is the position of the key, and the others are its axes.
+
+    Args:
+        into, out_of: to the frame of each point, and back.
+        axes: how many axes of the key's frame a query sees: 0 where keys have no poses, 1 for rotations, 2 where there
+            are reflections.
+        arguments: of :class:`~escnn_attention.plain.point_attention.PointAttention`, with the inverse matrices of the
+            elements h of the stabiliser.
+    """
+
+    def __init__(self, into: LocalFrames, out_of: LocalFrames, axes: int, **arguments: Any):
+        super().__init__(**arguments)
+        self.into = into
+        self.out_of = out_of
+        self.axes = axes
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.SphereSelfAttention.forward`."""
+        if mask is not None:
+            there = mask.nonzero().squeeze(-1)
+            batch, measure = (None if t is None else t[there] for t in (batch, measure))
+            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
+            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
+        angles = angles_of(coords.to(self.inverse_action.dtype))
+        local = self.into.inward(x, *angles)
+        q, v, k = self.project_in(local.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
+        listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
+        y = self._attend_to(listed, q, k, v, frames_at(*angles).flatten(1), measure)
+        return self.out_of.outward(self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0), *angles)
+
+    def _relate(self, query: Tensor, key: Tensor) -> Tensor:
+        """What every frame of the query sees of the key and of its frames, ``(Q, K, S, S or 1, 3 + 3 · axes)``.
+
+        Args:
+            query, key: ``(Q, 1, 9)`` and ``(Q, K, 9)``; the matrices of the frames of the points.
+        """
+        between = query.unflatten(-1, (3, 3)).transpose(-1, -2) @ key.unflatten(-1, (3, 3))
+        seen = torch.einsum("sij,qkjl->qksil", self.inverse_action, between)  # of the key's own frame
+        pole = torch.tensor([0.0, 0.0, 1.0], dtype=seen.dtype, device=seen.device)
+        offset = ((seen[..., 2] - pole) / self.length_scale).unsqueeze(3)
+        if not self.axes:
+            return offset
+        stabiliser = self.inverse_action.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
+        axes = torch.einsum("qksij,tja->qkstai", seen, stabiliser).flatten(-2)
+        return torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1)
+
+
+class SphereFeedForward(torch.nn.Module):
+    """A network at every point, on functions on its frames: ``(N, in)`` to ``(N, out)``."""
+
+    def __init__(self, into: LocalFrames, out_of: LocalFrames, expand: ToPoses, contract: FromPoses):
+        super().__init__()
+        self.into = into
+        self.out_of = out_of
+        self.expand = expand
+        self.contract = contract
+
+    def forward(self, x: Tensor, coords: Tensor) -> Tensor:
+        angles = angles_of(coords.to(self.contract_dtype))
+        hidden = torch.nn.functional.silu(self.expand(self.into.inward(x, *angles).unsqueeze(0)))
+        return self.out_of.outward(self.contract(hidden).squeeze(0), *angles)
+
+    @property
+    def contract_dtype(self) -> torch.dtype:
+        """The precision in which angles are worked out."""
+        return self.contract.weight.dtype

@@ -1,0 +1,129 @@
+r"""Random elements of a continuous group and their matrices, on plain tensors.
+
+Every element is :math:`g = c \exp(\sum_i x_i X_i)` with one c for each connected component of the group and X a basis
+of its Lie algebra, and a representation of it is :math:`\rho(g) = \rho(c) \exp(\sum_i x_i\, d\rho(X_i))`: with the
+matrices :math:`\rho(c)` and :math:`d\rho(X_i)` any element can be represented without knowing more of the group. The
+exponential has no singularities, unlike the logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["FieldTurn", "RandomTurn", "Representation", "Turn"]
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    r"""An element of a continuous group, :math:`c \exp(\sum_i x_i X_i)`.
+
+    Attributes:
+        vector: ``(k,)`` float64; x, the angle of a rotation of the plane or the vector of a rotation of space.
+        component: the number of c among the components.
+    """
+
+    vector: Tensor
+    component: int = 0
+
+
+class Representation(torch.nn.Module):
+    """The matrices of any element in one representation, in float64 on the CPU.
+
+    Args:
+        generators: ``(k, n, n)``; the matrices of a basis of the Lie algebra.
+        components: ``(c, n, n)``; the matrix of one element of each connected component, the identity first.
+    """
+
+    def __init__(self, generators: np.ndarray, components: np.ndarray):
+        super().__init__()
+        # No buffers: small matrices that are exponentiated in float64 whatever the precision and device of the layer.
+        self.generators = torch.tensor(generators, dtype=torch.float64, device="cpu")
+        self.components = torch.tensor(components, dtype=torch.float64, device="cpu")
+        self.inverses = torch.tensor(np.linalg.inv(components), dtype=torch.float64, device="cpu")
+
+    @property
+    def trivial(self) -> bool:
+        """Whether every element is represented by the identity."""
+        identity = torch.eye(self.generators.shape[-1], dtype=torch.float64)
+        return not bool(self.generators.any()) and bool((self.components == identity).all())
+
+    def forward(self, turn: Turn, inverse: bool = False) -> Tensor:
+        """``(n, n)``; the matrix of an element or of its inverse."""
+        sign = -1 if inverse else 1
+        exponential = torch.matrix_exp(sign * torch.tensordot(turn.vector, self.generators, 1))
+        if inverse:
+            return exponential @ self.inverses[turn.component]
+        return self.components[turn.component] @ exponential
+
+
+class FieldTurn(torch.nn.Module):
+    """How elements act on the channels of features, ``(B, size, ...)``.
+
+    Args:
+        columns: for each representation ``(m, n)``, the channels of its m fields.
+        representations: the representations.
+    """
+
+    def __init__(self, columns: Sequence[np.ndarray], representations: Sequence[Representation]):
+        super().__init__()
+        kept = [(c, r) for c, r in zip(columns, representations, strict=True) if not r.trivial]
+        self.representations = torch.nn.ModuleList(r for _, r in kept)
+        for i, (of_fields, _) in enumerate(kept):
+            self.register_buffer(f"columns_{i}", torch.as_tensor(of_fields), persistent=False)
+
+    def forward(self, x: Tensor, turn: Turn, inverse: bool = False) -> Tensor:
+        for i, representation in enumerate(self.representations):
+            columns = getattr(self, f"columns_{i}")
+            matrix = representation(turn, inverse).to(x.device, x.dtype)
+            fields = x[:, columns.flatten()].unflatten(1, columns.shape)
+            x = x.index_copy(1, columns.flatten(), torch.einsum("ij,bmj...->bmi...", matrix, fields).flatten(1, 2))
+        return x
+
+
+class RandomTurn(torch.nn.Module):
+    r"""Turns the samples of a layer, :math:`h_s \to g h_s`, by a random element g.
+
+    Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, a layer does so when it turns its features by
+    :math:`\rho_\mathrm{in}(g)^{-1}` and its coordinates by :math:`g^{-1}`, does what it always does, and turns the
+    output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` stay as they are.
+
+    Args:
+        inputs: how elements act on the features that come in.
+        outputs: and on those that go out.
+        space: their matrices on the base space.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, Samples
+        >>> g = gspaces.rot3dOnR3()
+        >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
+        >>> layer = GroupSelfAttention(vectors, vectors, samples=Samples(12, turn="random"))
+        >>> turn = layer.plain.turn.draw()
+        >>> matrix = layer.plain.turn.space(turn)
+        >>> torch.allclose(matrix @ matrix.T, torch.eye(3, dtype=torch.float64))
+        True
+    """
+
+    def __init__(self, inputs: FieldTurn, outputs: FieldTurn, space: Representation):
+        super().__init__()
+        self.inputs, self.outputs, self.space = inputs, outputs, space
+
+    def draw(self) -> Turn:
+        """An element from the Haar measure, drawn with torch's generator on the CPU."""
+        dimension, components = len(self.space.generators), len(self.space.components)
+        if dimension == 1:
+            vector = 2 * math.pi * torch.rand(1, dtype=torch.float64, device="cpu")
+        else:
+            # A Gaussian direction in four dimensions is a uniform unit quaternion.
+            real, *imaginary = torch.randn(4, dtype=torch.float64, device="cpu")
+            axis = torch.stack(imaginary)
+            length = axis.norm()
+            vector = axis / length.clamp(min=1e-300) * 2 * torch.atan2(length, real)
+        return Turn(vector, int(torch.randint(components, (), device="cpu")))

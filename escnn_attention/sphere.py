@@ -1,0 +1,130 @@
+r"""Grids of latitudes and longitudes on the sphere, as points with quadrature weights."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from escnn.nn import FieldType, GeometricTensor
+from lie_learn.spaces import S2, S3
+from torch import Tensor
+
+__all__ = ["SphereGrid"]
+
+GridKind = Literal["equiangular", "Clenshaw-Curtis", "Gauss-Legendre"]
+
+
+class SphereGrid:
+    r"""Latitudes and longitudes on the sphere S², as points of R³ and their quadrature weights.
+
+    Meridians meet at the poles, so that the points of such a grid are denser there. Attention that is to be that of the
+    field and not of the grid integrates against the area, and so each point gets its weight as a measure.
+
+    Longitudes start at 0, where y = 0 and x > 0, and go east. Latitudes start at the north pole, z = 1:
+
+    =========================== ========================================= ========================================
+    kind                        colatitudes                               number of latitudes
+    =========================== ========================================= ========================================
+    ``"equiangular"``           :math:`(j + \tfrac12)\pi / n`, no poles   even (lie_learn's SOFT grid)
+    ``"Clenshaw-Curtis"``       :math:`j\pi / (n - 1)`, with both poles   odd
+    ``"Gauss-Legendre"``        zeros of the Legendre polynomial          any
+    =========================== ========================================= ========================================
+
+    Args:
+        num_latitudes: the number of latitudes n.
+        num_longitudes: the number of longitudes; by default twice as many.
+        kind: how latitudes are chosen.
+
+    Attributes:
+        shape: latitudes and longitudes.
+        coords: ``(N, 3)`` float64, unit vectors, longitudes fastest.
+        weights: ``(N,)`` float64, the area of each point, of sum :math:`4\pi`. The quadrature is exact for spherical
+            harmonics of degrees below n (Gauss-Legendre 2n) where there are enough longitudes, more than the order.
+
+    Raises:
+        ValueError: a number that the kind does not have, or an unknown kind.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import SphereGrid
+        >>> grid = SphereGrid(8)
+        >>> g = gspaces.rot3dOnR3()
+        >>> scalars = nn.FieldType(g, 2 * [g.trivial_repr])
+        >>> x, batch, measure = grid.points(torch.randn(3, 2, 8, 16), scalars)
+        >>> x.tensor.shape, grid.image(x).shape
+        (torch.Size([384, 2]), torch.Size([3, 2, 8, 16]))
+
+    Source: lie_learn (Cohen et al., "Spherical CNNs", 2018), for the grids and their weights.
+    """
+
+    def __init__(self, num_latitudes: int, num_longitudes: int | None = None, kind: GridKind = "equiangular"):
+        if num_longitudes is None:
+            num_longitudes = 2 * num_latitudes
+        for name, value in (("num_latitudes", num_latitudes), ("num_longitudes", num_longitudes)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+                raise ValueError(f"{name}: got {value!r}, needed an integer of at least 2")
+        if kind not in get_args(GridKind):
+            options = ", ".join(map(repr, get_args(GridKind)))
+            raise ValueError(f"kind: got {kind!r}, needed one of {options}")
+        if kind == "equiangular":
+            _check_remainder(num_latitudes, 0, kind)
+            colatitude, _ = S2.linspace(num_latitudes // 2, "SOFT")
+            weight = S3.quadrature_weights(num_latitudes // 2)
+        elif kind == "Clenshaw-Curtis":
+            _check_remainder(num_latitudes, 1, kind)
+            colatitude, _ = S2.linspace(num_latitudes // 2, kind)
+            weight = S2.quadrature_weights(num_latitudes // 2, kind)[:, 0]
+        else:
+            colatitude, _ = S2.linspace(num_latitudes - 1, kind)
+            weight = S2.quadrature_weights(num_latitudes - 1, kind)[:, 0]
+            colatitude, weight = colatitude[::-1], weight[::-1]  # From the north.
+        self.shape = (num_latitudes, num_longitudes)
+        self.kind = kind
+        longitude = 2 * np.pi * np.arange(num_longitudes) / num_longitudes
+        theta, phi = (a.ravel() for a in np.meshgrid(colatitude, longitude, indexing="ij"))
+        points = np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=1)
+        self.coords = torch.as_tensor(points)
+        area = 4 * np.pi * weight / (weight.sum() * num_longitudes)
+        self.weights = torch.as_tensor(np.repeat(area, num_longitudes))
+
+    def points(self, x: Tensor, field_type: FieldType) -> tuple[GeometricTensor, Tensor, Tensor]:
+        """Images on the grid as features at points.
+
+        Args:
+            x: ``(B, C, latitudes, longitudes)``.
+            field_type: its type, of size C, over a gspace on R³.
+
+        Returns:
+            the features ``(B · N, C)`` with their coordinates; the number of the image of each point; the weight of
+            each point. They are what the layers on points take.
+
+        Raises:
+            ValueError: another shape or type.
+        """
+        if x.dim() != 4 or tuple(x.shape[2:]) != self.shape or x.shape[1] != field_type.size:
+            needed = ("B", field_type.size, *self.shape)
+            raise ValueError(f"x: got shape {tuple(x.shape)}, needed ({', '.join(map(str, needed))})")
+        if field_type.gspace.dimensionality != 3:
+            raise ValueError(f"field_type: got one on {field_type.gspace.name}, needed a gspace on R³")
+        batch = torch.arange(len(x), device=x.device).repeat_interleave(len(self.coords))
+        coords = self.coords.to(x.device, x.dtype).repeat(len(x), 1)
+        measure = self.weights.to(x.device, x.dtype).repeat(len(x))
+        features = x.flatten(2).transpose(1, 2).flatten(0, 1)
+        return GeometricTensor(features, field_type, coords), batch, measure
+
+    def image(self, x: GeometricTensor | Tensor) -> Tensor:
+        """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``."""
+        features = x.tensor if isinstance(x, GeometricTensor) else x
+        return features.unflatten(0, (-1, len(self.coords))).transpose(1, 2).unflatten(2, self.shape)
+
+    def __repr__(self) -> str:
+        return f"SphereGrid({self.shape[0]}, {self.shape[1]}, {self.kind!r})"
+
+
+def _check_remainder(num_latitudes: int, remainder: int, kind: str) -> None:
+    if num_latitudes % 2 != remainder:
+        raise ValueError(
+            f"num_latitudes: got {num_latitudes} for kind {kind!r}, needed an {'odd' if remainder else 'even'} number"
+        )

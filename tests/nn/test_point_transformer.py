@@ -1,0 +1,105 @@
+"""The transformer block on points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import FieldLayerNorm, PointTransformerBlock, PoseLinear, SiLU
+
+
+def fields(space) -> FieldType:
+    return FieldType(space, 2 * [space.regular_repr, space.trivial_repr, space.basespace_action])
+
+
+def cloud(field_type: FieldType, number: int = 8) -> GeometricTensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
+    coords = torch.randn(number, field_type.gspace.dimensionality, generator=generator, dtype=torch.float64)
+    return GeometricTensor(x, field_type, coords)
+
+
+@pytest.mark.parametrize("kernel_features", [None, 3])
+@pytest.mark.parametrize("space", [gspaces.flipRot2dOnR2(5), gspaces.rot2dOnR3(3), gspaces.invOnR3()])
+@pytest.mark.parametrize("same", [True, False])
+def test_equivariance_and_export(space, kernel_features, same):
+    torch.manual_seed(0)
+    in_type = fields(space)
+    out_type = in_type if same else FieldType(space, [space.basespace_action, space.trivial_repr])
+    block = PointTransformerBlock(
+        in_type, out_type, num_heads=2, head_fields=2, kernel_features=kernel_features, radius=1.5
+    ).double()
+    x, batch = cloud(in_type), torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    y = block(x, batch=batch)
+    assert y.coords is x.coords
+    assert block.evaluate_output_shape(tuple(x.tensor.shape)) == tuple(y.tensor.shape)
+    for h in space.fibergroup.elements:
+        z = block(x.transform(h), batch=batch).tensor
+        torch.testing.assert_close(z, y.transform_fibers(h).tensor, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(block.export()(x.tensor, x.coords, batch=batch), y.tensor)
+    block.check_equivariance()
+
+
+def test_masked_points_reach_nothing():
+    torch.manual_seed(1)
+    space = gspaces.rot2dOnR2(4)
+    in_type = fields(space)
+    block = PointTransformerBlock(in_type, in_type, num_heads=2).double()
+    x = cloud(in_type)
+    mask = torch.tensor([True, True, False, True, False, True, True, True])
+    batch = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    alone = block(GeometricTensor(x.tensor[mask], in_type, x.coords[mask]), batch=batch[mask]).tensor
+    x.tensor[~mask] = torch.nan
+    y = block(x, batch=batch, mask=mask).tensor
+    torch.testing.assert_close(y[mask], alone)
+    assert not y[~mask].any()
+    y.sum().backward()
+    assert all(p.grad.isfinite().all() for p in block.parameters() if p.grad is not None)
+    torch.testing.assert_close(block.export()(x.tensor, x.coords, batch=batch, mask=mask), y)
+    edges = torch.combinations(torch.arange(8), with_replacement=True).T
+    edges = edges[:, batch[edges[0]] == batch[edges[1]]]
+    edges = torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)
+    torch.testing.assert_close(block(x, edges, mask=mask).tensor[mask], alone, rtol=1e-9, atol=1e-10)
+
+
+def test_pointwise_modules_take_points():
+    space = gspaces.rot2dOnR2(4)
+    regular = FieldType(space, 2 * [space.regular_repr])
+    x = cloud(regular)
+    for module in (FieldLayerNorm(regular), SiLU(regular), PoseLinear(regular, regular)):
+        y = module.double()(x)
+        assert y.coords is x.coords
+        assert module.evaluate_output_shape((8, 8)) == (8, 8)
+        one_each = GeometricTensor(x.tensor[:, :, None, None], regular)
+        torch.testing.assert_close(module(one_each).tensor[:, :, 0, 0], y.tensor)
+    with pytest.raises(ValueError, match="coords"):
+        FieldLayerNorm(regular, scope="sample")(x)
+
+
+def test_bad_arguments():
+    space = gspaces.rot2dOnR2(4)
+    in_type = fields(space)
+    for message, arguments in (
+        ("keys", {"keys": "own", "kernel_features": 2}),
+        ("backend", {"backend": "dense", "kernel_features": 2}),
+        ("hidden_fields", {"hidden_fields": 0}),
+        ("dropout", {"dropout": 1.0}),
+        ("attention_dropout", {"attention_dropout": -0.1}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PointTransformerBlock(in_type, in_type, **arguments)
+    with pytest.raises(ValueError, match="mask"):
+        PointTransformerBlock(in_type, in_type)(cloud(in_type), mask=torch.ones(3, dtype=torch.bool))
+
+
+def test_dropout_is_for_training():
+    torch.manual_seed(2)
+    space = gspaces.rot2dOnR2(4)
+    in_type = fields(space)
+    block = PointTransformerBlock(in_type, in_type, dropout=0.5, attention_dropout=0.2).double()
+    x = cloud(in_type)
+    assert not torch.equal(block(x).tensor, block(x).tensor)
+    block.eval()
+    assert torch.equal(block(x).tensor, block(x).tensor)

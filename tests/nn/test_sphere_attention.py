@@ -1,0 +1,274 @@
+"""Attention on the sphere: the formula, equivariance that improves with the samples, errors."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import (
+    FourierEncoding,
+    MLPEncoding,
+    PairKernel,
+    SphereGrid,
+    SphereSelfAttention,
+    SphereTransformerBlock,
+)
+from escnn_attention.nn.sphere_attention import _Stabiliser
+from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
+
+ROTATIONS, ALL = gspaces.rot3dOnR3(), gspaces.flipRot3dOnR3()
+SPACES = {"SO(3)": ROTATIONS, "O(3)": ALL}
+
+
+def irrep(space, degree: int):
+    """Of the harmonics of this degree."""
+    group = space.fibergroup
+    return group.irrep(degree) if space is ROTATIONS else group.irrep(degree % 2, degree)
+
+
+def mixed(space) -> FieldType:
+    return FieldType(space, [irrep(space, 1), space.trivial_repr, irrep(space, 2)])
+
+
+def scalars(space, number: int = 2) -> FieldType:
+    return FieldType(space, number * [space.trivial_repr])
+
+
+def on_sphere(field_type: FieldType, number: int, seed: int = 0) -> GeometricTensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
+    coords = torch.randn(number, 3, generator=generator, dtype=torch.float64)
+    return GeometricTensor(x, field_type, torch.nn.functional.normalize(coords, dim=-1))
+
+
+def elements(space, number: int = 3) -> list:
+    """Random ones; those of O(3) with reflections among them."""
+    group = space.fibergroup
+    random = np.random.default_rng(0)
+    out = []
+    for i in range(number):
+        q = random.normal(size=4)
+        q /= np.linalg.norm(q)
+        out.append(group.element(q if space is ROTATIONS else (i % 2, q), "Q"))
+    return out
+
+
+def error(layer, x: GeometricTensor, **arguments) -> float:
+    worst = 0.0
+    with torch.no_grad():
+        y = layer(x, **arguments)
+        for element in elements(layer.space):
+            z = layer(x.transform(element), **arguments).tensor
+            worst = max(worst, float((z - y.transform_fibers(element).tensor).norm() / y.tensor.norm()))
+    return worst
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("lifts", [True, False])
+def test_the_error_of_rotations_falls_with_the_samples(space, lifts):
+    space = SPACES[space]
+    in_type = scalars(space) if lifts else mixed(space)
+    x = on_sphere(in_type, 10)
+    errors = []
+    for samples in (4, 16, 32):
+        torch.manual_seed(1)
+        # Twice as many where half are reflections.
+        samples *= 1 + (space is ALL)
+        errors.append(error(SphereSelfAttention(in_type, mixed(space), samples=samples, head_fields=2).double(), x))
+    assert errors[1] < errors[0] / 8
+    assert errors[2] < errors[1] / 8
+    assert errors[2] < 1e-4
+
+
+def test_with_wrong_frames_it_does_not_fall(monkeypatch):
+    in_type = scalars(ROTATIONS)
+    x = on_sphere(in_type, 10)
+    torch.manual_seed(1)
+    layer = SphereSelfAttention(in_type, mixed(ROTATIONS), samples=32, head_fields=2).double()
+    assert error(layer, x) < 1e-4
+    monkeypatch.setattr(
+        "escnn_attention.plain.sphere_attention.frames_at", lambda a, b: frames_at(a, b).transpose(-1, -2)
+    )
+    assert error(layer, x) > 1e-2
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("lifts", [True, False])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel"])
+def test_the_formula(space, query, lifts, encoding):
+    """Scores from the quotients of the frames, one by one."""
+    space = SPACES[space]
+    torch.manual_seed(2)
+    encodings = {"mlp": MLPEncoding(hidden=4), "fourier": FourierEncoding(3), "kernel": PairKernel(hidden=4)}
+    in_type = scalars(space) if lifts else mixed(space)
+    layer = SphereSelfAttention(
+        in_type, mixed(space), samples=4, head_fields=2, query=query, encoding=encodings[encoding], length_scale=0.8
+    ).double()
+    x = on_sphere(in_type, 4)
+    measure = torch.rand(4, dtype=torch.float64) + 0.5
+    core, stabiliser = layer.plain, _Stabiliser(in_type, 4)
+    group = space.fibergroup
+    out = torch.zeros(4, mixed(space).size, dtype=torch.float64)
+    # Every frame as an element of the group, and the features that it sees.
+    frames, seen = [], []
+    for point, features in zip(x.coords.numpy(), x.tensor, strict=True):
+        theta, phi = math.acos(point[2]), math.atan2(point[1], point[0])
+        turns = []
+        for axis, angle in ((2, phi), (1, theta)):
+            q = np.zeros(4)
+            q[axis], q[3] = math.sin(angle / 2), math.cos(angle / 2)
+            turns.append(group.element(q if space is ROTATIONS else (0, q), "Q"))
+        own = [turns[0] @ turns[1] @ h for h in stabiliser.elements]
+        frames.append(own)
+        seen.append(torch.stack([torch.as_tensor(in_type.representation(~g)) @ features for g in own]))
+    frame_features = torch.stack(seen)  # N, S, size
+    weight = core.project_in.weight  # 3 · C, size
+    bias = torch.cat([core.project_in.bias, torch.zeros(2, dtype=torch.float64)])
+    q, v, k = ((frame_features @ weight.T) + bias).unflatten(-1, (3, 2)).unbind(-2)  # N, S, C
+    if lifts:
+        q, v, k = (t[:, :1] for t in (q, v, k))
+    matrices = [[torch.as_tensor(space.basespace_action(g)) for g in own] for own in frames]
+    axes = 0 if lifts else 1 if space is ROTATIONS else 2
+    for i in range(4):
+        for s in range(4):
+            value = torch.zeros(2, dtype=torch.float64)
+            for t in [s] if query == "own" else range(q.shape[1]):
+                scores, values, masses = [], [], []
+                for j in range(4):
+                    for u in range(q.shape[1]):
+                        quotient = matrices[i][s].T @ matrices[j][u]
+                        offset = (quotient[:, 2] - torch.tensor([0, 0, 1.0]).double()) / 0.8
+                        sees = torch.cat([offset, quotient[:, :axes].T.flatten()])
+                        query_vector = q[i, t if q.shape[1] > 1 else 0]
+                        if encoding == "kernel":
+                            a = query_vector.view(1, 1, 1, 1, 2)
+                            b = k[j, u].view(1, 1, 1, 1, 1, 1, 2)
+                            scores.append(core.encoding.score(a, b, sees.view(1, 1, 1, 1, -1), None).flatten()[0])
+                        else:
+                            rho = core.encoding.offsets(sees)[0]
+                            scores.append(query_vector @ (k[j, u] + rho) / math.sqrt(2))
+                        values.append(v[j, u])
+                        masses.append(measure[j])
+                p = (torch.stack(scores) + torch.stack(masses).log()).softmax(0)
+                value = value + p @ torch.stack(values)
+            read = torch.as_tensor(mixed(space).representation(frames[i][s])) @ (core.project_out.weight.T @ value)
+            out[i] += read / 4
+    out += core.project_out.invariants @ core.project_out.bias
+    torch.testing.assert_close(layer(x, measure=measure).tensor, out, rtol=1e-9, atol=1e-10)
+
+
+def test_local_frames_are_those_of_the_group():
+    for space in SPACES.values():
+        field_type = mixed(space)
+        frames = LocalFrames(_Stabiliser(field_type, 4).generators(field_type)).double()
+        x = on_sphere(field_type, 6)
+        angles = angles_of(x.coords)
+        torch.testing.assert_close(frames_at(*angles)[:, :, 2], x.coords)
+        local = frames.inward(x.tensor, *angles)
+        torch.testing.assert_close(frames.outward(local, *angles), x.tensor, rtol=1e-10, atol=1e-11)
+        # The vector along the point itself is the same in all frames.
+        vectors = FieldType(space, [irrep(space, 1)])
+        change = torch.as_tensor(space.basespace_action(space.fibergroup.identity))
+        assert change.shape == (3, 3)
+        turn = LocalFrames(_Stabiliser(vectors, 4).generators(vectors)).double()
+        moved = turn.inward(torch.randn(1, 3).double().expand(6, 3), *angles)
+        torch.testing.assert_close(moved.norm(dim=1), moved[0].norm().expand(6))
+
+
+def test_a_field_and_its_grid():
+    """With the weights of the quadrature the output is that of the field, whatever the grid."""
+    torch.manual_seed(3)
+    in_type = scalars(ROTATIONS, 1)
+    layer = SphereSelfAttention(in_type, in_type, samples=4, encoding=MLPEncoding(hidden=3)).double()
+
+    def field(coords):
+        return (3 * coords[:, 2:].square() + coords[:, :1]).contiguous()
+
+    outs = []
+    query = torch.nn.functional.normalize(torch.tensor([[0.3, -0.5, 0.7]]).double(), dim=-1)
+    for grid in (SphereGrid(14), SphereGrid(12, 24, "Gauss-Legendre"), SphereGrid(17, 34, "Clenshaw-Curtis")):
+        coords = torch.cat([query, grid.coords])
+        measure = torch.cat([torch.full((1,), 1e-12).double(), grid.weights])
+        x = GeometricTensor(field(coords), in_type, coords)
+        outs.append(layer(x, measure=measure).tensor[0])
+        outs.append(layer(x).tensor[0])
+    torch.testing.assert_close(outs[2], outs[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outs[4], outs[0], rtol=1e-4, atol=1e-5)
+    assert (outs[1] - outs[0]).abs().max() > 1e-3  # Without them the poles weigh too much.
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_the_block(space):
+    space = SPACES[space]
+    torch.manual_seed(4)
+    fields = mixed(space)
+    x = on_sphere(fields, 10)
+    for out_type in (fields, FieldType(space, [irrep(space, 1)])):
+        errors = []
+        for samples in (4, 32):
+            torch.manual_seed(4)
+            samples *= 1 + (space is ALL)
+            block = SphereTransformerBlock(fields, out_type, samples=samples, num_heads=2, num_neighbours=5).double()
+            errors.append(error(block, x))
+        assert errors[1] < 1e-3
+        assert errors[1] < errors[0] / 20
+    block.check_equivariance()
+
+
+def test_edges_masks_and_export():
+    torch.manual_seed(5)
+    in_type = mixed(ROTATIONS)
+    layer = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, radius=0.9).double()
+    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    y = layer(x, batch=batch).tensor
+    buffer = io.BytesIO()
+    torch.save(layer.export(), buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.load(buffer, weights_only=False)(x.tensor, x.coords, batch=batch), y)
+    angle = torch.acos((x.coords @ x.coords.T).clamp(-1, 1))
+    edges = ((angle <= 0.9) & (batch[:, None] == batch)).nonzero().T
+    by_edges = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, length_scale=layer.plain.length_scale)
+    by_edges.double().load_state_dict(layer.state_dict())
+    torch.testing.assert_close(by_edges(x, edges).tensor, y, rtol=1e-9, atol=1e-10)
+    mask = torch.tensor([True] * 7 + [False])
+    x.tensor[7] = torch.nan
+    masked = layer(x, batch=batch, mask=mask).tensor
+    alone = layer(GeometricTensor(x.tensor[:7], in_type, x.coords[:7]), batch=batch[:7]).tensor
+    torch.testing.assert_close(masked[:7], alone)
+    assert not masked[7].any()
+
+
+def test_errors():
+    in_type = scalars(ROTATIONS)
+    for error_type, message, arguments in (
+        (ValueError, "samples", {"samples": 0}),
+        (ValueError, "radius", {"radius": -1.0}),
+        (ValueError, "encoding", {"encoding": "rotary"}),
+        (ValueError, "encoding", {"encoding": "absolute"}),
+        (ValueError, "query", {"query": "some"}),
+        (ValueError, "normalization", {"normalization": "some"}),
+        (TypeError, "num_neighbours", {"num_neighbours": 1.5}),
+        (ValueError, "head_fields", {"head_fields": 0}),
+        (ValueError, "length_scale", {"length_scale": 0}),
+    ):
+        with pytest.raises(error_type, match=message):
+            SphereSelfAttention(in_type, in_type, **arguments)
+    with pytest.raises(ValueError, match="even"):
+        SphereSelfAttention(scalars(ALL), scalars(ALL), samples=5)
+    for space in (gspaces.octaOnR3(), gspaces.rot2dOnR2(-1)):
+        other = FieldType(space, [space.trivial_repr])
+        with pytest.raises(ValueError, match=r"SO\(3\) or O\(3\)"):
+            SphereSelfAttention(other, other)
+    layer = SphereSelfAttention(in_type, in_type)
+    x = on_sphere(in_type, 3)
+    with pytest.raises(ValueError, match="unit vectors"):
+        layer(GeometricTensor(x.tensor.float(), in_type, 2 * x.coords.float()))
+    with pytest.raises(ValueError, match="coords"):
+        layer(GeometricTensor(torch.randn(1, 2, 3, 3, 3), in_type))

@@ -1,0 +1,78 @@
+"""Neighbourhoods against all distances."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escnn_attention.neighbours import Cloud, Neighbourhood, among, cloud_slices, list_edges
+
+
+def listed(neighbours: torch.Tensor) -> list[set[int]]:
+    rows = [[j for j in row if j >= 0] for row in neighbours.tolist()]
+    assert all(len(set(row)) == len(row) for row in rows)
+    return [set(row) for row in rows]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_rule_against_all_distances(data):
+    number, clouds, dim = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    coords = 10 ** data.draw(st.integers(-3, 3)) * torch.randn(number, dim, generator=generator, dtype=torch.float64)
+    batch = torch.randint(clouds, (number,), generator=generator)
+    if data.draw(st.booleans()):
+        batch = batch.sort().values
+    distance = (coords[:, None] - coords).norm(dim=-1)
+    radius = data.draw(st.sampled_from([None, 0.3, 0.97, 2.0]))
+    if radius is not None:
+        radius *= float(distance.max()) if number else 1.0
+        radius = radius or 1.0
+    nearest = data.draw(st.sampled_from([None, 1, 2, 5, 30]))
+    same = batch[:, None] == batch
+    expected = []
+    for i in range(number):
+        order = sorted((float(distance[i, j]), j) for j in range(number) if same[i, j])
+        order = order[:nearest] if nearest is not None else order
+        expected.append({j for d, j in order if radius is None or d <= radius})
+    rule = Neighbourhood(radius, nearest)
+    assert rule.is_global == (radius is None and nearest is None)
+    assert listed(rule(coords, batch)) == expected
+    if number and not rule.is_global:
+        assert listed(list_edges(rule._by_distances(coords, batch), number)) == expected
+
+
+def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
+    coords = torch.zeros(3, 2)
+    assert listed(Neighbourhood(radius=0.1)(coords)) == [{0, 1, 2}] * 3
+    assert [len(row) for row in listed(Neighbourhood(num_neighbours=2)(coords))] == [2] * 3
+
+
+def test_edges_go_from_keys_to_queries():
+    edges = torch.tensor([[4, 0, 1], [2, 2, 0]])
+    assert listed(list_edges(edges, 5)) == [{1}, set(), {4, 0}, set(), set()]
+    assert list_edges(torch.zeros(2, 0, dtype=torch.long), 3).shape == (3, 0)
+
+
+def test_edges_among_some_points():
+    mask = torch.tensor([True, False, True, True])
+    edges = among(mask.nonzero().squeeze(-1), mask, torch.tensor([[0, 1, 3, 2], [2, 2, 0, 1]]))
+    assert edges is not None
+    assert edges.tolist() == [[0, 2], [1, 0]]
+
+
+def test_stretches_of_clouds():
+    assert cloud_slices(None, 4) == [slice(0, 4)]
+    assert cloud_slices(torch.tensor([2, 2, 0]), 3) == [slice(0, 2), slice(2, 3)]
+    assert cloud_slices(torch.tensor([0, 1, 0]), 3) is None
+
+
+def test_a_cloud_has_all_offsets():
+    x = torch.randn(4, 3)
+    cloud = Cloud(x)
+    i, j = torch.tensor([1, 2]), torch.tensor([3, 0])
+    torch.testing.assert_close(cloud.offsets[cloud.rows(i, j)], x[j] - x[i])
+    with pytest.raises(NotImplementedError, match="dense"):
+        cloud.blocks(3)

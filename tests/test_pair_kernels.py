@@ -1,0 +1,60 @@
+"""Kernels of content and location: options, sizes, scale. Their values: tests/nn/test_point_attention.py."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from escnn_attention import PairKernel
+
+
+def bound(content: str, location: str, combine: str) -> PairKernel:
+    return PairKernel(content, location, combine, hidden=5).bind(2, 3, 4, 6)
+
+
+def possible() -> list[tuple[str, str, str]]:
+    every = itertools.product(("dot", "concat", "none"), ("mlp", "raw", "none"), ("sum", "product", "mlp"))
+    return [(c, x, b) for c, x, b in every if (c, x) != ("none", "none") and not (b == "product" and "none" in (c, x))]
+
+
+@pytest.mark.parametrize(("content", "location", "combine"), possible())
+def test_every_parameter_matters(content, location, combine):
+    torch.manual_seed(0)
+    kernel = bound(content, location, combine).double()
+    q = torch.randn(2, 3, 6, 1, 4, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 3, 1, 1, 7, 6, 4, dtype=torch.float64)
+    seen = torch.randn(2, 7, 6, 1, 2, dtype=torch.float64)
+    poses = kernel.poses(torch.randint(6, (6, 6)), None)
+    assert (poses is None) == (location == "none")
+    score = kernel.score(q, k, seen, poses)
+    assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 7, 6)) == (2, 3, 6, 1, 7, 6)
+    score.sin().sum().backward()
+    for name, parameter in kernel.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+
+
+def test_scores_vary_by_about_one_at_first():
+    torch.manual_seed(1)
+    for options in possible():
+        spread = []
+        for _ in range(20):
+            kernel = bound(*options)
+            q, k = torch.randn(2, 3, 6, 1, 4), torch.randn(2, 3, 1, 1, 40, 6, 4)
+            poses = kernel.poses(torch.randint(6, (6, 6)), None)
+            score = kernel.score(q, k, 2 * torch.rand(2, 40, 6, 1, 2) - 1, poses)
+            spread.append(score.expand(2, 3, 6, 1, 40, 6).flatten(4).std(-1).mean())
+        assert 0.2 < torch.stack(spread).mean() < 3, options
+
+
+def test_a_kernel_belongs_to_one_layer():
+    kernel = PairKernel()
+    assert not list(kernel.parameters())
+    first, second = kernel.bind(2, 1, 2, 4), kernel.bind(2, 1, 2, 4)
+    assert first is not second
+    assert not kernel.bound
+    with pytest.raises(ValueError, match="belongs"):
+        first.bind(2, 1, 2, 4)
+    assert repr(PairKernel("concat", "raw", "mlp", hidden=6)).startswith("PairKernel('concat', 'raw', 'mlp', hidden=6")
