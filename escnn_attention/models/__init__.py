@@ -1,7 +1,37 @@
 """Networks built from the layers: those of the papers, and hybrids with steerable convolutions."""
 
+from escnn_attention.models.all_cnn_c import AllCNNC
 from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits
+from escnn_attention.models.convolutions import Attention
+from escnn_attention.models.dense import DenseBlock
+from escnn_attention.models.dense_net import GroupDenseNet
+from escnn_attention.models.group_cnn import GroupCNN
 from escnn_attention.models.gsa_net import GSANet
+from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import HybridNet
+from escnn_attention.models.point_transformer import PointTransformer
+from escnn_attention.models.pose_mean import PoseMean
+from escnn_attention.models.published import from_published_attgconv
+from escnn_attention.models.residual import ResidualBlock
+from escnn_attention.models.resnet44 import ResNet44
+from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
 
-__all__ = ["EquivariantClassifier", "GSANet", "HybridNet", "InvariantLogits"]
+__all__ = [
+    "AllCNNC",
+    "Attention",
+    "DenseBlock",
+    "EquivariantClassifier",
+    "GSANet",
+    "GroupCNN",
+    "GroupDenseNet",
+    "HamiltonianNetwork",
+    "HybridNet",
+    "InvariantLogits",
+    "PointTransformer",
+    "PoseMean",
+    "ResNet44",
+    "ResidualBlock",
+    "SymmetricTensors",
+    "from_published_attgconv",
+    "symmetric_tensor_repr",
+]

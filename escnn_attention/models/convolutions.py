@@ -1,0 +1,179 @@
+"""Group convolutions with any of the attentions, as the convolutional networks use them."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, PointwiseDropout, ReLU, SequentialModule
+
+from escnn_attention.fibers import fibers
+from escnn_attention.nn._arguments import check_int, check_probability
+from escnn_attention.nn.attentive_conv import AttentiveConv
+from escnn_attention.nn.feature_attention import FeatureAttention
+from escnn_attention.nn.pose_attention import PoseAttention
+from escnn_attention.plain.attentive_conv import AttentiveConv as PlainAttentiveConv
+from escnn_attention.plain.feature_attention import FeatureAttention as PlainFeatureAttention
+from escnn_attention.plain.kernels import PoseKernel
+from escnn_attention.plain.pose_attention import PoseAttention as PlainPoseAttention
+
+__all__ = [
+    "EPS",
+    "Attention",
+    "attended",
+    "check_attention",
+    "draw_as_published",
+    "drop",
+    "norm_and_relu",
+    "sequence",
+    "width_for",
+]
+
+Attention = Literal["full", "channel", "spatial", "features", "poses"]
+"""Where a convolution attends, see :class:`GroupCNN`."""
+
+EPS = 2e-5
+"""Of the batch norms, in all published networks."""
+
+
+def check_attention(attention: str | None) -> None:
+    """It is one of the kinds, or None."""
+    kinds = get_args(Attention)
+    if attention is not None and attention not in kinds:
+        raise ValueError(f"attention: got {attention!r}, needed None or one of {', '.join(map(repr, kinds))}")
+
+
+def attended(
+    in_type: FieldType,
+    out_type: FieldType,
+    kernel_size: int,
+    attention: Attention | None,
+    *,
+    padding: int = 0,
+    ratio: int = 1,
+    attention_size: int = 7,
+    attention_dilation: int = 1,
+) -> OrderedDict[str, EquivariantModule]:
+    r"""A group convolution without bias, and what attends to its input or to its responses.
+
+    The convolution is always an :class:`AttentiveConv`, which without attention is the plain group convolution: its
+    kernels are complete at every size, in the parameters :math:`\psi(x, p)` of the papers, and equivariant to rounding
+    error in every precision, where those of ``R2Conv`` are band-limited and in float32.
+
+    Args:
+        in_type, out_type, kernel_size, padding: of the convolution.
+        attention: where to attend; None for nowhere.
+        ratio: by how much the hidden layers of channel attention are narrower than the input.
+        attention_size, attention_dilation: of the kernels of spatial attention.
+
+    Returns:
+        the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.
+    """
+    check_attention(attention)
+    modules: OrderedDict[str, EquivariantModule] = OrderedDict()
+    if attention == "features":
+        modules["attention"] = FeatureAttention(
+            in_type, ratio=ratio, kernel_size=attention_size, dilation=attention_dilation
+        )
+    elif attention == "poses":
+        modules["attention"] = PoseAttention(in_type)
+    modules["convolution"] = AttentiveConv(
+        in_type,
+        out_type,
+        kernel_size,
+        channel=attention in ("full", "channel"),
+        spatial=attention in ("full", "spatial"),
+        ratio=ratio,
+        attention_size=attention_size,
+        attention_dilation=attention_dilation if attention in ("full", "spatial") else 1,
+        padding=padding,
+        bias=False,
+    )
+    return modules
+
+
+def norm_and_relu(in_type: FieldType) -> OrderedDict[str, EquivariantModule]:
+    """Batch norm, with one statistic a field, and ReLU."""
+    return OrderedDict(norm=InnerBatchNorm(in_type, eps=EPS), relu=ReLU(in_type, inplace=True))
+
+
+def drop(in_type: FieldType, probability: float, name: str = "dropout") -> OrderedDict[str, EquivariantModule]:
+    """Dropout of single entries, or nothing where the probability is 0."""
+    if check_probability(name, probability):
+        return OrderedDict({name: PointwiseDropout(in_type, probability)})
+    return OrderedDict()
+
+
+def sequence(*parts: Mapping[str, EquivariantModule]) -> SequentialModule:
+    """The modules of all parts, one after the other. A name that comes again gets a number."""
+    modules: OrderedDict[str, EquivariantModule] = OrderedDict()
+    for part in parts:
+        for name, module in part.items():
+            number, key = 1, name
+            while key in modules:
+                number += 1
+                key = f"{name}_{number}"
+            modules[key] = module
+    return SequentialModule(modules)
+
+
+def width_for(gspace: GSpace, width: int | None, planar: int) -> int:
+    """``width``; by default ``planar``, that of the network without a group, over the square root of the group's order.
+
+    A convolution then has about as many parameters for every group.
+    """
+    if width is None:
+        return max(1, round(planar / math.sqrt(fibers(gspace).order)))
+    return check_int("width", width)
+
+
+@torch.no_grad()
+def draw_as_published(network: torch.nn.Module, gain: float) -> None:
+    r"""Draw the weights of all convolutions and attentions from the distributions of the published implementation.
+
+    Kernels, those of spatial attention included, are uniform within :math:`\pm \mathrm{gain} / \sqrt{C k^d}`, with C
+    fields of the input (2 for spatial attention) and :math:`k^d` entries: the poses do not count. The layers of channel
+    attention are uniform within :math:`\pm 1 / \sqrt n`, where n is the product of their dimensions behind the first.
+    A band-limited kernel is normal, with the same variance of its entries.
+
+    The published layers also multiply their responses by a constant, :math:`2\pi / |H|` for rotations, which the batch
+    norms undo and which is left out here.
+    """
+    for module in network.modules():
+        if isinstance(module, PlainAttentiveConv):
+            _draw(module.kernel, gain / math.sqrt(_fields(module.kernel) * _places(module.kernel)))
+            if module.squeeze is not None and module.excite is not None:
+                # One network for each output field: the hidden fields are a dimension behind the first.
+                size = _fields(module.squeeze) * _fields(module.excite) * module.squeeze.weight.shape[2]
+                _draw(module.squeeze, 1 / math.sqrt(size))
+                _draw(module.excite, 1 / math.sqrt(size))
+            if module.spatial is not None:
+                _draw(module.spatial, gain / math.sqrt(2 * _places(module.spatial)))
+        elif isinstance(module, PlainFeatureAttention):
+            for layer in (module.squeeze, module.excite):
+                if layer is not None:
+                    _draw(layer, 1 / math.sqrt(layer.weight[0].numel()))
+            if module.spatial is not None:
+                _draw(module.spatial, gain / math.sqrt(_fields(module.spatial) * _places(module.spatial)))
+        elif isinstance(module, PlainPoseAttention):
+            _draw(module.weight, gain / math.sqrt(_fields(module.weight)))
+
+
+def _fields(kernel: PoseKernel) -> int:
+    return kernel.weight.shape[1]
+
+
+def _places(kernel: PoseKernel) -> int:
+    return kernel.orbits[0, 0].numel()
+
+
+def _draw(kernel: PoseKernel, bound: float) -> None:
+    if kernel.basis is None:
+        kernel.weight.uniform_(-bound, bound)
+    else:
+        energy = kernel.basis.square().sum(0)[kernel.orbits].mean()
+        kernel.weight.normal_(std=bound / math.sqrt(3 * energy.item()))

@@ -1,0 +1,250 @@
+"""Hamiltonian networks: attention gives the energy of a cloud, and its gradient the motion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from escnn_attention.nn._arguments import check_int, check_option
+from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.point_network import count_clouds, pool_clouds
+
+__all__ = ["HamiltonianNetwork", "Integrator", "leapfrog_step", "rk4_step"]
+
+Integrator = Literal["rk4", "leapfrog"]
+
+Derivative = Callable[[Tensor], Tensor]
+State = tuple[Tensor, Tensor]
+
+
+class HamiltonianNetwork(torch.nn.Module):
+    r"""Bodies that move by the gradient of an energy that a network learns.
+
+    .. math::
+        H(q, p) = \sum_i \frac{|p_i|^2}{2 m_i} + V, \quad V = \epsilon\, f_\theta(q - \bar q;\, \text{features}),
+        \qquad \dot q_i = \frac{p_i}{m_i}, \quad \dot p_i = -\frac{\partial V}{\partial q_i}
+
+    The kinetic energy is known, the potential is a network that gives one number a cloud, from positions relative to
+    their mean and from features, of which the mass is one. What leaves V alone is a symmetry of the motion: with an
+    invariant network total momentum is conserved, and turned systems move in turned ways; H is conserved by the
+    equations whatever the network is, and up to the error of the integrator by a roll-out.
+
+    Everything is differentiable. The loss of a trajectory takes second derivatives of V, which PyTorch's fused
+    attention does not have: :class:`PointSelfAttention` layers in the network are set from ``backend="auto"`` to
+    ``"neighbours"``, and ``"dense"`` is refused.
+
+    Args:
+        potential: of ``(features, coords, batch=batch)`` to ``(B, 1)``, smooth in the coordinates: a
+            :class:`PointTransformer` with one invariant, pooled by ``"mean"`` or ``"sum"``, or any other module.
+        scale: :math:`\epsilon`, the energy that is 1 to the network, in the units of the data. Choose what potential
+            energies vary by: a network whose output has to be large is slow to learn.
+        mass: the channel of the features that is the mass.
+        integrator: ``"rk4"``, the 3/8-rule of fourth order; ``"leapfrog"``, of second order and symplectic: its error
+            of the energy does not grow with time.
+
+    Shape:
+        Positions and momenta ``(N, d)`` to trajectories ``(N, T, 2, d)``: see :meth:`rollout`.
+
+    Raises:
+        ValueError: an unknown integrator, a scale that is not positive, or a layer whose backend has no second
+            derivatives.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import HamiltonianNetwork, PointTransformer
+        >>> potential = PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=2, num_heads=2, pool="sum")
+        >>> network = HamiltonianNetwork(potential)
+        >>> q, p, features = torch.randn(6, 2), torch.randn(6, 2), torch.rand(6, 2) + 0.5
+        >>> network(q, p, features, torch.tensor([0, 0, 0, 1, 1, 1]), num_frames=5, step=0.01).shape
+        torch.Size([6, 5, 2, 2])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 5.3, after Greydanus, Dzamba and Yosinski,
+    "Hamiltonian Neural Networks", NeurIPS 2019.
+    """
+
+    def __init__(
+        self, potential: torch.nn.Module, *, scale: float = 1.0, mass: int = 0, integrator: Integrator = "rk4"
+    ):
+        super().__init__()
+        if not scale > 0:
+            raise ValueError(f"scale: got {scale!r}, needed a positive energy")
+        check_int("mass", mass, least=0)
+        check_option("integrator", integrator, ("rk4", "leapfrog"))
+        for module in potential.modules():
+            if isinstance(module, PointAttention):
+                if module.backend == "dense":
+                    raise ValueError(
+                        'potential: a layer has backend="dense", which has no second derivatives; needed "neighbours"'
+                    )
+                if module.backend == "auto":
+                    module.backend = "neighbours"
+        self.potential = potential
+        self.scale = float(scale)
+        self.mass = mass
+        self.integrator: Integrator = integrator
+
+    def potential_energy(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
+        """V ``(B,)``.
+
+        Args:
+            positions: ``(N, d)``.
+            features: ``(N, C)``; the mass is one of them.
+            batch: ``(N,)``, the number of the cloud of each body; None for a single one.
+        """
+        num_clouds = count_clouds(batch, len(positions))
+        means = pool_clouds(positions, batch, num_clouds, "mean")
+        value: Tensor = self.potential(features, positions - (means if batch is None else means[batch]), batch=batch)
+        if value.shape != (num_clouds, 1):
+            raise ValueError(f"potential: got an output {tuple(value.shape)}, needed ({num_clouds}, 1)")
+        return self.scale * value.squeeze(1)
+
+    def energy(self, positions: Tensor, momenta: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
+        """H ``(B,)``, of positions and momenta ``(N, d)``."""
+        kinetic = momenta.square().sum(1, keepdim=True) / (2 * self._masses(features))
+        total = pool_clouds(kinetic, batch, count_clouds(batch, len(positions)), "sum").squeeze(1)
+        return total + self.potential_energy(positions, features, batch)
+
+    def forces(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The forces −∂V/∂q ``(N, d)``, also where gradients are switched off; differentiable where they are not."""
+        differentiable = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.enable_grad():
+            positions, features = _ordinary(positions), _ordinary(features)
+            batch = None if batch is None else _ordinary(batch)
+            x = positions if positions.requires_grad else positions.detach().requires_grad_()
+            energy = self.potential_energy(x, features, batch).sum()
+            (gradient,) = torch.autograd.grad(energy, x, create_graph=differentiable)
+        return -gradient
+
+    def forward(
+        self,
+        positions: Tensor,
+        momenta: Tensor,
+        features: Tensor,
+        batch: Tensor | None = None,
+        *,
+        num_frames: int,
+        step: float,
+        substeps: int = 1,
+    ) -> Tensor:
+        """A trajectory: see :meth:`rollout`."""
+        return self.rollout(positions, momenta, features, batch, num_frames=num_frames, step=step, substeps=substeps)
+
+    def rollout(
+        self,
+        positions: Tensor,
+        momenta: Tensor,
+        features: Tensor,
+        batch: Tensor | None = None,
+        *,
+        num_frames: int,
+        step: float,
+        substeps: int = 1,
+    ) -> Tensor:
+        """Positions and momenta at times 0, ``step``, 2 · ``step``, …
+
+        Args:
+            positions, momenta: ``(N, d)`` at time 0.
+            features: ``(N, C)``.
+            batch: ``(N,)``, the number of the cloud of each body; None for a single one.
+            num_frames: T, the first included.
+            step: the time from one frame to the next.
+            substeps: the steps of the integrator between two frames.
+
+        Returns:
+            ``(N, T, 2, d)``; of the third axis the first entry is the position.
+        """
+        check_int("num_frames", num_frames)
+        check_int("substeps", substeps)
+        if positions.shape != momenta.shape:
+            raise ValueError(f"momenta: got shape {tuple(momenta.shape)}, needed {tuple(positions.shape)}")
+        masses = self._masses(features)
+
+        def velocity(p: Tensor) -> Tensor:
+            return p / masses
+
+        def force(q: Tensor) -> Tensor:
+            return self.forces(q, features, batch)
+
+        advance = rk4_step if self.integrator == "rk4" else leapfrog_step
+        frames = [torch.stack([positions, momenta], dim=1)]
+        for _ in range(num_frames - 1):
+            for _ in range(substeps):
+                positions, momenta = advance(velocity, force, positions, momenta, step / substeps)
+            frames.append(torch.stack([positions, momenta], dim=1))
+        return torch.stack(frames, dim=1)
+
+    def _masses(self, features: Tensor) -> Tensor:
+        """``(N, 1)``."""
+        if features.dim() != 2 or features.shape[1] <= self.mass:
+            raise ValueError(
+                f"features: got shape {tuple(features.shape)}, needed (bodies, channels) with the mass in channel "
+                f"{self.mass}"
+            )
+        return features[:, self.mass : self.mass + 1]
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}, mass={self.mass}, integrator={self.integrator!r}"
+
+
+def rk4_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
+    """One step of the 3/8-rule, of fourth order.
+
+    Args:
+        velocity: of the momenta, the derivative of the positions by time.
+        force: of the positions, that of the momenta.
+        positions, momenta: of any shape.
+        step: the time.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models.hamiltonian import rk4_step
+        >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
+        >>> for _ in range(100):
+        ...     q, p = rk4_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
+        >>> round(float(q), 5)
+        -1.0
+    """
+
+    def slope(state: State) -> State:
+        return velocity(state[1]), force(state[0])
+
+    def moved(*parts: tuple[float, State]) -> State:
+        q, p = positions, momenta
+        for weight, (dq, dp) in parts:
+            q, p = q + step * weight * dq, p + step * weight * dp
+        return q, p
+
+    one = slope((positions, momenta))
+    two = slope(moved((1 / 3, one)))
+    three = slope(moved((-1 / 3, one), (1.0, two)))
+    four = slope(moved((1.0, one), (-1.0, two), (1.0, three)))
+    return moved((1 / 8, one), (3 / 8, two), (3 / 8, three), (1 / 8, four))
+
+
+def leapfrog_step(velocity: Derivative, force: Derivative, positions: Tensor, momenta: Tensor, step: float) -> State:
+    """One step of the leapfrog rule (velocity Verlet), of second order, symplectic and reversible.
+
+    Args:
+        velocity, force, positions, momenta, step: as in :func:`rk4_step`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models.hamiltonian import leapfrog_step
+        >>> q, p = torch.tensor(1.0), torch.tensor(0.0)
+        >>> for _ in range(100):
+        ...     q, p = leapfrog_step(lambda p: p, lambda q: -q, q, p, torch.pi / 100)
+        >>> round(float(q), 5)
+        -1.0
+    """
+    momenta = momenta + step / 2 * force(positions)
+    positions = positions + step * velocity(momenta)
+    return positions, momenta + step / 2 * force(positions)
+
+
+def _ordinary(x: Tensor) -> Tensor:
+    """A tensor that autograd may keep: not one of inference mode."""
+    return x.clone() if x.is_inference() else x

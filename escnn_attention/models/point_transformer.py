@@ -1,0 +1,315 @@
+"""Transformers on point clouds."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType, GeometricTensor, IdentityModule
+from torch import Tensor
+
+from escnn_attention.encodings import Encoding
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
+from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
+from escnn_attention.nn._arguments import check_int, check_option, check_points, check_same_gspace, check_type
+from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.point_transformer import PointTransformerBlock
+from escnn_attention.nn.transformer import shortcut_of
+from escnn_attention.pair_kernels import PairKernel
+from escnn_attention.plain.point_network import (
+    EquivariantHead,
+    InvariantHead,
+    PointNetwork,
+    Pool,
+    PosePool,
+    Readout,
+    SymmetricTensors,
+    count_clouds,
+    offsets_from_mean,
+    read,
+)
+from escnn_attention.plain.projections import FromPoses, ToPoses
+from escnn_attention.relations import Relation
+from escnn_attention.samples import Samples, as_samples
+
+__all__ = ["PointTransformer"]
+
+_EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
+
+
+class PointTransformer(torch.nn.Module):
+    r"""A transformer on point clouds: an embedding, blocks, a norm, and a head.
+
+    .. math::
+        f^0_i &= W x_i, \qquad f^{l+1} = \mathrm{Block}_l(f^l), \qquad
+        z_i(h) = \sigma\big( (W' \, \mathrm{LN}(f^L_i))(h) \big) \\
+        y &= \mathrm{MLP}\Big( \operatorname{pool}_i \operatorname{pool}_h z_i(h) \Big)
+        \qquad\text{or}\qquad y = \operatorname{pool}_i \sum_h \rho(h)\, W''\, z_i(h)
+
+    The blocks are :class:`PointTransformerBlock`. The first kind of head gives numbers that no isometry
+    :math:`R^d \rtimes H` changes, the second fields of any type: vectors, tensors. Without the pooling over the points
+    they are at every point. Everything is exact for every element of a finite fiber group, under translations and
+    permutations. With the trivial gspace it is an ordinary transformer that sees offsets.
+
+    Scalar features are embedded as scalars, and the first block makes poses of them.
+
+    Attention with a softmax takes means of its values: where the features are equal at all points, they remain so,
+    whatever the geometry. For clouds without features give ``positions=True``, or ``attention={"kernel_features": 8}``
+    (attentive convolution) or ``{"normalization": "count"}``.
+
+    Args:
+        gspace: the symmetry, over R^2 or R^3.
+        in_type: the type of the features, or the number of scalars.
+        out_type: a number of invariants; or the type of an equivariant output, for which ``"vector"`` is one vector and
+            ``"symmetric tensor"`` one symmetric d × d matrix.
+        fields: the regular fields of the blocks, or the type of their features.
+        num_blocks: the number of blocks.
+        num_heads: of each attention.
+        attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
+            ``query``, ``keys``, ``length_scale``, ``normalization``, ``kernel_features``, ``hidden_fields``,
+            ``dropout``, ``backend``.
+        encoding: of each attention. Each layer gets a copy of its own.
+        relation: likewise.
+        positions: whether the features get one more vector field: where a point is relative to the mean of its cloud,
+            in units of the ``length_scale`` of the attention (or 1).
+        samples: the samples of a continuous fiber group.
+        pool: over the points of a cloud, ``"mean"``, ``"sum"`` or ``"max"`` (invariants only); None for an output at
+            every point.
+        poses: the pooling of invariants over the poses, ``"mean"`` or ``"max"``.
+        readout: whether the MLP acts on the pooled features of ``"clouds"``, or at ``"points"`` before they are pooled,
+            which makes sums over the points extensive.
+        head_fields: the fields of z, by default ``fields``.
+        head_layers: the hidden layers of the MLP, each as wide as z.
+        batch_norm: whether invariants go through a batch norm before the MLP. Those of different clouds differ little
+            where they are means over many points and poses, and are learned from faster if they are standardised.
+
+    Attributes:
+        in_type: the type of the features.
+        out_type: the type of the output.
+        num_outputs: the numbers of an invariant head; None for an equivariant one.
+
+    Shape:
+        ``(N, in_type.size)`` at points ``(N, d)`` to ``(B, out_type.size)`` for B clouds, or with ``pool=None`` to
+        ``(N, out_type.size)``. A symmetric tensor is ``(..., d, d)``.
+
+    Raises:
+        TypeError: a type or number is none, or the attention has no such argument.
+        ValueError: another gspace, ``pool="max"`` for an equivariant output, an unknown option.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention.models import PointTransformer
+        >>> g = gspaces.dihedralOnR3(2)
+        >>> network = PointTransformer(g, in_type=5, out_type=3, fields=4, num_blocks=2, num_heads=2)
+        >>> atoms, coords, batch = torch.randn(7, 5), torch.randn(7, 3), torch.tensor([0, 0, 0, 0, 1, 1, 1])
+        >>> network(atoms, coords, batch=batch).shape
+        torch.Size([2, 3])
+        >>> forces = PointTransformer(g, 5, "vector", fields=4, num_blocks=2, num_heads=2, pool=None)
+        >>> forces(atoms, coords, batch=batch).shape
+        torch.Size([7, 3])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3 and Appendix B.
+    """
+
+    def __init__(
+        self,
+        gspace: GSpace,
+        in_type: int | FieldType,
+        out_type: int | Literal["vector", "symmetric tensor"] | FieldType,
+        *,
+        fields: int | FieldType = 16,
+        num_blocks: int = 4,
+        num_heads: int = 4,
+        attention: Mapping[str, Any] | None = None,
+        encoding: Encoding | PairKernel | str | None = None,
+        relation: Relation | None = None,
+        positions: bool = False,
+        samples: Samples | int | None = None,
+        pool: Pool | None = "mean",
+        poses: PosePool = "mean",
+        readout: Readout = "clouds",
+        head_fields: int | None = None,
+        head_layers: int = 1,
+        batch_norm: bool = False,
+    ):
+        super().__init__()
+        if pool is not None:
+            check_option("pool", pool, ("mean", "sum", "max"))
+        check_option("poses", poses, ("mean", "max"))
+        check_option("readout", readout, ("clouds", "points"))
+        check_int("num_blocks", num_blocks)
+        check_int("head_layers", head_layers, least=0)
+        self.gspace = gspace
+        self.in_type = _scalars(gspace, "in_type", in_type)
+        self.pool: Pool | None = pool
+        chosen = as_samples(samples)
+        group = fibers(gspace, chosen)
+        if isinstance(fields, FieldType):
+            check_same_gspace(self.in_type, fields)
+            hidden = fields
+        elif chosen is not None:
+            raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
+        else:
+            hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+        options = _options(attention)
+        if chosen is not None:
+            options["samples"] = chosen
+        self.positions = _length(options) if positions else None
+        first = self.in_type
+        if positions:
+            first = first + _named(gspace, "vector")
+        if all(r.is_trivial() for r in first.representations):
+            # Scalars need no poses until positions come in.
+            scalars = FieldType(gspace, max(1, hidden.size // group.order) * [gspace.trivial_repr])
+            self.embedding: Any = _PointwiseLinear(first, scalars)
+            first = scalars
+        elif chosen is None:
+            self.embedding, first = shortcut_of(first, hidden, "group"), hidden
+        else:
+            self.embedding = IdentityModule(first)
+        self.blocks = torch.nn.ModuleList(
+            PointTransformerBlock(
+                hidden if i else first, hidden, num_heads, encoding=encoding, relation=relation, **options
+            )
+            for i in range(num_blocks)
+        )
+        self.norm = FieldLayerNorm(hidden)
+        width = check_int("head_fields", head_fields) if head_fields is not None else max(1, hidden.size // group.order)
+        to_poses = _to_poses(hidden, width, group)
+        self.num_outputs: int | None = None
+        self.head: InvariantHead | EquivariantHead
+        if isinstance(out_type, int):
+            self.num_outputs = check_int("out_type", out_type)
+            self.out_type = _scalars(gspace, "out_type", out_type)
+            widths = (1 + head_layers) * [width] + [self.num_outputs]
+            self.head = InvariantHead(
+                to_poses, group.weights, widths, poses=poses, pool=pool, readout=readout, batch_norm=batch_norm
+            )
+            return
+        if batch_norm:
+            raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
+        if pool == "max":
+            raise ValueError(
+                'pool: got "max", which is not equivariant on fields that are not scalars; needed "mean", "sum" or None'
+            )
+        tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
+        self.out_type = _named(gspace, out_type)
+        self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
+
+    def forward(
+        self,
+        input: GeometricTensor | Tensor,
+        coords: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the head.
+
+        Args:
+            input: the features, as a GeometricTensor with coordinates, or as a tensor ``(N, in_type.size)``.
+            coords: ``(N, d)``, where ``input`` is a tensor.
+            edge_index, batch, mask, measure: as in :meth:`PointSelfAttention.forward`. Pooling leaves out the points
+                that a mask hides, and means and sums weigh points by their measure.
+
+        Raises:
+            TypeError, ValueError: as the layers raise; a cloud without points.
+        """
+        if isinstance(input, Tensor):
+            if coords is None:
+                raise ValueError("coords: got none, needed (points, d) with features that are a tensor")
+            input = GeometricTensor(input, self.in_type, coords)
+        elif coords is not None:
+            raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
+        x = check_points(input, self.in_type, type(self).__name__)
+        num_clouds = count_clouds(batch, len(x.tensor), mask)
+        features = x.tensor
+        if self.positions is not None:
+            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
+            features = torch.cat([features, offsets / self.positions], dim=1)
+        y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
+        y = GeometricTensor(y.tensor, y.type, x.coords)
+        for block in self.blocks:
+            y = block(y, edge_index, batch, mask=mask, measure=measure)
+        return read(self.head, self.norm(y).tensor, batch, num_clouds, mask, measure)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode.
+
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to the output, gives the same
+        values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        identity = isinstance(self.embedding, IdentityModule)
+        return PointNetwork(
+            torch.nn.Identity() if identity else self.embedding.export(),
+            [cast(PointTransformerBlock, block).export() for block in self.blocks],
+            self.norm.export(),
+            copy.deepcopy(self.head),
+            self.positions,
+        ).eval()
+
+
+class _PointwiseLinear(PlainModule):
+    """A linear map between scalars, at every point."""
+
+    pointwise = True
+
+    def __init__(self, in_type: FieldType, out_type: FieldType):
+        super().__init__(in_type, out_type, torch.nn.Linear(in_type.size, out_type.size))
+
+
+def _scalars(gspace: GSpace, name: str, value: int | FieldType) -> FieldType:
+    """A type as it is, or so many scalars."""
+    if isinstance(value, int):
+        return FieldType(gspace, check_int(name, value) * [gspace.trivial_repr])
+    field_type = check_type(name, value)
+    if field_type.gspace != gspace:
+        raise ValueError(f"{name}: its gspace is {field_type.gspace.name}, needed {gspace.name}")
+    return field_type
+
+
+def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
+    if value == "vector":
+        return FieldType(gspace, [gspace.basespace_action])
+    if value == "symmetric tensor":
+        return FieldType(gspace, [symmetric_tensor_repr(gspace)])
+    if isinstance(value, str):
+        raise ValueError(f'out_type: got {value!r}, needed a number, a FieldType, "vector" or "symmetric tensor"')
+    return _scalars(gspace, "out_type", value)
+
+
+def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = dict(attention or {})
+    known = [n for n in inspect.signature(PointTransformerBlock.__init__).parameters if n not in _EXPLICIT]
+    for name in options:
+        if name not in known:
+            own = ", an argument of the network itself" if name in _EXPLICIT else ""
+            raise TypeError(f"attention: got {name!r}{own}, needed some of {', '.join(known)}")
+    return options
+
+
+def _length(options: Mapping[str, Any]) -> float:
+    """The length that is 1 to the attention."""
+    return float(options.get("length_scale") or options.get("radius") or 1.0)
+
+
+def _to_poses(field_type: FieldType, fields: int, group: Fibers) -> ToPoses:
+    return ToPoses(frames(field_type, group=group), field_type.size, fields, group.order, bias=fields)
+
+
+def _from_poses(fields: int, field_type: FieldType, group: Fibers) -> FromPoses:
+    return FromPoses(
+        frames(field_type, group=group, dual=True),
+        field_type.size,
+        fields,
+        group.order,
+        invariants=invariant_vectors(field_type),
+    )

@@ -1,0 +1,409 @@
+"""The published weights of attentive group convolutional networks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from escnn import gspaces
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, InnerBatchNorm, SequentialModule
+from torch import Tensor
+
+from escnn_attention.models.all_cnn_c import AllCNNC
+from escnn_attention.models.classifier import EquivariantClassifier
+from escnn_attention.models.convolutions import Attention
+from escnn_attention.models.dense import DenseBlock
+from escnn_attention.models.dense_net import GroupDenseNet
+from escnn_attention.models.group_cnn import GroupCNN
+from escnn_attention.models.residual import ResidualBlock
+from escnn_attention.models.resnet44 import ResNet44
+from escnn_attention.nn.attentive_conv import AttentiveConv
+from escnn_attention.nn.feature_attention import FeatureAttention
+from escnn_attention.nn.pose_attention import PoseAttention
+from escnn_attention.plain.kernels import PoseKernel
+
+__all__ = ["from_published_attgconv"]
+
+
+def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> EquivariantClassifier:
+    r"""The network that published weights of attentive group convolutions belong to, with these weights.
+
+    Serves every network of the published implementation, by the names and the shapes of its tensors: on rotated MNIST
+    the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
+    :math:`\alpha_{RH}` (co-attention), and the network without a group (:class:`GroupCNN`); the All-CNN-C
+    (:class:`AllCNNC`), the ResNet44 (:class:`ResNet44`) and the DenseNet (:class:`GroupDenseNet`), without a group, on
+    p4 and on p4m, plain and with :math:`\alpha_F`. Numbers of channels, fields, classes and blocks are read off the
+    shapes.
+
+    The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi` on p4m. Here it is
+    part of the weights; those of the attention on responses are divided by it, so that the attention sees what it saw.
+
+    Args:
+        tensors: by the names of the checkpoint, ``"c1.weight"`` and so on, with or without ``"module."`` in front.
+            Torch tensors or numpy arrays of any floating-point type.
+
+    Returns:
+        the network, in eval mode and in PyTorch's default precision. It takes normalised images, for rotated MNIST
+        ``(B, 1, 28, 28)``, as a ``GeometricTensor`` of type ``network.in_type`` or as a plain tensor, and gives logits.
+
+    Raises:
+        TypeError: a value is no array.
+        ValueError: a tensor is missing, has another shape than its network needs, or belongs to no network; the message
+            begins with its name.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import from_published_attgconv
+        >>> tensors = {"c1.weight": torch.randn(3, 1, 3, 3), "c7.weight": torch.randn(10, 3, 4, 4, 4)}
+        >>> tensors |= {f"c{i}.weight": torch.randn(3, 3, 4, 3, 3) for i in range(2, 7)}
+        >>> for i in range(1, 7):
+        ...     for name in ("weight", "bias", "running_mean", "running_var"):
+        ...         tensors[f"bn{i}.{name}"] = torch.rand(3)
+        >>> network = from_published_attgconv(tensors)
+        >>> network(network.in_type(torch.randn(2, 1, 28, 28))).shape
+        torch.Size([2, 10])
+
+    Source: the implementation published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
+    2020.
+    """
+    checkpoint = _Checkpoint(tensors)
+    if checkpoint.any("block_layers."):
+        network, parts = _dense_net(checkpoint)
+    elif checkpoint.any("layers_nc"):
+        network, parts = _resnet(checkpoint)
+    elif checkpoint.any("c9."):
+        network, parts = _all_cnn_c(checkpoint)
+    else:
+        network, parts = _group_cnn(checkpoint)
+    factor = _FACTORS[network.order]
+    with torch.no_grad():
+        for name, attention, module in parts:
+            if isinstance(module, InnerBatchNorm):
+                _load_norm(checkpoint, name, module)
+            else:
+                assert isinstance(module, AttentiveConv)
+                _load_convolution(checkpoint, name, attention, module, factor)
+    checkpoint.check_used()
+    return network.eval()
+
+
+_Part = tuple[str, EquivariantModule | None, EquivariantModule]
+"""A published name, and what has its weights: an attention, if any, and a convolution or batch norm."""
+
+_GSPACES: dict[int, Callable[[], GSpace]] = {
+    1: gspaces.trivialOnR2,
+    4: lambda: gspaces.rot2dOnR2(4),
+    8: lambda: gspaces.flipRot2dOnR2(4),
+}
+_FACTORS = {1: 1.0, 4: math.pi / 2, 8: math.pi}
+# Where the published poses are among those of escnn, whose reflection number k is the quarter turn by k after the flip
+# of the last axis; there it is the flip of the axis before after that quarter turn.
+_POSES = {1: [0], 4: [0, 1, 2, 3], 8: [0, 1, 2, 3, *(4 + (2 - k) % 4 for k in range(4))]}
+
+
+class _Checkpoint:
+    """Tensors by name, which knows those that nobody asked for."""
+
+    def __init__(self, tensors: Mapping[str, Any]):
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors: got {type(tensors).__name__}, needed a dictionary of tensors by name")
+        self.prefix = "module." if tensors and all(str(n).startswith("module.") for n in tensors) else ""
+        self.tensors: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            if isinstance(value, (np.ndarray, np.generic)):
+                value = torch.tensor(value)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
+            self.tensors[str(name).removeprefix(self.prefix)] = value.detach().cpu()
+        self.used: set[str] = set()
+
+    def any(self, start: str) -> bool:
+        """Whether a name begins like this."""
+        return any(name.startswith(start) for name in self.tensors)
+
+    def count(self, start: str) -> int:
+        """How many n = 0, 1, ... there are such that a name begins with ``start``, n and a dot; one at least."""
+        n = 1
+        while self.any(f"{start}{n}."):
+            n += 1
+        return n
+
+    def shape(self, name: str, *dimensions: int) -> tuple[int, ...]:
+        """The shape of a tensor that has so many dimensions."""
+        if name not in self.tensors:
+            raise self.missing(name)
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) not in dimensions:
+            raise ValueError(
+                f"{self.prefix}{name}: got a tensor of shape {shape}, needed {' or '.join(map(str, dimensions))} "
+                "dimensions"
+            )
+        return shape
+
+    def common(self, names: Iterable[str], axis: int) -> int:
+        """The size that most of these tensors have along an axis: one that differs is the one that is wrong."""
+        names = list(names)
+        shapes = [tuple(self.tensors[name].shape) for name in names if name in self.tensors]
+        sizes = Counter(shape[axis] for shape in shapes if len(shape) >= 3)
+        if not sizes:
+            raise self.missing(names[0])
+        return sizes.most_common(1)[0][0]
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape, in the default precision."""
+        if name not in self.tensors:
+            raise self.missing(name, f", needed a tensor of shape {shape}")
+        tensor = self.tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{self.prefix}{name}: got a tensor of shape {tuple(tensor.shape)}, needed {shape}")
+        if tensor.is_complex() or not tensor.isfinite().all():
+            raise ValueError(f"{self.prefix}{name}: got numbers that are complex or not finite")
+        self.used.add(name)
+        return tensor.to(torch.get_default_dtype())
+
+    def missing(self, name: str, needed: str = "") -> ValueError:
+        """The error for a tensor that is not there."""
+        others = ", ".join([*list(self.tensors)[:3], "…"]) if self.tensors else "none"
+        return ValueError(f"{self.prefix}{name}: missing{needed}; got {len(self.tensors)} tensors: {others}")
+
+    def check_used(self) -> None:
+        """Nothing is left over."""
+        left = sorted(set(self.tensors) - self.used)
+        if left:
+            raise ValueError(
+                f"{self.prefix}{left[0]}: not a tensor of this network"
+                + (f", nor are {len(left) - 1} others: {', '.join(left[1:4])}" if left[1:] else "")
+            )
+
+
+# ------------------------------------------------------------------------------------------------------- the networks
+
+
+def _group_cnn(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+    names = [f"c{i}" for i in range(1, 8)]
+    classes, *_, last = checkpoint.shape("c7.weight", 4, 5)
+    gspace, options = _common(checkpoint, names, on_responses=True)
+    network = GroupCNN(
+        gspace,
+        checkpoint.shape("c1.weight", 4)[1],
+        classes,
+        width=checkpoint.common([f"{name}.weight" for name in names[:-1]], 0),
+        last_kernel=last,
+        **options,
+        **_ratio(checkpoint, names, options["attention"]),
+    )
+    return network, list(_numbered(network, norms=6))
+
+
+def _all_cnn_c(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+    names = [f"c{i}" for i in range(1, 10)]
+    gspace, options = _common(checkpoint, names)
+    network = AllCNNC(
+        gspace,
+        checkpoint.shape("c1.weight", 4)[1],
+        checkpoint.shape("c9.weight", 4, 5)[0],
+        width=checkpoint.common([f"{name}.weight" for name in names[:3]], 0),
+        **options,
+        **_ratio(checkpoint, names[:4], options["attention"]),
+    )
+    return network, list(_numbered(network, norms=9))
+
+
+def _numbered(network: EquivariantClassifier, norms: int) -> Iterator[_Part]:
+    """The parts of a chain of convolutions, c1, c2, ..., and their batch norms, bn1, bn2, ..."""
+    stages = [stage for stage in network.stages.values() if isinstance(stage, SequentialModule)]
+    for i, stage in enumerate(stages, start=1):
+        modules = _modules(stage)
+        yield _convolution(f"c{i}", modules)
+        if i <= norms:
+            yield f"bn{i}", None, modules["norm"]
+
+
+def _resnet(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+    stages = ("layers_nc32", "layers_nc16", "layers_nc8")
+    blocks = max(checkpoint.count(f"{stage}.") for stage in stages)
+    convolutions = [[f"{stage}.{i}.c{j}" for i in range(blocks) for j in (1, 2)] for stage in stages]
+    shortcuts = [f"{stage}.0.fiber_map" for stage in stages[1:]]
+    gspace, options = _common(
+        checkpoint, ["c1", *convolutions[0], *convolutions[1], *convolutions[2], *shortcuts, "c_out"]
+    )
+    network = ResNet44(
+        gspace,
+        checkpoint.shape("c1.weight", 4)[1],
+        checkpoint.shape("c_out.weight", 4, 5)[0],
+        width=[checkpoint.common([f"{name}.weight" for name in names], 0) for names in convolutions],
+        blocks=blocks,
+        **options,
+    )
+    parts: list[_Part] = [_convolution("c1", _modules(network.stages["stem"]))]
+    for stage, published in enumerate(stages, start=1):
+        for i in range(blocks):
+            block = network.stages[f"residual_{stage}_{i + 1}"]
+            assert isinstance(block, ResidualBlock)
+            name, branch = f"{published}.{i}", _modules(block.branch)
+            parts += [(f"{name}.bn1", None, branch["norm"]), (f"{name}.bn2", None, branch["norm_2"])]
+            parts += [_convolution(f"{name}.c1", branch), _convolution(f"{name}.c2", branch, "_2")]
+            if isinstance(block.shortcut, SequentialModule):
+                parts.append(_convolution(f"{name}.fiber_map", _modules(block.shortcut)))
+    return network, [*parts, *_head(network)]
+
+
+def _dense_net(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+    blocks = checkpoint.count("block_layers.")
+    names = [f"block_layers.{i}.conv" for i in range(blocks)]
+    transitions = [f"trans_layers.{i}.conv" for i in range(blocks - 1)]
+    gspace, options = _common(checkpoint, ["c1", *names, *transitions, "c_out"])
+    network = GroupDenseNet(
+        gspace,
+        checkpoint.shape("c1.weight", 4)[1],
+        checkpoint.shape("c_out.weight", 4, 5)[0],
+        width=checkpoint.common([f"{name}.weight" for name in ("c1", *names)], 0),
+        blocks=blocks,
+        **options,
+    )
+    parts: list[_Part] = [_convolution("c1", _modules(network.stages["stem"]))]
+    for i in range(blocks):
+        block = network.stages[f"dense_{i + 1}"]
+        assert isinstance(block, DenseBlock)
+        parts += _normed(f"block_layers.{i}", _modules(block.branch))
+    for i in range(blocks - 1):
+        parts += _normed(f"trans_layers.{i}", _modules(network.stages[f"transition_{i + 1}"]))
+    return network, [*parts, *_head(network)]
+
+
+def _normed(name: str, modules: Mapping[str, EquivariantModule]) -> list[_Part]:
+    return [(f"{name}.bn", None, modules["norm"]), _convolution(f"{name}.conv", modules)]
+
+
+def _head(network: EquivariantClassifier) -> list[_Part]:
+    modules = _modules(network.stages["classes"])
+    return [("bn_out", None, modules["norm"]), _convolution("c_out", modules)]
+
+
+def _convolution(name: str, modules: Mapping[str, EquivariantModule], number: str = "") -> _Part:
+    return name, modules.get(f"attention{number}"), modules[f"convolution{number}"]
+
+
+def _modules(sequence: torch.nn.Module) -> dict[str, Any]:
+    return dict(sequence.named_children())
+
+
+# ------------------------------------------------------------------------------------------- what the shapes say of it
+
+
+def _common(
+    checkpoint: _Checkpoint, names: Sequence[str], *, on_responses: bool = False
+) -> tuple[GSpace, dict[str, Any]]:
+    """The gspace, and the options that all networks have: where they attend, and the width of the spatial kernels.
+
+    Args:
+        checkpoint: the tensors.
+        names: of the convolutions, the one on the image first.
+        on_responses: whether the network is published with attention on responses and over poses too.
+    """
+    image, *rest = names
+    group = [f"{name}.weight" for name in rest]
+    dimensions = Counter(checkpoint.tensors[name].dim() for name in group if name in checkpoint.tensors)
+    has_poses = bool(dimensions) and dimensions.most_common(1)[0][0] == 5
+    poses = checkpoint.common(group, 2) if has_poses else 1
+    if has_poses and poses not in _GSPACES:
+        raise ValueError(
+            f"{checkpoint.prefix}{group[0]}: got a tensor of shape {checkpoint.shape(group[0], 5)} with {poses} poses "
+            "(axis 2), needed 4 (p4), 8 (p4m) or no such axis"
+        )
+    kinds = [_kind(checkpoint, image, True), *(_kind(checkpoint, name, not has_poses) for name in rest)]
+    kind = Counter(kinds).most_common(1)[0][0]
+    if kind is not None and (not has_poses or (kind != "features" and not (on_responses and poses == 4))):
+        raise ValueError(
+            f"{checkpoint.prefix}{rest[0]}: its tensors are those of attention {kind!r}, with which this network is "
+            f"not published on {('Z2', 'p4', 'p4m')[[1, 4, 8].index(poses)]}"
+        )
+    options: dict[str, Any] = {"attention": kind}
+    if kind in ("full", "spatial", "features"):
+        options["attention_size"] = checkpoint.common([f"{name}.spatial_attention.weight" for name in rest], -1)
+    return _GSPACES[poses](), options
+
+
+def _kind(checkpoint: _Checkpoint, name: str, of_image: bool) -> Attention | None:
+    """Where a convolution attends, by the tensors that are there."""
+    layer, kernel = (
+        checkpoint.tensors.get(f"{name}.{kind}_attention.{weight}")
+        for kind, weight in (("channel", "weight_fc1"), ("spatial", "weight"))
+    )
+    if layer is not None:
+        # One network for each output field, or a single one.
+        if layer.dim() < (3 if of_image else 4):
+            return "features"
+        return "channel" if kernel is None else "full"
+    if kernel is None:
+        return None
+    return "poses" if kernel.dim() > 1 and kernel.shape[0] == kernel.shape[-1] == 1 else "spatial"
+
+
+def _ratio(checkpoint: _Checkpoint, names: Sequence[str], kind: Attention | None) -> dict[str, Any]:
+    """By how much the hidden layers of channel attention are narrower than the inputs."""
+    if kind not in ("full", "channel", "features"):
+        return {}
+    layers = [f"{name}.channel_attention.weight_fc1" for name in names[1:]]
+    width, hidden = checkpoint.common(layers, -2), checkpoint.common(layers, -3)
+    if not 1 <= hidden <= width or width // (width // hidden) != hidden:
+        raise ValueError(
+            f"{checkpoint.prefix}{layers[0]}: got {hidden} hidden fields for {width}, needed {width} divided by an "
+            "integer and rounded down"
+        )
+    return {"ratio": width // hidden}
+
+
+# -------------------------------------------------------------------------------------------------------- the weights
+
+
+def _load_norm(checkpoint: _Checkpoint, name: str, module: InnerBatchNorm) -> None:
+    (norm,) = module.children()
+    for kind in ("weight", "bias", "running_mean", "running_var"):
+        tensor = getattr(norm, kind)
+        tensor.copy_(checkpoint.take(f"{name}.{kind}", len(tensor)))
+    if checkpoint.any(f"{name}.num_batches_tracked"):
+        norm.get_buffer("num_batches_tracked").copy_(checkpoint.take(f"{name}.num_batches_tracked"))
+
+
+def _load_convolution(
+    checkpoint: _Checkpoint, name: str, attention: EquivariantModule | None, module: AttentiveConv, factor: float
+) -> None:
+    plain = module.plain
+    outs, ins = plain.kernel.weight.shape[:2]
+    if plain.kernel.orbits.shape[1] == 1:
+        factor = 1.0  # lifting
+
+    def load(
+        kernel: PoseKernel, kind: str, *fields: int, places: Sequence[int] | None = None, factor: float = 1.0
+    ) -> None:
+        """A tensor whose axes are those of some fields, the poses of the input if it has any, and places."""
+        poses = kernel.orbits.shape[1]
+        shape = (*fields, *([poses] if poses > 1 else []), *(kernel.orbits.shape[2:] if places is None else places))
+        tensor = checkpoint.take(f"{name}.{kind}", *shape).reshape(*kernel.weight.shape[:2], poses, -1)
+        kernel.weight.view_as(tensor)[:, :, _POSES[poses]] = factor * tensor
+
+    first, second, spatial = "channel_attention.weight_fc1", "channel_attention.weight_fc2", "spatial_attention.weight"
+    load(plain.kernel, "weight", outs, ins, factor=factor)
+    if plain.squeeze is not None and plain.excite is not None:
+        hidden = plain.excite.weight.shape[1]
+        load(plain.squeeze, first, outs, hidden, ins, factor=1 / factor)
+        load(plain.excite, second, outs, ins, hidden)
+    if plain.spatial is not None:
+        load(plain.spatial, spatial, outs, 2, factor=1 / factor)
+    if isinstance(attention, FeatureAttention):
+        of_input = attention.plain
+        assert of_input.squeeze is not None
+        assert of_input.excite is not None
+        assert of_input.spatial is not None
+        hidden = len(of_input.squeeze.weight)
+        load(of_input.squeeze, first, hidden, ins)
+        load(of_input.excite, second, ins, hidden)
+        load(of_input.spatial, spatial, 1, 2, factor=factor)
+    elif isinstance(attention, PoseAttention):
+        load(attention.plain.weight, spatial, 1, ins, places=(1, 1), factor=factor)

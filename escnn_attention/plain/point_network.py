@@ -1,0 +1,284 @@
+"""Networks on point clouds, on plain tensors: pooling, heads, and what the point transformer exports."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.projections import FromPoses, ToPoses
+
+__all__ = [
+    "EquivariantHead",
+    "InvariantHead",
+    "PointNetwork",
+    "Pool",
+    "PosePool",
+    "Readout",
+    "SymmetricTensors",
+    "count_clouds",
+    "offsets_from_mean",
+    "pool_clouds",
+    "symmetric_basis",
+]
+
+Pool = Literal["mean", "sum", "max"]
+PosePool = Literal["mean", "max"]
+Readout = Literal["clouds", "points"]
+
+
+def count_clouds(batch: Tensor | None, number: int, mask: Tensor | None = None) -> int:
+    """The number of clouds in a batch.
+
+    Args:
+        batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
+        number: N.
+        mask: ``(N,)``, False for points that are not there.
+
+    Raises:
+        ValueError: a cloud has no points.
+    """
+    if batch is None:
+        sizes = torch.tensor([number if mask is None else int(mask.sum())])
+    else:
+        sizes = torch.bincount(batch if mask is None else batch[mask], minlength=int(batch.max()) + 1 if number else 1)
+    if not bool((sizes > 0).all()):
+        raise ValueError(f"batch: cloud {int(sizes.argmin())} has no points, needed at least one in each")
+    return len(sizes)
+
+
+def pool_clouds(x: Tensor, batch: Tensor | None, num_clouds: int, how: Pool, measure: Tensor | None = None) -> Tensor:
+    """Features ``(N, C)`` of points to features ``(B, C)`` of clouds.
+
+    Args:
+        x: of the points.
+        batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
+        num_clouds: B.
+        how: ``"mean"``, ``"sum"`` or ``"max"``.
+        measure: ``(N,)``: a point of measure 2 counts as two in means and sums.
+    """
+    if batch is None:
+        batch = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    if how == "max":
+        lowest = x.new_full((num_clouds, x.shape[1]), -torch.inf)
+        return lowest.scatter_reduce(0, batch[:, None].expand_as(x), x, "amax")
+    weights = x.new_ones(len(x)) if measure is None else measure.to(x.dtype)
+    total = x.new_zeros(num_clouds, x.shape[1]).index_add(0, batch, x * weights[:, None])
+    if how == "sum":
+        return total
+    return total / x.new_zeros(num_clouds).index_add(0, batch, weights)[:, None]
+
+
+def offsets_from_mean(
+    coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor | None = None, measure: Tensor | None = None
+) -> Tensor:
+    """Where the points ``(N, d)`` are relative to the mean of their cloud; zero for those that a mask hides.
+
+    Args:
+        coords: ``(N, d)``.
+        batch, mask, measure: ``(N,)``, as in :class:`PointNetwork`.
+        num_clouds: the number of clouds.
+    """
+    if mask is not None:
+        there = mask.nonzero().squeeze(-1)
+        y = offsets_from_mean(coords[there], _part(batch, there), num_clouds, None, _part(measure, there))
+        return torch.zeros_like(coords).index_copy(0, there, y)
+    means = pool_clouds(coords, batch, num_clouds, "mean", measure)
+    return coords - (means if batch is None else means[batch])
+
+
+def symmetric_basis(dim: int) -> np.ndarray:
+    r"""``(d(d+1)/2, d, d)``: an orthonormal basis of the symmetric matrices.
+
+    First the d matrices :math:`E_{ii}`, then :math:`(E_{ij} + E_{ji})/\sqrt2` for i < j.
+    """
+    pairs = [(i, i) for i in range(dim)] + [(i, j) for i in range(dim) for j in range(i + 1, dim)]
+    basis = np.zeros((len(pairs), dim, dim))
+    for k, (i, j) in enumerate(pairs):
+        basis[k, i, j] = basis[k, j, i] = 1.0 if i == j else 0.5**0.5
+    return basis
+
+
+class SymmetricTensors(ExactBuffers):
+    r"""Symmetric d × d matrices as :math:`d(d+1)/2` numbers, and back.
+
+    The numbers are the coordinates in an orthonormal basis, so that the norm of a matrix (Frobenius) is that of its
+    numbers, and the group acts on them orthogonally: see :func:`escnn_attention.models.symmetric_tensor_repr`.
+
+    Args:
+        dim: d.
+
+    Shape:
+        ``(..., d(d+1)/2)`` to ``(..., d, d)``; :meth:`from_matrices` is the inverse.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import SymmetricTensors
+        >>> tensors = SymmetricTensors(2)
+        >>> matrices = torch.tensor([[[1.0, 2.0], [2.0, 3.0]]])
+        >>> torch.allclose(tensors(tensors.from_matrices(matrices)), matrices)
+        True
+    """
+
+    basis: Tensor
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.register_exact("basis", symmetric_basis(dim))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """The matrices ``(..., d, d)`` with the coordinates ``(..., d(d+1)/2)``."""
+        return torch.einsum("...a,aij->...ij", numbers, self.basis.to(numbers.dtype))
+
+    def from_matrices(self, matrices: Tensor) -> Tensor:
+        """The coordinates of matrices; of one that is not symmetric, those of its symmetric part."""
+        return torch.einsum("...ij,aij->...a", matrices, self.basis.to(matrices.dtype))
+
+
+class InvariantHead(ExactBuffers):
+    """Numbers that no element of the group changes: one map to poses, a pooling over them, a perceptron.
+
+    Args:
+        to_poses: from the features to regular fields.
+        weights: ``(|H|,)``, the measure of the poses, of mean 1.
+        widths: of the perceptron: the fields of ``to_poses``, hidden layers, numbers.
+        poses: the pooling over the poses.
+        pool: that over the points, or None for numbers at every point.
+        readout: whether the perceptron acts on clouds, after the pooling, or at points, before it.
+        batch_norm: whether what the perceptron gets is standardised over the batch.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        to_poses: ToPoses,
+        weights: np.ndarray,
+        widths: Sequence[int],
+        *,
+        poses: PosePool,
+        pool: Pool | None,
+        readout: Readout,
+        batch_norm: bool = False,
+    ):
+        super().__init__()
+        self.to_poses = to_poses
+        self.register_exact("weights", weights)
+        layers: list[torch.nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [torch.nn.SiLU(), torch.nn.Linear(before, after)]
+        first = torch.nn.BatchNorm1d(widths[0]) if batch_norm else torch.nn.Identity()
+        self.perceptron = torch.nn.Sequential(first, *layers[1:])  # the poses have had a SiLU
+        self.poses: PosePool = poses
+        self.pool: Pool | None = pool
+        self.readout: Readout = readout
+
+    def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
+        seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
+        y = seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
+        if self.pool is None:
+            return self.perceptron(y)
+        if self.readout == "points":
+            return pool_clouds(self.perceptron(y), batch, num_clouds, self.pool, measure)
+        return self.perceptron(pool_clouds(y, batch, num_clouds, self.pool, measure))
+
+
+class EquivariantHead(torch.nn.Module):
+    """Fields of any type: to regular fields, a nonlinearity at every pose, from there, and a pooling over the points.
+
+    Args:
+        to_poses: from the features to regular fields.
+        from_poses: from these to the output.
+        pool: over the points, or None for fields at every point.
+        tensors: what makes matrices of the output, or None.
+    """
+
+    def __init__(
+        self, to_poses: ToPoses, from_poses: FromPoses, pool: Pool | None, tensors: SymmetricTensors | None = None
+    ):
+        super().__init__()
+        self.to_poses = to_poses
+        self.from_poses = from_poses
+        self.pool: Pool | None = pool
+        self.tensors = tensors
+
+    def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
+        y: Tensor = self.from_poses(F.silu(self.to_poses(x.unsqueeze(0))))[0]
+        if self.pool is not None:
+            y = pool_clouds(y, batch, num_clouds, self.pool, measure)
+        return y if self.tensors is None else self.tensors(y)
+
+
+class PointNetwork(torch.nn.Module):
+    """Blocks between an embedding and a head, on ``(N, in)`` with coordinates ``(N, d)``.
+
+    Args:
+        embedding: at every point.
+        blocks: of ``(x, coords, edge_index, batch, mask, measure)``.
+        norm: at every point.
+        head: of ``(x, batch, num_clouds, measure)``.
+        positions: None, or the length that is 1 for positions, which the features are to tell of.
+    """
+
+    def __init__(
+        self,
+        embedding: torch.nn.Module,
+        blocks: Sequence[torch.nn.Module],
+        norm: torch.nn.Module,
+        head: InvariantHead | EquivariantHead,
+        positions: float | None = None,
+    ):
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = torch.nn.ModuleList(blocks)
+        self.norm = norm
+        self.head = head
+        self.positions = positions
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
+        num_clouds = count_clouds(batch, len(x), mask)
+        if self.positions is not None:
+            offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
+            x = torch.cat([x, offsets / self.positions], dim=1)
+        y = self.embedding(x)
+        for block in self.blocks:
+            y = block(y, coords, edge_index, batch, mask, measure)
+        return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
+
+
+def read(
+    head: torch.nn.Module,
+    x: Tensor,
+    batch: Tensor | None,
+    num_clouds: int,
+    mask: Tensor | None,
+    measure: Tensor | None,
+) -> Tensor:
+    """The output of a head for the points that are there; at the others, where it has one, zero."""
+    if mask is None:
+        y: Tensor = head(x, batch, num_clouds, measure)
+        return y
+    there = mask.nonzero().squeeze(-1)
+    y = head(x[there], _part(batch, there), num_clouds, _part(measure, there))
+    if getattr(head, "pool", None) is not None:
+        return y
+    return y.new_zeros(len(x), *y.shape[1:]).index_copy(0, there, y)
+
+
+def _part(values: Tensor | None, chosen: Tensor) -> Tensor | None:
+    return None if values is None else values[chosen]

@@ -1,0 +1,339 @@
+"""Transformers on points: equivariance, heads, pooling, export, tensors, errors."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import Pair, PairKernel
+from escnn_attention.fibers import fibers
+from escnn_attention.models import PointTransformer, SymmetricTensors, symmetric_tensor_repr
+
+SPACES = {
+    "trivial": gspaces.trivialOnR2,
+    "C3": lambda: gspaces.rot2dOnR2(3),
+    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "flip about an odd axis": lambda: gspaces.flip2dOnR2(axis=0.3),
+    "D2 on R3": lambda: gspaces.dihedralOnR3(2),
+    "inversion": gspaces.invOnR3,
+    "C5 on R3": lambda: gspaces.rot2dOnR3(5),
+}
+SMALL = {"fields": 2, "num_blocks": 2, "num_heads": 2}
+BATCH = torch.tensor([0, 0, 0, 2, 2, 1, 1, 1, 1])
+
+
+def mixed(space) -> FieldType:
+    return FieldType(space, [space.basespace_action, space.trivial_repr, space.regular_repr])
+
+
+def cloud(in_type: FieldType, number: int = len(BATCH), seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, in_type.size, generator=generator, dtype=torch.float64)
+    return x, torch.randn(number, in_type.gspace.dimensionality, generator=generator, dtype=torch.float64)
+
+
+def turned(values: torch.Tensor, field_type: FieldType, element) -> torch.Tensor:
+    return values @ torch.as_tensor(field_type.representation(element)).T
+
+
+def agree(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert (a - b).norm() <= 1e-10 * b.norm()
+
+
+@given(
+    name=st.sampled_from(list(SPACES)),
+    scalar=st.booleans(),
+    out=st.sampled_from([3, "vector", "symmetric tensor", "mixed"]),
+    pool=st.sampled_from(["mean", "sum", "max", None]),
+    poses=st.sampled_from(["mean", "max"]),
+    readout=st.sampled_from(["clouds", "points"]),
+    attention=st.sampled_from([{}, {"kernel_features": 2}, {"num_neighbours": 2, "keys": "own"}, {"radius": 1.5}]),
+    positions=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_equivariance(name, scalar, out, pool, poses, readout, attention, positions, seed):
+    """Turned, moved and permuted clouds; for groups, heads and options drawn at random."""
+    torch.manual_seed(seed)
+    space = SPACES[name]()
+    if pool == "max" and not isinstance(out, int):
+        pool = "sum"
+    network = PointTransformer(
+        space,
+        4 if scalar else mixed(space),
+        mixed(space) if out == "mixed" else out,
+        pool=pool,
+        poses=poses,
+        readout=readout,
+        attention=attention,
+        positions=positions,
+        encoding=PairKernel(hidden=4) if seed % 2 else None,
+        **SMALL,
+    ).double()
+    x, coords = cloud(network.in_type, seed=seed)
+    y = network(x, coords, batch=BATCH)
+    assert torch.isfinite(y).all()
+    assert len(y) == (len(x) if pool is None else 3)
+    group = fibers(space)
+    for element in np.random.default_rng(seed).choice(group.order, size=min(3, group.order), replace=False):
+        h = group.elements[element]
+        matrix = torch.as_tensor(group.action[element])
+        z = network(turned(x, network.in_type, h), coords @ matrix.T + 3.0, batch=BATCH)
+        agree(z, matrix @ y @ matrix.T if out == "symmetric tensor" else turned(y, network.out_type, h))
+    order = torch.randperm(len(x))
+    z = network(x[order], coords[order], batch=BATCH[order])
+    agree(z, y if pool is not None else y[order])
+    if isinstance(out, int):
+        assert network.num_outputs == out
+        assert y.shape[1] == out
+
+
+def test_a_network_of_another_symmetry_is_found_out():
+    """Rotations change what a network with the trivial group says, and a pair relation sees where the origin is."""
+    angle = torch.tensor(2 * torch.pi / 3, dtype=torch.float64)
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), torch.stack([angle.sin(), angle.cos()])])
+    for space, same in ((gspaces.rot2dOnR2(3), True), (gspaces.trivialOnR2(), False), (gspaces.rot2dOnR2(4), False)):
+        network = PointTransformer(space, 2, 3, encoding=PairKernel(hidden=4), **SMALL).double()
+        x, coords = cloud(network.in_type)
+        y = network(x, coords, batch=BATCH)
+        difference = (network(x, coords @ turn.T, batch=BATCH) - y).norm() / y.norm()
+        assert difference < 1e-10 if same else difference > 1e-6
+    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 3, relation=Pair(), encoding="mlp", **SMALL).double()
+    y = network(x, coords, batch=BATCH)
+    agree(network(x, coords @ turn.T, batch=BATCH), y)
+    assert (network(x, coords + 1.0, batch=BATCH) - y).norm() > 1e-6 * y.norm()
+
+
+def test_clouds_do_not_see_each_other():
+    space = gspaces.flipRot2dOnR2(3)
+    for pool in ("mean", "sum", "max", None):
+        network = PointTransformer(space, mixed(space), 2, pool=pool, **SMALL).double()
+        x, coords = cloud(network.in_type)
+        y = network(x, coords, batch=BATCH)
+        for number in range(3):
+            own = number == BATCH
+            agree(network(x[own], coords[own]), y[own] if pool is None else y[number : number + 1])
+
+
+def test_pooling_is_the_formula():
+    space = gspaces.rot2dOnR2(4)
+    network = PointTransformer(space, 3, 2, head_layers=2, poses="max", **SMALL).double()
+    x, coords = cloud(network.in_type)
+    features = network.embedding(GeometricTensor(x, network.in_type, coords))
+    assert all(r.is_trivial() for r in features.type.representations)
+    for block in network.blocks:
+        features = block(features, batch=BATCH)
+    z = torch.nn.functional.silu(network.head.to_poses(network.norm(features).tensor[None])[0, 0]).amax(1)
+    means = torch.stack([z[i == BATCH].mean(0) for i in range(3)])
+    _, first, _, second, _, third = network.head.perceptron
+    silu = torch.nn.functional.silu
+    expected = third(silu(second(silu(first(means)))))
+    torch.testing.assert_close(network(x, coords, batch=BATCH), expected)
+
+
+def test_batch_norm():
+    """Standardised over the clouds of a batch in training, by running statistics afterwards, and invariant in both."""
+    space = gspaces.rot2dOnR2(4)
+    network = PointTransformer(space, 3, 2, batch_norm=True, head_layers=0, **SMALL).double()
+    x, coords = cloud(network.in_type)
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    agree(network(x, coords @ turn.T, batch=BATCH), network(x, coords, batch=BATCH))
+    norm, _ = network.head.perceptron
+    seen = []
+    norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    network(x, coords, batch=BATCH)
+    torch.testing.assert_close(seen[0].mean(0), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-10)
+    network.eval()
+    agree(network(x, coords @ turn.T, batch=BATCH), network(x, coords, batch=BATCH))
+    agree(network.export()(x, coords, batch=BATCH), network(x, coords, batch=BATCH))
+    with pytest.raises(ValueError, match="batch_norm"):
+        PointTransformer(space, 3, "vector", batch_norm=True)
+
+
+def test_points_of_measure_two_count_as_two():
+    space = gspaces.rot2dOnR2(3)
+    for pool in ("mean", "sum"):
+        for out in (2, "vector"):
+            network = PointTransformer(space, 3, out, pool=pool, positions=True, **SMALL).double()
+            x, coords = cloud(network.in_type, 5)
+            measure = torch.ones(5, dtype=torch.float64)
+            measure[1] = 2
+            twice = torch.tensor([0, 1, 1, 2, 3, 4])
+            agree(network(x, coords, measure=measure), network(x[twice], coords[twice]))
+
+
+def test_masked_points_reach_nothing():
+    space = gspaces.rot2dOnR2(3)
+    mask = torch.tensor([True, False, True, True, True, True, True, False, True])
+    for pool in ("mean", "sum", "max", None):
+        network = PointTransformer(space, 3, 2, pool=pool, positions=True, **SMALL).double()
+        x, coords = cloud(network.in_type)
+        alone = network(x[mask], coords[mask], batch=BATCH[mask])
+        x[~mask] = coords[~mask] = torch.nan
+        y = network(x, coords, batch=BATCH, mask=mask)
+        agree(y[mask] if pool is None else y, alone)
+        if pool is None:
+            assert not y[~mask].any()
+
+
+@pytest.mark.parametrize("out", [2, "symmetric tensor"])
+@pytest.mark.parametrize("scalar", [True, False])
+def test_export_needs_no_escnn(out, scalar, tmp_path):
+    space = gspaces.rot2dOnR3(4)
+    in_type = 3 if scalar else mixed(space)
+    attention = {"dropout": 0.2, "radius": 1.5}
+    network = PointTransformer(space, in_type, out, attention=attention, positions=not scalar, **SMALL).double()
+    x, coords = cloud(network.in_type)
+    plain = network.export()
+    assert not any(isinstance(module, EquivariantModule) for module in plain.modules())
+    mask = torch.arange(len(x)) != 4
+    for arguments in ({}, {"batch": BATCH}, {"batch": BATCH, "mask": mask, "measure": coords[:, 0].exp()}):
+        agree(plain(x, coords, **arguments), network(x, coords, **arguments))
+    torch.save((plain, x, coords, network(x, coords, batch=BATCH)), tmp_path / "network.pt")
+    code = (
+        "import sys, torch; sys.modules['escnn'] = None\n"
+        f"network, x, coords, y = torch.load({str(tmp_path / 'network.pt')!r}, weights_only=False)\n"
+        f"torch.testing.assert_close(network(x, coords, batch=torch.tensor({BATCH.tolist()})), y)"
+    )
+    if out == 2 and scalar:
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stderr
+    buffer = io.BytesIO()
+    torch.save(network, buffer)
+
+
+def test_positions_tell_equal_points_apart():
+    """Without features a softmax over them sees nothing; positions, kernels and counts see the geometry."""
+    space = gspaces.flipRot2dOnR2(4)
+    ones = torch.ones(9, 1, dtype=torch.float64)
+    _, coords = cloud(FieldType(space, [space.trivial_repr]))
+    for options, blind in (
+        ({}, True),
+        ({"positions": True}, False),
+        ({"attention": {"kernel_features": 2}}, False),
+        ({"attention": {"normalization": "count"}}, False),
+    ):
+        network = PointTransformer(space, 1, 3, **options, **SMALL).double()
+        y = network(ones, coords, batch=BATCH)
+        spread = (y - y[0]).abs().max()
+        assert spread < 1e-12 if blind else spread > 1e-6
+    plain = PointTransformer(space, 1, 1, positions=True, attention={"length_scale": 2.0}, **SMALL).double()
+    halved = PointTransformer(space, 1, 1, positions=True, attention={"length_scale": 4.0}, **SMALL).double()
+    halved.load_state_dict(plain.state_dict())
+    agree(halved(ones, 2 * coords, batch=BATCH), plain(ones, coords, batch=BATCH))
+
+
+def test_weights_and_gradients():
+    """Every parameter is used, coordinates are differentiable, and a copy with the same weights says the same."""
+    space = gspaces.rot2dOnR2(4)
+    for out in (2, "vector"):
+        network = PointTransformer(space, mixed(space), out, **SMALL).double()
+        x, coords = cloud(network.in_type)
+        coords.requires_grad_()
+        network(x, coords, batch=BATCH).square().sum().backward()
+        assert coords.grad.abs().max() > 0
+        unused = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+        assert not unused
+        other = PointTransformer(space, mixed(space), out, **SMALL).double()
+        other.load_state_dict(network.state_dict())
+        agree(other(x, coords, batch=BATCH), network(x, coords, batch=BATCH))
+
+
+@pytest.mark.parametrize("name", list(SPACES))
+def test_symmetric_tensors(name):
+    """Matrices to fields and back, and the representation on them is A ↦ hAhᵀ, orthogonal, and a sum of irreps."""
+    space = SPACES[name]()
+    d = space.dimensionality
+    tensors, representation = SymmetricTensors(d).double(), symmetric_tensor_repr(space)
+    assert representation is symmetric_tensor_repr(space)
+    a = torch.randn(4, d, d, dtype=torch.float64)
+    a = a + a.mT
+    numbers = tensors.from_matrices(a)
+    assert numbers.shape == (4, d * (d + 1) // 2)
+    torch.testing.assert_close(tensors(numbers), a, rtol=0, atol=1e-14)
+    torch.testing.assert_close(numbers.norm(dim=1), a.norm(dim=(1, 2)))
+    torch.testing.assert_close(tensors.from_matrices(a + torch.triu(a, 1) - torch.triu(a, 1).mT), numbers)
+    field_type = FieldType(space, [representation])
+    for h in space.fibergroup.elements:
+        matrix = torch.as_tensor(space.basespace_action(h), dtype=torch.float64)
+        moved = tensors.from_matrices(matrix @ a @ matrix.T)
+        torch.testing.assert_close(turned(numbers, field_type, h), moved, rtol=0, atol=1e-12)
+    # The trace is invariant; under a group that moves every direction nothing else of degree one is.
+    assert sum(space.fibergroup.irrep(*i).is_trivial() for i in representation.irreps) >= 1
+
+
+@pytest.mark.parametrize("space", [lambda: gspaces.rot2dOnR2(-1), lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3])
+def test_symmetric_tensors_of_continuous_groups(space):
+    space = space()
+    d = space.dimensionality
+    representation, tensors = symmetric_tensor_repr(space), SymmetricTensors(d).double()
+    a = torch.randn(d, d, dtype=torch.float64)
+    a = a + a.T
+    for _ in range(5):
+        h = space.fibergroup.sample()
+        matrix = torch.as_tensor(space.basespace_action(h), dtype=torch.float64)
+        found = torch.as_tensor(representation(h)) @ tensors.from_matrices(a)
+        torch.testing.assert_close(found, tensors.from_matrices(matrix @ a @ matrix.T), rtol=0, atol=1e-10)
+    sizes = sorted(space.fibergroup.irrep(*i).size for i in representation.irreps)
+    assert sizes == ([1, 2] if d == 2 else [1, 5])
+
+
+def test_a_tensor_of_another_group_is_found_out():
+    space = gspaces.rot2dOnR2(4)
+    network = PointTransformer(space, 3, "symmetric tensor", **SMALL).double()
+    x, coords = cloud(network.in_type)
+    y = network(x, coords)
+    assert torch.equal(y, y.mT)
+    flip = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    assert (network(x, coords @ flip) - flip @ y @ flip).norm() > 1e-6 * y.norm()
+
+
+def test_bad_arguments():
+    space = gspaces.rot2dOnR2(4)
+    for error, message, arguments in (
+        (ValueError, "pool: got 'median'", {"pool": "median"}),
+        (ValueError, "poses", {"poses": "sum"}),
+        (ValueError, "readout", {"readout": "edges"}),
+        (ValueError, 'pool: got "max"', {"pool": "max", "out_type": "vector"}),
+        (ValueError, "out_type: got 'tensor'", {"out_type": "tensor"}),
+        (
+            ValueError,
+            "in_type: its gspace",
+            {"in_type": FieldType(gspaces.trivialOnR2(), 1 * [gspaces.trivialOnR2().trivial_repr])},
+        ),
+        (TypeError, "attention: got 'radus', needed", {"attention": {"radus": 1.0}}),
+        (TypeError, "attention: got 'encoding', an argument of the network", {"attention": {"encoding": "mlp"}}),
+        (ValueError, "radius", {"attention": {"radius": -1.0}}),
+        (TypeError, "num_blocks", {"num_blocks": 1.5}),
+        (ValueError, "out_type", {"out_type": 0}),
+        (ValueError, "samples", {"samples": 4}),
+        (NotImplementedError, "samples=8", {"gspace": gspaces.rot2dOnR2(-1)}),
+    ):
+        with pytest.raises(error, match=message):
+            PointTransformer(**{"gspace": space, "in_type": 2, "out_type": 1, **arguments})
+    with pytest.raises(ValueError, match="without a base space"):
+        symmetric_tensor_repr(gspaces.no_base_space(space.fibergroup))
+
+
+def test_bad_clouds():
+    space = gspaces.rot2dOnR2(3)
+    network = PointTransformer(space, 2, 1, **SMALL).double()
+    x, coords = cloud(network.in_type)
+    with pytest.raises(ValueError, match="coords: got none"):
+        network(x)
+    with pytest.raises(ValueError, match="coords: got some beside"):
+        network(GeometricTensor(x, network.in_type, coords), coords)
+    with pytest.raises(ValueError, match="batch: cloud 1 has no points"):
+        network(x, coords, batch=torch.where(BATCH == 1, 2, BATCH))
+    with pytest.raises(ValueError, match="batch: cloud 1 has no points"):
+        network(x, coords, batch=BATCH, mask=BATCH != 1)
+    with pytest.raises(ValueError, match="batch: cloud 0 has no points"):
+        network(x[:0], coords[:0])
