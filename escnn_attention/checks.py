@@ -117,8 +117,9 @@ class EquivarianceReport:
         for name in self.inexact_layers:
             worst = self._worst(name)
             sizes = ", ".join(_size(s) for s in self.exact_sizes.get(name, ()))
+            size = _size(worst.input_shape[2:])
             yield (
-                f"{name} loses exactness at input size {_size(worst.input_shape[2:])} (relative error "
+                f"{name} loses exactness at input size {size} (relative error "
                 f"{worst.relative:.1e} for {worst.element})" + (f"; exact at {sizes}" if sizes else "")
             )
 
@@ -136,14 +137,15 @@ def equivariance_report(
     layers: bool = True,
     tolerance: float = 1e-6,
     seed: int = 0,
+    coords: torch.Tensor | None = None,
 ) -> EquivarianceReport:
     r"""Measure the equivariance error of a module, and of each layer of a sequential one, in float64.
 
     For every element g of the fiber group, a module m and features x the error is the difference of
     :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
-    features. For the others escnn interpolates; they are measured on smooth features, marked, and left out of the
-    verdict. The module is copied and not changed; the copy is in eval mode. Of a continuous group escnn's testing
-    elements are taken, and in space all turns of a cube.
+    features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
+    smooth features, marked, and left out of the verdict. The module is copied and not changed; the copy is in eval
+    mode. Of a continuous group escnn's testing elements are taken, and in space all turns of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
     and the sizes near it at which it is.
@@ -153,10 +155,12 @@ def equivariance_report(
 
     Args:
         module: any of escnn's modules, or one that is composed of them.
-        input_shape: the shape of the input, ``(B, in_type.size, *space)``.
+        input_shape: the shape of the input, ``(B, in_type.size, *space)`` on a grid, or ``(N, in_type.size)`` for a
+            cloud of N points.
         layers: whether to look at the layers of a sequential module one by one.
         tolerance: the relative error above which a layer counts as not equivariant.
         seed: of the random features.
+        coords: ``(N, d)``, the points of a cloud; by default random ones, normally distributed.
 
     Returns:
         the report; it prints as a table.
@@ -182,23 +186,28 @@ def equivariance_report(
         raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
     space: GSpace = module.in_type.gspace
     shape = tuple(int(n) for n in input_shape)
-    if len(shape) != 2 + space.dimensionality or shape[1] != module.in_type.size:
+    points = len(shape) == 2 and space.dimensionality > 0
+    if len(shape) not in (2, 2 + space.dimensionality) or shape[1] != module.in_type.size:
         raise ValueError(
             f"input_shape: got {shape}, needed (batch, {module.in_type.size}{', size' * space.dimensionality})"
+            f" or, for scattered points, (points, {module.in_type.size})"
         )
+    if coords is not None and (not points or tuple(coords.shape) != (shape[0], space.dimensionality)):
+        needed = f"({shape[0]}, {space.dimensionality})" if points else "None: input_shape is that of a grid"
+        raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed {needed}")
     # escnn's layers keep expanded weights in eval mode: going through train mode has them expanded again, in float64.
     # They belong to a graph then, of which deepcopy makes no copies.
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
     elements = _elements(group)
-    exact = [g for g in elements if _maps_grid(space, g)]
-    turned = [g for g in elements if not _maps_grid(space, g)]
+    exact = [g for g in elements if points or _maps_grid(space, g)]
+    turned = [g for g in elements if not (points or _maps_grid(space, g))]
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(_layers(module) if layers else ())]
     for smooth, chosen in ((False, exact), (True, turned)):
-        x = _features(module, shape, seed, smooth)
+        x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
         y = x
         for name, layer in named:
             layer_input = x if name == WHOLE else y
@@ -206,19 +215,24 @@ def equivariance_report(
             rows += new
             if name != WHOLE:
                 y = output
-                if not smooth and any(_order(r.relative) > tolerance for r in new):
+                if not (smooth or points) and any(_order(r.relative) > tolerance for r in new):
                     exact_sizes[name] = _exact_sizes(layer, tuple(layer_input.shape), exact, tolerance, seed)
     rows.sort(key=lambda r: [name for name, _ in named].index(r.layer))
     return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
 
 
 def assert_equivariant(
-    module: EquivariantModule, input_shape: Sequence[int], tolerance: float = 1e-6, *, seed: int = 0
+    module: EquivariantModule,
+    input_shape: Sequence[int],
+    tolerance: float = 1e-6,
+    *,
+    seed: int = 0,
+    coords: torch.Tensor | None = None,
 ) -> None:
     """Assert that a module is equivariant, in a test.
 
     Args:
-        module, input_shape, seed: as in :func:`equivariance_report`.
+        module, input_shape, seed, coords: as in :func:`equivariance_report`.
         tolerance: the largest relative error in float64, over the elements that map the grid onto itself.
 
     Raises:
@@ -231,7 +245,7 @@ def assert_equivariant(
         >>> g = gspaces.rot2dOnR2(4)
         >>> assert_equivariant(FieldLayerNorm(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5), tolerance=1e-12)
     """
-    report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed)
+    report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
     if not report.relative_error <= tolerance:
         raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
 
@@ -270,6 +284,18 @@ def _features(module: EquivariantModule, shape: tuple[int, ...], seed: int, smoo
         x = torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="constant"))
         x = x / x.std()
     return GeometricTensor(x.to(_device(module)), module.in_type)
+
+
+def _cloud(
+    module: EquivariantModule, shape: tuple[int, ...], seed: int, coords: torch.Tensor | None
+) -> GeometricTensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    if coords is None:
+        dimension = module.in_type.gspace.dimensionality
+        coords = torch.randn(shape[0], dimension, dtype=torch.float64, generator=generator)
+    device = _device(module)
+    return GeometricTensor(x.to(device), module.in_type, coords.to(device, torch.float64))
 
 
 def _device(module: torch.nn.Module) -> torch.device:

@@ -3,11 +3,13 @@
     python examples/pictures.py --out figures
 
 Small networks learn scikit-learn's upright digits, which takes a few minutes, and are looked at; where equivariance is
-all there is to see, weights are random. ``--quick`` trains nothing. Needs scikit-learn and matplotlib: the extra
-"train".
+all there is to see, weights are random. Attentive maps are those of a published network for rotated MNIST, where the
+folder that ESCNN_ATTENTION_DATA names has it (authors/alpha_f_p4cnn.npz), and of one that learns here where it has not.
+``--quick`` trains nothing, ``--only`` draws some of the pictures. Needs scikit-learn and matplotlib: the extra "train".
 """
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,16 +17,20 @@ import numpy as np
 import torch
 from escnn import gspaces, nn
 from escnn.gspaces import GSpace
+from matplotlib.animation import Animation
 from matplotlib.figure import Figure
 from scipy.ndimage import zoom
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from escnn_attention import FourierEncoding, GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.models import GSANet, HybridNet
+from escnn_attention.models import GroupCNN, GSANet, HybridNet, from_published_attgconv
 from escnn_attention.plotting import (
     animate_feature_maps,
+    plot_attended_images,
     plot_attention_maps,
+    plot_attentive_layers,
+    plot_attentive_maps,
     plot_encoding,
     plot_equivariance_error,
     plot_feature_maps,
@@ -93,19 +99,8 @@ def train(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, 
         return float((network.eval()(images[-TESTED:]).argmax(dim=1) == labels[-TESTED:]).float().mean())
 
 
-def main() -> None:
-    """Train the networks, draw and save the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (default: this one)")
-    parser.add_argument("--dpi", type=int, default=110, help="resolution (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="no training, fewer angles")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-
-    def save(name: str, figure: Figure) -> None:
-        figure.savefig(arguments.out / name, dpi=arguments.dpi)
-        print(f"wrote {arguments.out / name}", flush=True)
-
+def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """What self-attention encodes, where it looks, and how equivariant networks are."""
     c4, c8, d4 = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4)
 
     torch.manual_seed(0)
@@ -122,13 +117,12 @@ def main() -> None:
     large = digits(2.8)[0][DIGIT : DIGIT + 1]
     layers = ["stages.lifting", "stages.attention_1_1"]
     save("feature_maps.png", plot_feature_maps(large, gsa_net, layers))
-    angles = np.arange(0, 360, 90 if arguments.quick else 7.5)
+    angles = np.arange(0, 360, 90 if quick else 7.5)
     animation = animate_feature_maps(large, gsa_net, "stages.lifting", angles=angles)
-    animation.save(arguments.out / "feature_maps.gif", writer="pillow", dpi=0.6 * arguments.dpi)
-    print(f"wrote {arguments.out / 'feature_maps.gif'}", flush=True)
+    save("feature_maps.gif", animation)
 
     torch.manual_seed(0)
-    angles = np.arange(0, 360.5, 45 if arguments.quick else 5)
+    angles = np.arange(0, 360.5, 45 if quick else 5)
     save(
         "equivariance_error_maps.png",
         plot_equivariance_error(
@@ -146,7 +140,7 @@ def main() -> None:
     for name, make in makers.items():
         torch.manual_seed(0)
         networks[name] = make()
-        accuracy = train(networks[name], images, labels, 0 if arguments.quick else 8)
+        accuracy = train(networks[name], images, labels, 0 if quick else 8)
         print(f"{name}: {accuracy:.1%} of the upright digits are recognised", flush=True)
     save(
         "attention_maps.png",
@@ -154,6 +148,69 @@ def main() -> None:
     )
     title = "How much the logits of a digit change when it is turned"
     save("equivariance_error.png", plot_equivariance_error(networks, images[-TESTED:][:20], angles=angles, title=title))
+
+
+def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """What attentive layers let through."""
+    folder = os.environ.get("ESCNN_ATTENTION_DATA")
+    file = None if folder is None else Path(folder) / "authors" / "alpha_f_p4cnn.npz"
+    images, labels = digits(1.6)
+    if file is not None and file.is_file():
+        with np.load(file) as arrays:
+            published = from_published_attgconv(
+                {name.removeprefix("weight/"): arrays[name] for name in arrays if name.startswith("weight/")}
+            )
+            shown = torch.tensor(arrays["input"])
+        one, several = shown[5:6], shown[[0, 4, 7, 8]]
+    else:
+        torch.manual_seed(0)
+        published = GroupCNN(
+            gspaces.rot2dOnR2(4), 1, 10, width=6, attention="features", convolutions=(1, 2), last_kernel=3, dropout=0
+        )
+        accuracy = train(published, images, labels, 0 if quick else 8)
+        print(f"attention on features: {accuracy:.1%} of the upright digits are recognised", flush=True)
+        shown = images
+        one, several = shown[DIGIT : DIGIT + 1], shown[[0, 2, 3, 5]]
+    background = float(shown.min())
+    layer = "stages.convolution_2.attention"
+    save("attentive_maps.png", plot_attentive_maps(one, published, layer, background=background))
+    save("attentive_layers.png", plot_attentive_layers(several[2:3], published, background=background))
+    save("attentive_images.png", plot_attended_images(several, published, layer, background=background))
+
+    torch.manual_seed(0)
+    d4 = gspaces.flipRot2dOnR2(4)
+    network = GroupCNN(d4, 1, 10, width=3, attention="full", convolutions=(1, 1), last_kernel=5, dropout=0)
+    accuracy = train(network, images, labels, 0 if quick else 4)
+    print(f"attention on responses, D4: {accuracy:.1%} of the upright digits are recognised", flush=True)
+    title = "An attentive convolution with the poses of D4"
+    large = digits(2.8)[0][DIGIT : DIGIT + 1]
+    figure = plot_attentive_maps(large, network, "stages.convolution_1.convolution", field=0, back=False, title=title)
+    save("attentive_maps_d4.png", figure)
+
+
+PICTURES = {"attention": draw_attention, "attentive": draw_attentive}
+
+
+def main() -> None:
+    """Train the networks, draw and save the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the pictures (default: this one)")
+    parser.add_argument("--dpi", type=int, default=110, help="resolution (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="no training, fewer angles")
+    parser.add_argument("--only", choices=list(PICTURES), help="some of the pictures (default: all)")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, picture: Figure | Animation) -> None:
+        if isinstance(picture, Animation):
+            picture.save(arguments.out / name, writer="pillow", dpi=0.6 * arguments.dpi)
+        else:
+            picture.savefig(arguments.out / name, dpi=arguments.dpi)
+        print(f"wrote {arguments.out / name}", flush=True)
+
+    for name, draw in PICTURES.items():
+        if arguments.only in (None, name):
+            draw(save, arguments.quick)
 
 
 if __name__ == "__main__":

@@ -282,3 +282,26 @@ def test_reports_are_values(strided):
     report = equivariance_report(strided, (1, 4, 8, 8))
     assert copy.deepcopy(report) == report
     assert isinstance(report, escnn_attention.EquivarianceReport)
+
+
+def test_clouds_of_points():
+    """Every element is exact on points; a layer with a broken table is not equivariant."""
+    from escnn_attention import PointSelfAttention
+
+    space = gspaces.flipRot2dOnR2(5)
+    fields = nn.FieldType(space, 2 * [space.regular_repr])
+    network = nn.SequentialModule(PointSelfAttention(fields, fields, num_heads=2), FieldLayerNorm(fields))
+    report = equivariance_report(network, (7, fields.size))
+    assert all(row.exact for row in report.rows)
+    assert len(report.rows) == 3 * space.fibergroup.order()
+    assert report.relative_error < 1e-12
+    assert_equivariant(network, (4, fields.size), 1e-12, coords=torch.randn(4, 2))
+    attention = network[0]
+    assert isinstance(attention, PointSelfAttention)
+    attention.plain.quotient = attention.plain.quotient.flip(0)
+    report = equivariance_report(network, (7, fields.size))
+    assert report.inexact_layers == ("0 (PointSelfAttention)",)
+    assert "0 (PointSelfAttention) loses exactness" in str(report)
+    for shape, coords in (((7, fields.size), torch.randn(7, 3)), ((1, fields.size, 5, 5), torch.randn(1, 2))):
+        with pytest.raises(ValueError, match="coords"):
+            equivariance_report(network, shape, coords=coords)

@@ -40,9 +40,9 @@ class AttentiveConv(PlainModule):
     :math:`\alpha_{CH}` and :math:`\alpha_{SP}` with one of them. With neither it is the group convolution itself, in
     float64 equivariant to rounding error, where escnn's is to the single precision of its bases.
 
-    The responses, :math:`|H|^2` for each pair of fields, are never stored: the forward pass makes those of one output
-    field and a few images at a time, and the backward pass makes them again. :class:`~escnn_attention.working_memory`
-    bounds how many there are at once.
+    The responses, :math:`|H|^2` for each pair of fields, are never stored: the forward pass makes those of one
+    input pose and a few images at a time, and the backward pass makes them again.
+    :class:`~escnn_attention.working_memory` bounds how many there are at once.
 
     Args:
         in_type: the type of the input: regular fields only, or trivial fields only.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["PoseKernel", "convolve", "patches"]
+__all__ = ["PoseKernel"]
 
 
 class PoseKernel(torch.nn.Module):
@@ -46,26 +45,3 @@ class PoseKernel(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{tuple(self.orbits.shape)}, weight={tuple(self.weight.shape)}, basis={self.basis is not None}"
-
-
-def convolve(
-    x: Tensor, kernel: Tensor, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
-) -> Tensor:
-    """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has."""
-    convolution = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[kernel.dim() - 2]
-    return convolution(x, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
-
-
-def patches(x: Tensor, kernel_size: int, *, stride: int = 1, padding: int = 0, dilation: int = 1) -> Tensor:
-    """What a kernel sees: ``(B, C, *space)`` to ``(B, C, places of the kernel, *output space)``."""
-    dimensions = x.dim() - 2
-    x = torch.nn.functional.pad(x, [padding] * (2 * dimensions))
-    spans = [n - dilation * (kernel_size - 1) for n in x.shape[2:]]
-    offsets = itertools.product(range(0, dilation * kernel_size, dilation), repeat=dimensions)
-    seen = []
-    for offset in offsets:
-        view = x
-        for axis, (start, span) in enumerate(zip(offset, spans, strict=True), start=2):
-            view = view.narrow(axis, start, span)[(slice(None),) * axis + (slice(None, None, stride),)]
-        seen.append(view)
-    return torch.stack(seen, dim=2)

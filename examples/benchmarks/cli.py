@@ -28,6 +28,7 @@ class Command(str, Enum):
     dense = "dense"
     rotary = "rotary"
     step = "step"
+    attentive = "attentive"
     compile = "compile"
     ceilings = "ceilings"
     all = "all"
@@ -83,6 +84,15 @@ def benchmark(
             exists=True, file_okay=False, help="Platonic Transformers, for rotary.", rich_help_panel=_REFERENCES
         ),
     ] = None,
+    att_gconvs: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Attentive group convolutions, for attentive.",
+            rich_help_panel=_REFERENCES,
+        ),
+    ] = None,
     case: Annotated[Case | None, typer.Option(help="The network.", show_default="both", rich_help_panel=_STEP)] = None,
     query: Annotated[
         Query, typer.Option(help="Whose queries contribute to a pose.", rich_help_panel=_STEP)
@@ -116,6 +126,8 @@ def benchmark(
 
     step: a step of training, and where its time goes.
 
+    attentive: networks of attentive group convolutions against the published ones and without attention.
+
     compile: what torch.compile gains.
 
     ceilings: what the layers reach of what the device can do.
@@ -132,6 +144,7 @@ def benchmark(
         g_selfatt=_path(g_selfatt),
         gevit=_path(gevit),
         platonic=_path(platonic),
+        att_gconvs=_path(att_gconvs),
         network=None if case is None else case.value,
         query=query.value,
     )

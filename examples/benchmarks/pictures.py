@@ -1,8 +1,9 @@
-"""Curves drawn with logarithmic axes."""
+"""Curves drawn with logarithmic axes, and bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,3 +90,49 @@ def _guides(axes: Axes, sizes: Sequence[int], slopes: Sequence[int]) -> None:
     for slope, style in zip(slopes, ("--", "-.", ":"), strict=False):
         values = [1.3 * low * (x / sizes[0]) ** slope for x in sizes]
         axes.plot(sizes, values, color="0.6", linestyle=style, linewidth=1, zorder=0, label=f"slope {slope}")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What one subject of a group takes.
+
+    Attributes:
+        group: what it is measured as.
+        name: of the subject, the same in all groups.
+        seconds, peak: what it takes.
+    """
+
+    group: str
+    name: str
+    seconds: float
+    peak: float
+
+
+def bars(path: Path, title: str, found: Sequence[Bar]) -> None:
+    """Draw time and memory of groups of subjects side by side.
+
+    Args:
+        path: where the picture goes.
+        title: what all have in common.
+        found: the bars; groups and subjects in the order in which they come first.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    time, memory = figure.subplots(1, 2, sharey=True)
+    groups, names = (list(dict.fromkeys(values)) for values in ([b.group for b in found], [b.name for b in found]))
+    height = 0.8 / max(1, len(names))
+    for axes, label, quantity, unit in ((time, "time (s)", "seconds", 1.0), (memory, "peak memory (MB)", "peak", 1e-6)):
+        for i, name in enumerate(names):
+            mine = [b for b in found if b.name == name]
+            places = [groups.index(b.group) + height * (i - (len(names) - 1) / 2) for b in mine]
+            widths = [unit * getattr(b, quantity) for b in mine]
+            drawn = axes.barh(places, widths, height, color=_STYLES[i][0], label=name)
+            axes.bar_label(drawn, fmt="%.2g" if unit == 1 else "%.0f", padding=2, fontsize="small")
+        axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
+        axes.margins(x=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+    time.invert_yaxis()
+    figure.legend(*time.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(path, dpi=150)

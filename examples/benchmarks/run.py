@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from examples.benchmarks.commands import ceilings, compiled, dense, layers, rotary, scaling, step
+from examples.benchmarks.commands import attentive, ceilings, compiled, dense, layers, rotary, scaling, step
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.environment import environment
 from examples.benchmarks.processes import measure_all
 from examples.benchmarks.report import Report
-from examples.benchmarks.subjects import GSA, Platonic, Subject
+from examples.benchmarks.subjects import GSA, AttGConvs, Platonic, Subject
 from examples.benchmarks.subjects.subject import Poses
 
 Say = Callable[[str], None]
@@ -28,7 +28,7 @@ class Options:
     Attributes:
         conditions: for all measurements.
         folder: for everything that is written.
-        g_selfatt, gevit, platonic: checkouts of references; None to go without.
+        g_selfatt, gevit, platonic, att_gconvs: checkouts of references; None to go without.
         network: of ``step``; None for all.
         query: of ``step``.
     """
@@ -38,6 +38,7 @@ class Options:
     g_selfatt: str | None = None
     gevit: str | None = None
     platonic: str | None = None
+    att_gconvs: str | None = None
     network: str | None = None
     query: Poses = "all"
 
@@ -58,6 +59,8 @@ class Options:
         probes: list[Subject] = [GSA(path, 2, 3, 1, kernel_size=3) for path in self.layer_references.values()]
         if self.platonic is not None:
             probes.append(Platonic(self.platonic, 2, 1, 48, 2))
+        if self.att_gconvs is not None:
+            probes.append(AttGConvs(self.att_gconvs, None, 2))
         results = measure_all(probes, self.conditions.hurried())
         for result in results.values():
             if result.failure is not None:
@@ -86,6 +89,11 @@ def _step(options: Options, say: Say) -> Iterator[Report]:
         yield step.run(options.conditions, network, options.query, say)
 
 
+def _attentive(options: Options, say: Say) -> Iterator[Report]:
+    yield attentive.run(options.conditions, options.folder, options.att_gconvs, say)
+    yield attentive.run_large(options.conditions, say)
+
+
 def _ceilings(options: Options, say: Say) -> Iterator[Report]:
     yield ceilings.run(options.conditions, say)
 
@@ -100,6 +108,7 @@ COMMANDS: dict[str, Callable[[Options, Say], Iterator[Report]]] = {
     "dense": _dense,
     "rotary": _rotary,
     "step": _step,
+    "attentive": _attentive,
     "compile": _compile,
     "ceilings": _ceilings,
 }

@@ -21,9 +21,19 @@ from examples.benchmarks.commands.layer_cases import CASES, QUICK, Case
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.curves import Curve, follow, slope
 from examples.benchmarks.memory import PeakMemory
+from examples.benchmarks.pictures import Bar, bars
 from examples.benchmarks.report import cost, size, table, time, verdict
 from examples.benchmarks.results import Check, Result, ratio
-from examples.benchmarks.subjects import Attention, Convolution, Dense, TrainingStep, from_json, to_json
+from examples.benchmarks.subjects import (
+    Attention,
+    AttGConvs,
+    Classifier,
+    Convolution,
+    Dense,
+    TrainingStep,
+    from_json,
+    to_json,
+)
 from examples.benchmarks.subjects.checkouts import CheckoutError, import_from
 from examples.benchmarks.subjects.dense import widened
 from examples.benchmarks.subjects.spaces import gspace, order
@@ -100,6 +110,33 @@ def test_ceilings(tmp_path):
         )
 
 
+def test_attentive(tmp_path):
+    run = benchmark("attentive", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = json.loads((tmp_path / "attentive.json").read_text(encoding="utf-8"))
+    assert stored["notes"] == []
+    assert stored["checks"] == []  # nothing to compare with
+    plain = stored["variants"]["plain"]["ours"]
+    assert len(stored["variants"]) == 5
+    for name, variant in stored["variants"].items():
+        assert name in run.stdout
+        assert "published" not in variant
+        assert variant["ours"]["this_over_plain"]["seconds"] == pytest.approx(
+            variant["ours"]["seconds"] / plain["seconds"]
+        )
+    assert (tmp_path / "attentive.png").read_bytes().startswith(b"\x89PNG")
+    large = json.loads((tmp_path / "attentive-all-cnn-c.json").read_text(encoding="utf-8"))
+    (check,) = large["checks"]
+    assert (check["relation"], check["target"], check["unit"]) == ("≤", 12.0, "GB")
+    assert check["value"] == pytest.approx(large["variants"]["α"]["peak_bytes"] / 1e9)
+
+
+def test_bars(tmp_path):
+    found = [Bar("plain", "ours", 0.1, 1_000_000), Bar("α", "published", 4.0, 10), Bar("α", "ours", 1.0, 5)]
+    bars(tmp_path / "bars.png", "a title", found)
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_what_is_counted():
     """By walking through the formula: batch, heads, output and query poses, positions, keys, channels."""
     case = Case(4, 6, 2, 3, "all", "mlp", faster=1, smaller=1)
@@ -171,6 +208,8 @@ def test_subjects_survive_json():
         Convolution("d4", (6, 6), 2),
         Dense(1, 2, 3, 4, 5, 6),
         TrainingStep("d4-96"),
+        Classifier("p4-cnn", None, 2),
+        AttGConvs("somewhere", "full", 2),
     ]
     for subject in subjects:
         assert from_json(json.loads(json.dumps(to_json(subject)))) == subject

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from examples.benchmarks.subjects.att_gconvs import AttGConvs
 from examples.benchmarks.subjects.attention import Attention
 from examples.benchmarks.subjects.ceiling import Copy, Product
+from examples.benchmarks.subjects.classifier import Classifier
 from examples.benchmarks.subjects.convolution import Convolution
 from examples.benchmarks.subjects.dense import Dense
 from examples.benchmarks.subjects.functional import Functional
@@ -20,7 +22,9 @@ from examples.benchmarks.subjects.training import TrainingStep
 
 __all__ = [
     "GSA",
+    "AttGConvs",
     "Attention",
+    "Classifier",
     "Convolution",
     "Copy",
     "Dense",
@@ -33,7 +37,19 @@ __all__ = [
 
 _KINDS: dict[str, type[Subject]] = {
     kind.__name__: kind
-    for kind in (Attention, Convolution, Copy, Dense, Functional, GSA, Platonic, Product, TrainingStep)
+    for kind in (
+        AttGConvs,
+        Attention,
+        Classifier,
+        Convolution,
+        Copy,
+        Dense,
+        Functional,
+        GSA,
+        Platonic,
+        Product,
+        TrainingStep,
+    )
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from examples.benchmarks.conditions import Conditions
 
@@ -70,3 +71,18 @@ def place(conditions: Conditions) -> dict[str, Any]:
     import torch
 
     return {"device": conditions.device, "dtype": getattr(torch, conditions.dtype)}
+
+
+def training_step(network: Module, images: Tensor, num_classes: int) -> Step:
+    """A step of Adam on random labels."""
+    import torch
+
+    labels = torch.randint(num_classes, (len(images),), device=images.device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+
+    return step

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from examples.benchmarks.subjects.spaces import gspace
-from examples.benchmarks.subjects.subject import Poses, Step, Subject, place
+from examples.benchmarks.subjects.subject import Poses, Step, Subject, place, training_step
 
 if TYPE_CHECKING:
     from examples.benchmarks.conditions import Conditions
@@ -50,15 +50,7 @@ class TrainingStep(Subject):
         network = make(gspace(kind), kernel_size=self.kernel_size, query=self.query).to(**place(conditions))
         size = self.size or usual
         images = torch.randn(self.batch, network.in_type.size, size, size, **place(conditions))
-        labels = torch.randint(network.num_classes, (self.batch,), device=conditions.device)
-        optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.cross_entropy(network(images), labels).backward()
-            optimizer.step()
-
-        return step
+        return training_step(network, images, network.num_classes)
 
     def inspect(self, step: Step, conditions: Conditions) -> dict[str, Any]:
         from examples.benchmarks.subjects.profile import shares
