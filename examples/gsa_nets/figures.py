@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from escnn_attention import LiftingSelfAttention
 from escnn_attention.models import GSANet
 from escnn_attention.plotting import plot_feature_maps
-from examples.gsa_nets.runs import Run
+from examples.experiments.runs import Run
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
 

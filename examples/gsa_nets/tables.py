@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
+from examples.experiments.runs import DATA, NETWORK, Run
+from examples.experiments.twins import parameters, widest
 
-from examples.gsa_nets.runs import NETWORK, Run
+_CONFIGURATIONS = Path(__file__).parent / "configurations"
 
 # Table 1. Windows of 28×28 are global attention.
 _NEIGHBOURHOODS = {3: 96.56, 5: 97.49, 7: 97.33, 9: 97.42, 11: 97.17, 15: 96.89, 19: 96.86, 23: 97.05, None: 96.81}
-_FEWER = (3, 5)
+_FEWER = (3, 5, 7)
 
 _GSPACES: dict[str, dict[str, Any]] = {
     "Z2": {"class_path": "escnn.gspaces.trivialOnR2"},
@@ -47,15 +47,47 @@ _PUBLISHED = {
 }
 
 
+SMALL = (
+    "few images, of half the width and height, few epochs, and attention networks with 2 blocks after a pooling, of "
+    "20 fields, 2 heads and own queries, without dropout: not the paper's networks"
+)
+"""What the small version is."""
+
+_SMALL_TRAINING = {
+    f"{DATA}.limit_train": 3000,
+    f"{DATA}.limit_valid": 500,
+    f"{DATA}.limit_test": 2000,
+    f"{DATA}.batch_size": 16,
+    f"{DATA}.eval_batch_size": 100,
+    # Few steps want a high learning rate and a schedule.
+    "trainer.max_epochs": 10,
+    "trainer.precision": "32-true",
+    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+    "model.schedule": "one-cycle",
+    "model.warm_up": 1,
+}
+_SMALL_ATTENTION = {
+    f"{NETWORK}.channels": 20,
+    f"{NETWORK}.blocks": [0, 2],
+    f"{NETWORK}.expansion": None,
+    f"{NETWORK}.crops": None,
+    f"{NETWORK}.pool": [True, False],
+    f"{NETWORK}.num_heads": 2,
+    f"{NETWORK}.query": "own",
+    **{f"{NETWORK}.{part}_dropout": 0.0 for part in ("attention", "value", "input", "pool")},
+}
+
+
 def table_1(small: bool) -> list[Run]:
     """Accuracy against the size of the neighbourhood (R4, rotated MNIST); Figure 3 is their curves."""
     return [
         Run(
             f"R4 SA {size or 28}×{size or 28}" + (" (global)" if size is None else ""),
-            "rotmnist_r4",
-            {f"{NETWORK}.kernel_size": size},
+            _base("rotmnist", "R4"),
+            {f"{NETWORK}.kernel_size": size, **(_small("rotmnist") | _SMALL_ATTENTION if small else {})},
             "R4",
             published,
+            shared="R4 SA" if size == 5 else None,
         )
         for size, published in _NEIGHBOURHOODS.items()
         if not small or size in _FEWER
@@ -67,24 +99,37 @@ def table_2(data: str, small: bool) -> list[Run]:
 
     The twins have as many parameters as the attention network, or a little fewer.
     """
-    published = _PUBLISHED[data]
-    runs = [Run(f"{group} SA", f"{data}_{group.lower()}", {}, group, value) for group, value in published.items()]
-    if small:
-        runs = [run for run in runs if run.group not in ("R8", "R12", "R16")]
-    budget = parameters(runs[0], small)
-    for kind, label in (("convolution", "CNN"), ("hybrid", "hybrid")):
-        for run in [run for run in runs if run.kind == "attention"]:
-            if small and run.group not in ("R4", "Z2M"):
-                continue
-            network = _twin(data, kind, run.group, budget)
-            changes = {"model.network": network, "model.optimizer": _ADAM, "data.init_args.batch_size": 64}
-            runs.append(Run(f"{run.group} {label}", run.base, changes, run.group, None, kind))
-    return runs
+    runs = [
+        Run(f"{group} SA", _base(data, group), _small(data) | _SMALL_ATTENTION if small else {}, group, published)
+        for group, published in _PUBLISHED[data].items()
+        if not small or group not in ("R8", "R12", "R16")
+    ]
+    budget = parameters(runs[0])
+    groups = [run.group for run in runs if not small or run.group in ("R4", "Z2M")]
+    common = {"model.optimizer": _ADAM, f"{DATA}.batch_size": 64, **(_small(data) if small else {})}
+    twins = [
+        Run(
+            f"{group} {label}",
+            _base(data, group),
+            {"model.network": _twin(data, kind, group, budget), **common},
+            group,
+            None,
+            kind,
+        )
+        for kind, label in (("convolution", "CNN"), ("hybrid", "hybrid"))
+        for group in groups
+    ]
+    return runs + twins
 
 
-def parameters(run: Run, small: bool) -> int:
-    """The number of parameters of a run's network."""
-    return _count(_build(run.configuration(SMALL if small else {})["model"]["network"]))
+def _small(data: str) -> dict[str, Any]:
+    """What small runs have in common."""
+    name = {"rotmnist": "HalfRotMNIST", "cifar10": "HalfCIFAR10", "pcam": "HalfPatchCamelyon"}[data]
+    return {"data.class_path": f"examples.experiments.half_size.{name}", **_SMALL_TRAINING}
+
+
+def _base(data: str, group: str) -> Path:
+    return _CONFIGURATIONS / f"{data}_{group.lower()}.yaml"
 
 
 def _twin(data: str, kind: str, group: str, budget: int) -> dict[str, Any]:
@@ -93,59 +138,16 @@ def _twin(data: str, kind: str, group: str, budget: int) -> dict[str, Any]:
     proportions = outline.pop("widths")
     channels, classes = _IMAGES[data]
 
-    def configuration(widths: Sequence[int]) -> dict[str, Any]:
+    def network(widths: list[int]) -> dict[str, Any]:
         return {
             "class_path": "escnn_attention.models.HybridNet",
             "init_args": {
                 "gspace": _GSPACES[group],
                 "in_channels": channels,
                 "num_classes": classes,
-                "widths": list(widths),
+                "widths": widths,
                 **{name: list(value) if isinstance(value, tuple) else value for name, value in outline.items()},
             },
         }
 
-    def fits(widths: Sequence[int]) -> bool:
-        return _count(_build(configuration(widths))) <= budget
-
-    width = _largest(lambda w: fits([w * part for part in proportions]))
-    widths = [width * part for part in proportions]
-    # The last stage, whose fields cost least, takes what is left.
-    more = _largest(lambda n: fits([*widths[:-1], widths[-1] + n]), least=0)
-    return configuration([*widths[:-1], widths[-1] + more])
-
-
-def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
-    """The largest number that fits, where all smaller ones do too; ``least`` is taken to fit."""
-    low, high = least, least + 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def _build(network: dict[str, Any]) -> torch.nn.Module:
-    arguments = dict(network["init_args"])
-    gspace = arguments.pop("gspace")
-    space = _named(gspace["class_path"])(**gspace.get("init_args", {}))
-    with torch.random.fork_rng(devices=[]):
-        return _named(network["class_path"])(space, **arguments)
-
-
-def _named(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _count(network: torch.nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters() if p.requires_grad)
-
-
-SMALL: dict[str, Any] = {
-    f"{NETWORK}.channels": 12,
-    f"{NETWORK}.num_heads": 1,
-    f"{NETWORK}.query": "own",
-}
-"""What makes the attention networks of the small version cheap; the rest is in the options of the command line."""
+    return widest(network, proportions, budget)

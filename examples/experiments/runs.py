@@ -15,8 +15,6 @@ import yaml
 from escnn_attention.training.experiment import TEST, run_experiment
 from escnn_attention.training.files import atomic_file
 
-CONFIGURATIONS = Path(__file__).parent / "configurations"
-
 NETWORK = "model.network.init_args"
 DATA = "data.init_args"
 
@@ -27,30 +25,32 @@ class Run:
 
     Attributes:
         label: its name in tables and figures.
-        base: the name of a configuration file.
+        base: a configuration file; its name starts with that of the data set and an underscore.
         changes: new values by their dotted names; a whole network under ``model.network``.
         group: the paper's name of the group.
         published: the accuracy in the paper in percent, where there is one.
-        kind: what it is: ``"attention"``, ``"convolution"`` or ``"hybrid"``.
+        kind: what it is, such as ``"attention"`` or ``"convolution"``.
+        shared: the label whose files it uses, where another table has the same run by that label.
     """
 
     label: str
-    base: str
+    base: Path
     changes: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
     published: float | None = None
     kind: str = "attention"
+    shared: str | None = None
 
     @property
     def name(self) -> str:
         """For its folder: the data set and the label."""
-        name = f"{self.base.partition('_')[0]}_{self.label.replace('×', 'x')}"
+        name = f"{self.base.stem.partition('_')[0]}_{(self.shared or self.label).replace('×', 'x')}"
         return "".join(c if c.isalnum() else "_" for c in name).strip("_").lower()
 
-    def configuration(self, more: Mapping[str, Any]) -> dict[str, Any]:
+    def configuration(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The configuration file with the changes in it, and ``more`` of them."""
-        config = yaml.safe_load((CONFIGURATIONS / f"{self.base}.yaml").read_text(encoding="utf-8"))
-        for name, value in {**self.changes, **more}.items():
+        config = yaml.safe_load(self.base.read_text(encoding="utf-8"))
+        for name, value in {**self.changes, **(more or {})}.items():
             _set(config, name.split("."), copy.deepcopy(value))
         return config
 
