@@ -1,0 +1,94 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from examples.attentive_convolutions import tables
+from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Small
+from examples.experiments.report import execute_all
+from examples.experiments.runs import Run
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+_OUT = Path("runs/attentive_convolutions")
+
+
+@app.command()
+def table1(
+    small: Small = False,
+    out: Out = _OUT,
+    data_dir: Folder = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    accelerator: Accelerator = "auto",
+) -> None:
+    """Table 1: rotated MNIST, the p4-CNN, its attentive versions, and larger ones."""
+    _execute("table1", tables.table_1(small), small, out, data_dir, epochs, seed, accelerator)
+
+
+@app.command()
+def table2(
+    small: Small = False,
+    out: Out = _OUT,
+    data_dir: Folder = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    accelerator: Accelerator = "auto",
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Of the All-CNNs, of which the paper has the best of 0.01, 0.05, 0.1, 0.25.", min=0.0),
+    ] = None,
+) -> None:
+    """Table 2: CIFAR-10 and CIFAR-10+, the All-CNN-C and the ResNet44."""
+    if learning_rate is not None and small:
+        raise typer.BadParameter("the small version has an optimiser of its own", param_hint="--learning-rate")
+    _execute("table2", tables.table_2(small, learning_rate), small, out, data_dir, epochs, seed, accelerator)
+
+
+@app.command()
+def table3(
+    small: Small = False,
+    out: Out = _OUT,
+    data_dir: Folder = None,
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    accelerator: Accelerator = "auto",
+) -> None:
+    """Table 3: PatchCamelyon, the DenseNet."""
+    _execute("table3", tables.table_3(small), small, out, data_dir, epochs, seed, accelerator)
+
+
+@app.command()
+def costs(
+    out: Out = _OUT,
+    fields: Annotated[int, typer.Option(min=1, help="Regular fields of C4.")] = 10,
+    size: Annotated[int, typer.Option(min=3, help="The side of the grid.")] = 24,
+    batch: Annotated[int, typer.Option(min=1, help="Images.")] = 16,
+) -> None:
+    """What the kinds of attention cost beside each other: time, memory and parameters of a layer, on this CPU."""
+    from examples.attentive_convolutions.costs import table
+
+    lines = []
+    for line in table(fields, size, batch):
+        typer.echo(line)
+        lines.append(line)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "costs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _execute(
+    name: str,
+    runs: list[Run],
+    small: bool,
+    out: Path,
+    data_dir: Path | None,
+    epochs: int | None,
+    seed: int,
+    accelerator: str,
+) -> None:
+    caption = tables.SMALL[name] if small else None
+    execute_all(name, runs, out, small=caption, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator)

@@ -1,0 +1,189 @@
+"""The experiments of attentive group convolutions: what they train, and that they run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("jsonargparse")
+from jsonargparse import ArgumentParser
+from typer.testing import CliRunner
+
+from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
+from escnn_attention.training.module import Classifier
+from examples.attentive_convolutions import cli, costs, tables
+from examples.experiments.runs import DATA, NETWORK
+from examples.experiments.twins import parameters
+from tests import samples
+
+h5py = pytest.importorskip("h5py")
+
+CONFIGURATIONS = sorted((Path(tables.__file__).parent / "configurations").glob("*.yaml"))
+DATA_SETS = {"rotmnist": RotMNIST, "cifar10": CIFAR10, "pcam": PatchCamelyon}
+QUIET = {
+    "trainer.enable_progress_bar": False,
+    "trainer.enable_model_summary": False,
+    f"{DATA}.batch_size": 4,
+    f"{DATA}.limit_valid": 4,
+    f"{DATA}.limit_test": 4,
+    "model.warm_up": 0,
+}
+
+
+def rounded(count):
+    """As the paper prints it: in thousands with two decimals, or in millions."""
+    return f"{count / 1e6:.2f}M" if count >= 1e6 else f"{count / 1e3:.2f}K"
+
+
+def test_table_1_is_that_of_the_paper():
+    runs = tables.table_1(small=False)
+    assert [(run.label, round(100 - run.published, 3), rounded(parameters(run))) for run in runs] == [
+        ("p4-CNN", 2.048, "24.61K"),
+        ("α_RH-p4-CNN", 1.980, "24.85K"),
+        ("BIG19-p4-CNN", 1.796, "77.54K"),
+        ("α-p4-CNN", 1.696, "73.13K"),
+        ("BIG15-p4-CNN", 1.848, "50.41K"),  # printed as 50.42K; it is 50,415
+        ("α_CH-p4-CNN", 1.825, "48.63K"),
+        ("α_SP-p4-CNN", 1.761, "49.11K"),
+        ("BIG11-p4-CNN", 1.996, "29.05K"),
+        ("α_F-p4-CNN", 1.795, "29.46K"),
+    ]
+
+
+def test_table_2_is_that_of_the_paper():
+    runs = tables.table_2(small=False)
+    plain, augmented = runs[:6], runs[6:]
+    assert [rounded(parameters(run)) for run in plain[:4]] == ["1.37M", "1.40M", "1.22M", "1.25M"]
+    assert [rounded(parameters(run)) for run in plain[4:]] == ["2.62M", "2.69M"]  # the paper has 2.70
+    assert [round(100 - run.published, 2) for run in runs] == [
+        *(9.32, 8.8, 7.61, 6.93, 15.72, 10.82),
+        *(8.91, 7.05, 7.48, 6.53, 15.4, 10.12),
+    ]
+    for one, other in zip(plain, augmented, strict=True):
+        configurations = [run.configuration() for run in (one, other)]
+        assert configurations[1]["data"]["init_args"].pop("augment") is True
+        assert configurations[0] == configurations[1]
+    assert len({run.name for run in runs}) == len(runs)
+    for run in tables.table_2(small=False, learning_rate=0.25):
+        rate = run.configuration()["model"]["optimizer"]["init_args"]["lr"]
+        assert rate == (0.05 if "ResNet" in run.label else 0.25)
+
+
+def test_table_3_is_that_of_the_paper():
+    runs = tables.table_3(small=False)
+    assert [rounded(parameters(run)) for run in runs] == ["130.60K", "129.65K", "140.45K", "124.21K", "141.22K"]
+    assert [round(100 - run.published, 2) for run in runs] == [15.93, 12.45, 11.34, 11.64, 10.88]
+
+
+@pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: file.stem)
+def test_configurations(file):
+    """Every file can be read by the training command, and belongs to a table."""
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Classifier, "model", skip={"network"})
+    model = {name: value for name, value in config["model"].items() if name != "network"}
+    assert parser.parse_object({"model": model})
+    data = DATA_SETS[file.stem.partition("_")[0]]
+    assert config["data"]["class_path"].endswith(data.__name__)
+    assert config["model"]["network"]["init_args"]["in_channels"] == data.in_channels
+    assert config["model"]["network"]["init_args"]["num_classes"] == data.num_classes
+    runs = tables.table_1(False) + tables.table_2(False) + tables.table_3(False)
+    assert file in {run.base for run in runs}
+
+
+def test_the_published_training():
+    """Appendix B, and the published code where it says nothing."""
+
+    def of(name):
+        file = next(file for file in CONFIGURATIONS if file.stem == name)
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        model = config["model"]
+        rest = {name: value for name, value in model.items() if name not in ("network", "optimizer")}
+        optimizer = model["optimizer"]["class_path"].rpartition(".")[2], model["optimizer"]["init_args"]
+        return config["trainer"]["max_epochs"], config["data"]["init_args"]["batch_size"], *optimizer, rest
+
+    adam = {"lr": 0.001, "weight_decay": 0.0001}
+    sgd = {"lr": 0.05, "momentum": 0.9}
+    steps = {"schedule": "steps", "milestones": [200, 250, 300]}
+    assert of("rotmnist_p4_alpha") == (100, 128, "Adam", adam, {})
+    assert of("cifar10_all_cnn_p4m_alpha_f") == (350, 128, "SGD", sgd | {"weight_decay": 0.001}, steps)
+    assert of("cifar10_resnet44_p4m") == (300, 128, "SGD", sgd, steps | {"milestones": [50, 100, 150]})
+    assert of("pcam_p4_alpha_f") == (100, 64, "Adam", adam, {"schedule": "plateau", "gamma": 0.5, "patience": 20})
+
+
+def test_the_small_table_1_has_plain_networks_of_as_many_parameters():
+    runs = tables.table_1(small=True)
+    plain = [parameters(run) for run in runs if run.kind == "plain"]
+    for run in runs:
+        if run.kind == "attention":
+            below = max(count for count in plain if count <= parameters(run))
+            assert below > 0.75 * parameters(run), run.label
+
+
+def _run(command, folder, out, monkeypatch, tiny):
+    monkeypatch.setattr(tables, "_SMALL", tables._SMALL | QUIET | tiny)
+    options = ["--small", "--epochs", "1", "--accelerator", "cpu", "--data-dir", str(folder), "--out", str(out)]
+    result = CliRunner().invoke(cli.app, [command, *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = json.loads((out / f"{command}-small.json").read_text(encoding="utf-8"))
+    page = (out / f"{command}-small.md").read_text(encoding="utf-8")
+    assert tables.SMALL[command] in page
+    for row in rows:
+        assert len(row["curve"]) == 1
+        assert f"| {row['label']} | {100 * row['accuracy']:.2f} |" in page
+    return rows
+
+
+def test_table_1_runs(tmp_path, monkeypatch):
+    np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=8, valid=4, test=4))
+    monkeypatch.setattr(tables, "_TABLE_1", [row for row in tables._TABLE_1 if row[1] in ("p4", "p4_alpha_f")])
+    monkeypatch.setattr(tables, "_WIDTH", 2)
+    rows = _run("table1", tmp_path, tmp_path / "out", monkeypatch, {})
+    assert [row["label"] for row in rows[:2]] == ["p4-CNN", "α_F-p4-CNN"]
+    assert all(row["label"].startswith("BIG") for row in rows[2:])
+    assert rows[1]["published"] == 98.205
+
+
+def test_table_3_runs(tmp_path, monkeypatch):
+    """On files that are like those of PatchCamelyon."""
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 16), ("valid", 4), ("test", 4)):
+        arrays = {"x": draw.integers(0, 256, (count, 96, 96, 3), dtype=np.uint8)}
+        arrays["y"] = (np.arange(count) % 2).astype(np.uint8).reshape(count, 1, 1, 1)
+        for name, array in arrays.items():
+            with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{part}_{name}.h5", "w") as file:
+                file.create_dataset(name, data=array)
+    monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[1:3])
+    rows = _run("table3", tmp_path, tmp_path / "out", monkeypatch, {f"{NETWORK}.blocks": 5})
+    assert [row["label"] for row in rows] == ["p4 DenseNet", "α_F-p4 DenseNet"]
+    assert [row["group"] for row in rows] == ["p4", "p4"]
+
+
+def test_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr(costs, "LAYERS", dict(list(costs.LAYERS.items())[3:4]))
+    seconds, held, parameters = costs.measure(next(iter(costs.LAYERS)), 2, 8, 1)
+    assert 0 < seconds < 60
+    assert held >= 0
+    assert parameters == 2 * 2 * 36 + 2 + 2 * 2 * 4 + 2 * 4 * 49  # convolution, bias, channels, positions
+    options = ["--fields", "2", "--size", "8", "--batch", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, ["costs", *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    lines = (tmp_path / "costs.md").read_text(encoding="utf-8").splitlines()
+    assert result.output.splitlines()[-len(lines) :] == lines
+    assert lines[2].startswith("| `FeatureAttention`, then the same |")
+    assert lines[2].endswith(f"| {parameters} |")
+
+
+def test_mistakes_are_named(tmp_path):
+    options = ["--small", "--learning-rate", "0.1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(cli.app, ["table2", *options])
+    assert result.exit_code == 2
+    assert "--learning-rate" in result.output
+
+
+def test_help_says_what_there_is():
+    result = CliRunner().invoke(cli.app, ["--help"])
+    for command in ("table1", "table2", "table3", "costs"):
+        assert command in result.output
