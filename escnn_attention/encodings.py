@@ -208,7 +208,9 @@ class Encoding(torch.nn.Module, ABC):
 def spread_offsets(dim: int) -> Tensor:
     """Offsets ``(n, d)`` that fill the box [-1, 1]^d evenly: a lattice, or a Sobol sequence where that has too many."""
     if dim > 3:
-        return 2 * torch.quasirandom.SobolEngine(dim).draw(1024, dtype=torch.get_default_dtype()) - 1
+        with torch.device("cpu"):  # The engine knows no other.
+            points = torch.quasirandom.SobolEngine(dim).draw(1024, dtype=torch.get_default_dtype())
+        return 2 * points.to(torch.empty(0).device) - 1
     axis = torch.linspace(-1, 1, 9)
     return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
 

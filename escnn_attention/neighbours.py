@@ -14,6 +14,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from escnn_attention.functional.terms import working_precision
 from escnn_attention.positions import Blocks, Positions
 
 __all__ = ["Cloud", "Neighbourhood", "among", "cloud_slices", "list_edges"]
@@ -25,8 +26,8 @@ class Neighbourhood:
 
     Attributes:
         radius: the largest distance, in the units of the coordinates; None for any.
-        num_neighbours: the nearest so many, the point itself included; None for all. Of points at the same distance any
-            is taken.
+        num_neighbours: the nearest so many, the point itself included; None for all. Of other points at the same
+            distance any is taken.
     """
 
     radius: float | None = None
@@ -62,6 +63,7 @@ class Neighbourhood:
             return torch.zeros(2, 0, dtype=torch.long)
         points = x.double().numpy()
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
+        cloud = cloud.unique(return_inverse=True)[1]
         # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
         apart = 2 * max(extent, self.radius or 0.0, 1.0)
         points = np.concatenate([points, apart * cloud.numpy()[:, None]], axis=1)
@@ -78,27 +80,38 @@ class Neighbourhood:
         found = distance.isfinite()
         keys = torch.where(found, nearest, 0)
         found &= cloud[keys] == cloud[:, None]
-        return torch.stack([keys[found], torch.arange(len(x))[:, None].expand_as(keys)[found]])
-
-    def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
-        everyone = _everyone(cloud)
-        keys = list_edges(everyone, len(x))
-        distance = torch.cat(
-            [
-                (x[part.clamp(min=0)] - points[:, None]).square().sum(-1).sqrt().masked_fill(part < 0, torch.inf)
-                for part, points in zip(keys.split(_QUERIES), x.split(_QUERIES), strict=True)
-            ]
-        )
-        if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
-            distance, nearest = distance.topk(self.num_neighbours, largest=False)
-            keys = keys.gather(1, nearest)
-        found = distance <= (torch.finfo(distance.dtype).max if self.radius is None else self.radius)
-        queries = torch.arange(len(x), device=x.device)[:, None].expand_as(keys)
+        queries = torch.arange(len(x))[:, None].expand_as(keys)
+        # Where so many others lie at the same place, one of them gives way.
+        absent = ~((keys == queries) & found).any(1)
+        keys[absent, 0] = queries[absent, 0]
         return torch.stack([keys[found], queries[found]])
 
+    def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
+        if not len(x):
+            return cloud.new_zeros(2, 0)
+        x = x.to(working_precision(x.dtype))
+        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius
+        order, start, counts = _in_order(cloud)
+        edges = []
+        # All distances of a few queries at a time, to the points of their clouds, which are `counts` from `start` on.
+        size = max(1, _DISTANCES // int(counts.max()))
+        for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
+            place = torch.arange(int(number.max()), device=x.device)
+            there = place < number[:, None]
+            keys = order[torch.where(there, first[:, None] + place, 0)]
+            distance = (x[keys] - x[queries][:, None]).square().sum(-1).sqrt().masked_fill(~there, torch.inf)
+            # A point is the nearest to itself, also where others lie at the same place.
+            distance = distance.masked_fill((keys == queries[:, None]) & there, -1.0)
+            if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
+                distance, nearest = distance.topk(self.num_neighbours, largest=False)
+                keys = keys.gather(1, nearest)
+            found = distance <= bound
+            edges.append(torch.stack([keys[found], queries[:, None].expand_as(keys)[found]]))
+        return torch.cat(edges, dim=1)
 
-# The queries whose distances to all points are worked out at once on a GPU.
-_QUERIES = 4096
+
+# The distances that are worked out at once on a GPU.
+_DISTANCES = 2**22
 
 
 def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
@@ -133,15 +146,20 @@ def list_edges(edges: Tensor, num_points: int) -> Tensor:
 
 def _everyone(cloud: Tensor) -> Tensor:
     """The edges between all points of each cloud."""
-    order = cloud.argsort(stable=True)
-    _, counts = torch.unique_consecutive(cloud[order], return_counts=True)
-    start = counts.cumsum(0) - counts
+    order, first, degree = _in_order(cloud)
     # For every query as many keys as its cloud has points.
-    degree, first = counts.repeat_interleave(counts), start.repeat_interleave(counts)
     queries = torch.arange(len(cloud), device=cloud.device).repeat_interleave(degree)
     before = (degree.cumsum(0) - degree).repeat_interleave(degree)
     keys = torch.arange(len(queries), device=cloud.device) - before + first.repeat_interleave(degree)
     return torch.stack([order[keys], order[queries]])
+
+
+def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The points cloud by cloud; for each of them where its cloud starts in this order, and how many points it has."""
+    order = cloud.argsort(stable=True)
+    _, counts = torch.unique_consecutive(cloud[order], return_counts=True)
+    start = counts.cumsum(0) - counts
+    return order, start.repeat_interleave(counts), counts.repeat_interleave(counts)
 
 
 class Cloud(Positions):

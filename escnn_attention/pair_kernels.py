@@ -103,7 +103,7 @@ class PairKernel(torch.nn.Module):
             self.of_query = _weight(heads, channels, channels)
             self.of_key = _weight(heads, channels, channels)
         contents = {"dot": 1, "concat": channels, "none": 0}[self.content]
-        if self.combine != "mlp" and contents > 1:
+        if self.combine != "mlp" and self.content == "concat":
             self.read_content = _weight(heads, contents, gain=2.0)
         # The first layer that location enters: of its own network, or of that of both.
         whole = self.combine == "mlp"
@@ -149,7 +149,7 @@ class PairKernel(torch.nn.Module):
         if self.combine == "mlp":
             return self._join(content, location)
         if content is not None:
-            content = content[..., 0] if content.shape[-1] == 1 else _dot(F.silu(content), self.read_content)
+            content = content[..., 0] if self.content == "dot" else _dot(F.silu(content), self.read_content)
         if location is not None:
             location = location[..., 0]
         if content is None or location is None:

@@ -115,8 +115,14 @@ class SphereGrid:
         return GeometricTensor(features, field_type, coords), batch, measure
 
     def image(self, x: GeometricTensor | Tensor) -> Tensor:
-        """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``."""
+        """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``.
+
+        Raises:
+            ValueError: another number of points.
+        """
         features = x.tensor if isinstance(x, GeometricTensor) else x
+        if features.dim() != 2 or len(features) % len(self.coords):
+            raise ValueError(f"x: got shape {tuple(features.shape)}, needed (B · {len(self.coords)}, C)")
         return features.unflatten(0, (-1, len(self.coords))).transpose(1, 2).unflatten(2, self.shape)
 
     def __repr__(self) -> str:

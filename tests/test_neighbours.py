@@ -47,7 +47,41 @@ def test_every_rule_against_all_distances(data):
 def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
     coords = torch.zeros(3, 2)
     assert listed(Neighbourhood(radius=0.1)(coords)) == [{0, 1, 2}] * 3
-    assert [len(row) for row in listed(Neighbourhood(num_neighbours=2)(coords))] == [2] * 3
+    for number in (1, 2):
+        rule = Neighbourhood(num_neighbours=number)
+        for edges in (rule(coords), list_edges(rule._by_distances(coords, torch.zeros(3, dtype=torch.long)), 3)):
+            rows = listed(edges)
+            assert [len(row) for row in rows] == [number] * 3
+            assert all(i in row for i, row in enumerate(rows))
+
+
+def test_clouds_may_have_any_numbers():
+    torch.manual_seed(0)
+    coords, batch = torch.randn(12, 2), torch.randint(3, (12,))
+    for rule in (Neighbourhood(1.5), Neighbourhood(None, 3)):
+        assert listed(rule(coords, 2**60 + batch)) == listed(rule(coords, batch))
+
+
+def test_distances_a_few_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    coords, batch = torch.randn(30, 3), torch.randint(4, (30,))
+    for rule in (Neighbourhood(1.5), Neighbourhood(None, 4), Neighbourhood(1.5, 4)):
+        expected = listed(rule(coords, batch))
+        for limit in (1, 50, 2**22):
+            monkeypatch.setattr("escnn_attention.neighbours._DISTANCES", limit)
+            assert listed(list_edges(rule._by_distances(coords, batch), 30)) == expected
+
+
+def test_distances_need_no_memory_for_all_pairs(monkeypatch):
+    """As many at once as are asked for, of a few queries each."""
+    monkeypatch.setattr("escnn_attention.neighbours._DISTANCES", 1000)
+    sizes = []
+    monkeypatch.setattr(
+        torch.Tensor, "topk", lambda x, *a, f=torch.Tensor.topk, **k: sizes.append(x.numel()) or f(x, *a, **k)
+    )
+    Neighbourhood(num_neighbours=3)._by_distances(torch.randn(200, 2), torch.zeros(200, dtype=torch.long))
+    assert max(sizes) <= 1000
+    assert sum(sizes) == 200**2
 
 
 def test_edges_go_from_keys_to_queries():

@@ -57,6 +57,9 @@ def test_there_and_back():
     assert torch.equal(x.tensor[24 + 6 + 2], image[1, :, 1, 2])
     with pytest.raises(ValueError, match="x: got"):
         grid.points(image[:, :, :3], scalars)
+    for features in (x.tensor[:-1], x.tensor[0]):
+        with pytest.raises(ValueError, match=r"x: got .* needed \(B · 24, C\)"):
+            grid.image(features)
     plane = gspaces.rot2dOnR2(4)
     with pytest.raises(ValueError, match="R³"):
         grid.points(image, FieldType(plane, 3 * [plane.trivial_repr]))

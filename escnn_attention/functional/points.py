@@ -144,18 +144,26 @@ def point_attention(
     if neighbours.shape[1] == 0 or len(q) == 0:
         return q.new_zeros(len(q), heads, num_poses, channels)
     pairs = heads * num_poses * (1 if query == "own" else poses) * (1 if own_keys else key_poses)
-    cost = neighbours.shape[1] * pairs
     # The backward pass of every piece makes a gradient of all keys.
-    size = max(1, pieces_of(max(_FASTEST, k.numel()), q, copies=6) // cost)
-    # Of lists of different lengths only as much as the longest of a piece is looked at.
-    degree = (neighbours >= 0).sum(1)
+    budget = max(1, pieces_of(max(_FASTEST, k.numel()), q, copies=6) // pairs)
+    # The longest lists first, so that those of a piece are about as long, and as much as the longest is looked at.
+    degree, order = (neighbours >= 0).sum(1).sort(descending=True, stable=True)
+    stops = _cuts(degree.clamp(min=1).tolist(), budget)
     out = []
-    for part, q_i, x_i, longest in zip(
-        neighbours.split(size), q.split(size), coords[:-1].split(size), degree.split(size), strict=True
-    ):
-        arguments = (part[:, : max(1, int(longest.max()))], q_i, x_i, k, v, coords)
-        if torch.is_grad_enabled() and len(neighbours) > size:
+    for part, longest in zip(order.tensor_split(stops), degree.tensor_split(stops), strict=True):
+        arguments = (neighbours[part, : max(1, int(longest[0]))], q[part], coords[part], k, v, coords)
+        if torch.is_grad_enabled() and stops:
             out.append(checkpoint(piece, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0))
         else:
             out.append(piece(*arguments))
-    return torch.cat(out)
+    return torch.cat(out)[order.argsort()]
+
+
+def _cuts(lengths: list[int], budget: int) -> list[int]:
+    """Where to cut lists of falling lengths, so that each piece fits when it is filled up to its longest."""
+    stops, start = [], 0
+    for i in range(1, len(lengths)):
+        if (i - start + 1) * lengths[start] > budget:
+            stops.append(i)
+            start = i
+    return stops

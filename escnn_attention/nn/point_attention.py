@@ -36,7 +36,7 @@ from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
 from escnn_attention.relations import Offset, Relation
 from escnn_attention.samples import Samples, as_samples
 
-__all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_length", "check_mask"]
+__all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud", "check_length"]
 
 
 class PointModule(EquivariantModule):
@@ -141,29 +141,18 @@ class PointLayer(PointModule):
             features ``(N, out_type.size)`` of type ``out_type`` at the same coordinates.
 
         Raises:
-            TypeError: ``x`` is not a GeometricTensor, or an index is not of integers.
-            ValueError: another gspace or type, no coordinates, a shape that does not fit, a point that does not exist,
-                edges for a layer that has a ``radius`` or ``num_neighbours`` of its own.
+            TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
+            ValueError: another gspace or type, no coordinates or such that are not finite, a shape that does not fit, a
+                point that does not exist, edges for a layer that has a ``radius`` or ``num_neighbours`` of its own.
         """
         name = type(self).__name__
         x = check_points(x, self.in_type, name)
-        number = len(x.tensor)
-        if edge_index is not None:
-            rule = self.plain.neighbourhood
-            if not rule.is_global:
-                raise ValueError(
-                    f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
-                )
-            _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
-        if batch is not None:
-            _check_index("batch", batch, (number,), None)
-        if mask is not None:
-            check_mask(mask, number)
-        if measure is not None:
-            if measure.shape != (number,):
-                raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
-            if not bool((measure > 0).all()):
-                raise ValueError("measure: got numbers that are not positive; leave points out by mask")
+        rule = self.plain.neighbourhood
+        if edge_index is not None and not rule.is_global:
+            raise ValueError(
+                f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
+            )
+        check_cloud(x.coords, edge_index, batch, mask, measure)
         y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
         return GeometricTensor(y, self.out_type, x.coords)
 
@@ -312,18 +301,35 @@ def check_length(name: str, value: Any) -> float:
     return number
 
 
-def check_mask(mask: Tensor, number: int) -> Tensor:
-    """``mask``, if it is one of so many points."""
-    if mask.dtype != torch.bool or mask.shape != (number,):
+def check_cloud(
+    coords: Tensor, edge_index: Any = None, batch: Any = None, mask: Any = None, measure: Any = None
+) -> None:
+    """What comes with the features of a cloud fits together; what a mask hides may be anything."""
+    number = len(coords)
+    for name, value in (("edge_index", edge_index), ("batch", batch), ("mask", mask), ("measure", measure)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
         raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
-    return mask
+    finite = coords.detach().isfinite().all(-1)
+    if not bool((finite if mask is None else finite | ~mask).all()):
+        raise ValueError("coords: got numbers that are not finite; leave points out by mask")
+    if edge_index is not None:
+        _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
+    if batch is not None:
+        _check_index("batch", batch, (number,), None)
+    if measure is not None:
+        if measure.shape != (number,):
+            raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
+        good = (measure > 0) & measure.isfinite()
+        if not bool((good if mask is None else good | ~mask).all()):
+            raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
 
 
-def _check_index(name: str, index: Any, shape: tuple[int, ...], number: int | None) -> None:
+def _check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
     """``index`` is of integers, of this shape, from 0 to ``number`` - 1."""
-    if not isinstance(index, Tensor) or index.dtype != torch.long:
-        kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"{name}: got {kind}, needed a tensor of torch.long")
+    if index.dtype != torch.long:
+        raise TypeError(f"{name}: got {index.dtype}, needed a tensor of torch.long")
     if tuple(index.shape) != shape:
         needed = "(2, edges)" if name == "edge_index" else shape
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, needed {needed}")
@@ -370,8 +376,9 @@ class PointSelfAttention(_PointAttention):
             it is finite.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
         backend: ``"auto"``; ``"neighbours"``, lists of neighbours; ``"dense"``, PyTorch's fused attention, for whole
-            clouds with an encoding that factorises (Fourier, rotary, absolute, none); ``"reference"``, the formula
-            written out for whole clouds.
+            clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without second derivatives,
+            so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``, the formula written
+            out for whole clouds.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

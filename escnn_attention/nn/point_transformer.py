@@ -13,7 +13,7 @@ from escnn_attention.functional.points import Normalization
 from escnn_attention.neighbours import among
 from escnn_attention.nn._arguments import check_int, check_points, check_probability, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_mask
+from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
 from escnn_attention.nn.pose_linear import PoseFeedForward, PoseLinear
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import dropout_of, export_of, shortcut_of
@@ -173,12 +173,12 @@ class PointTransformerBlock(PointModule):
         """
         x = check_points(x, self.in_type, type(self).__name__)
         if mask is not None:
-            number = len(x.tensor)
-            there = check_mask(mask, number).nonzero().squeeze(-1)
+            check_cloud(x.coords, edge_index, batch, mask, measure)
+            there = mask.nonzero().squeeze(-1)
             batch, measure = (None if t is None else t[there] for t in (batch, measure))
             present = GeometricTensor(x.tensor[there], x.type, x.coords[there])
             out = self(present, among(there, mask, edge_index), batch, measure=measure).tensor
-            everywhere = out.new_zeros(number, out.shape[1]).index_copy(0, there, out)
+            everywhere = out.new_zeros(len(mask), out.shape[1]).index_copy(0, there, out)
             return GeometricTensor(everywhere, self.out_type, x.coords)
         attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
         y = self.shortcut(x) + self.after(attended)

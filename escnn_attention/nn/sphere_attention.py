@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import cast
 
 import numpy as np
 import scipy.linalg
@@ -16,7 +17,7 @@ from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.fibers import FrameSegment, invariant_vectors
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import Neighbourhood
+from escnn_attention.neighbours import Neighbourhood, among
 from escnn_attention.nn._arguments import (
     check_int,
     check_option,
@@ -26,13 +27,14 @@ from escnn_attention.nn._arguments import (
     check_type,
 )
 from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointLayer, PointModule, check_length
+from escnn_attention.nn.point_attention import PointLayer, PointModule, check_cloud, check_length
 from escnn_attention.nn.self_attention import project_scalars
 from escnn_attention.nn.transformer import dropout_of, shortcut_of
 from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.local_frames import Generators, LocalFrames
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.sphere_attention import SphereAttention, SphereFeedForward
+from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
 from escnn_attention.relations import Offset
 
 __all__ = ["SphereSelfAttention", "SphereTransformerBlock"]
@@ -136,7 +138,8 @@ class SphereSelfAttention(PointLayer):
         chord = None
         if radius is not None:
             chord = 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
-        neighbourhood = Neighbourhood(chord, num_neighbours)
+        # No point is further than the antipode, whatever rounding makes of its distance.
+        neighbourhood = Neighbourhood(None if chord == 2.0 else chord, num_neighbours)
         scale = check_length("length_scale", (chord or 1.0) if length_scale is None else length_scale)
         kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
         if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
@@ -316,14 +319,33 @@ class SphereTransformerBlock(PointModule):
         edge_index: Tensor | None = None,
         batch: Tensor | None = None,
         *,
+        mask: Tensor | None = None,
         measure: Tensor | None = None,
     ) -> GeometricTensor:
-        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1."""
+        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1.
+
+        The output at points that a mask hides is zero.
+        """
         x = check_points(x, self.in_type, type(self).__name__)
+        if mask is not None:
+            check_cloud(x.coords, edge_index, batch, mask, measure)
+            there = mask.nonzero().squeeze(-1)
+            batch, measure = (None if t is None else t[there] for t in (batch, measure))
+            present = GeometricTensor(x.tensor[there], x.type, x.coords[there])
+            out = self(present, among(there, mask, edge_index), batch, measure=measure).tensor
+            everywhere = out.new_zeros(len(mask), out.shape[1]).index_copy(0, there, out)
+            return GeometricTensor(everywhere, self.out_type, x.coords)
         y = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
         y = self.shortcut(x) + y
         z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
         return y + self.dropout(z)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
+        self.eval()
+        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
+        norms = torch.nn.ModuleList(cast(FieldLayerNorm, norm).export() for norm in self.norms)
+        return PlainBlock(norms, self.attention.export(), shortcut, copy.deepcopy(self.network)).eval()
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """As :meth:`SphereSelfAttention.check_equivariance`."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.terms import working_precision
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["Generators", "LocalFrames", "angles_of", "frames_at"]
@@ -33,9 +34,12 @@ class Generators(NamedTuple):
 
 
 def angles_of(coords: Tensor) -> tuple[Tensor, Tensor]:
-    """Colatitude and longitude of points ``(N, 3)``, of any length."""
+    """Colatitude and longitude of points ``(N, 3)``, of any length. At the poles both have a gradient of 0."""
     x, y, z = coords.unbind(-1)
-    return torch.atan2((x.square() + y.square()).sqrt(), z), torch.atan2(y, x)
+    planar = x.square() + y.square()
+    pole = planar == 0
+    colatitude = torch.atan2(planar.masked_fill(pole, 1.0).sqrt().masked_fill(pole, 0.0), z)
+    return colatitude, torch.atan2(y, x.masked_fill(pole, 1.0))
 
 
 def frames_at(colatitude: Tensor, longitude: Tensor) -> Tensor:
@@ -77,8 +81,9 @@ class LocalFrames(ExactBuffers):
             fields = x[:, columns]  # N, m, n
             for axis, angle in turns:
                 generator = getattr(self, f"{axis}_{i}")
-                # In the precision of the generators, whatever autocast does.
-                matrix = torch.linalg.matrix_exp(angle.to(generator.dtype)[:, None, None] * generator)
+                # In the precision of the generators, whatever autocast does, and not in half precision.
+                precise = working_precision(generator.dtype)
+                matrix = torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
                 fields = fields @ matrix.transpose(-1, -2).to(fields.dtype)
             x = x.index_copy(1, columns.flatten(), fields.flatten(1))
         return x

@@ -15,6 +15,7 @@ from escnn_attention.encodings import Encoding, MLPEncoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
 from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
+from escnn_attention.functional.terms import working_precision
 from escnn_attention.neighbours import Cloud, Neighbourhood, among, cloud_slices, list_edges
 from escnn_attention.pair_kernels import PairKernel, products
 from escnn_attention.plain.buffers import ExactBuffers
@@ -122,11 +123,13 @@ class PointAttention(ExactBuffers):
             x = self.turn.inputs(x, turn, inverse=True)
         # (3 · M, 1, N, P, C) to three times (N, M, P, C).
         q, v, k = self.project_in(x.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
-        points = coords.to(self.inverse_action.dtype) / self.length_scale
+        # In half precision points that are far from the origin would fall together.
+        points = coords.to(working_precision(self.inverse_action.dtype)) / self.length_scale
         if self.turn is not None and turn is not None:
-            # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point.
-            points = points @ self.turn.space(turn).to(points)
-        if edge_index is None and self._serves_densely(len(x), x.device.type, batch):
+            # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
+            # which autocast has in half precision.
+            points = (points.unsqueeze(-1) * self.turn.space(turn).to(points)).sum(-2)
+        if edge_index is None and self._serves_densely(points, batch):
             y = self._attend_densely(q, k, v, points, batch, measure)
         else:
             listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
@@ -146,9 +149,16 @@ class PointAttention(ExactBuffers):
         return self.log_weights.unsqueeze(0) if points is None else points + self.log_weights
 
     def _terms(self, cloud: Cloud) -> Terms:
-        return terms_of(cast(Encoding, self.encoding), cloud, self.inverse_action, self.quotient, self.relative)
+        encoding = cast(Encoding, self.encoding)
+        dtype = self.inverse_action.dtype
+        if encoding.absolute:
+            cloud = Cloud(cloud.coordinates.to(dtype))
+        elif encoding.waves() is None:
+            # Without a function of the offset there is no need of a table of all of them.
+            cloud = Cloud(cloud.coordinates[: 1 if self._factorises() else None].to(dtype))
+        return terms_of(encoding, cloud, self.inverse_action, self.quotient, self.relative)
 
-    def _serves_densely(self, num_points: int, device: str, batch: Tensor | None) -> bool:
+    def _serves_densely(self, points: Tensor, batch: Tensor | None) -> bool:
         """Whether everyone sees everyone in a way that the backends of grids serve, one cloud after the other."""
         named = self.backend in ("dense", "reference")
         if self.backend == "neighbours":
@@ -160,13 +170,16 @@ class PointAttention(ExactBuffers):
             reason = "it is for the offsets between all points of a cloud"
         if named and reason is not None:
             raise ValueError(f"backend: {self.backend!r} cannot serve this call: {reason}")
-        if named or reason is not None:
-            return named
+        if named or reason is not None or not len(points):
+            return named and len(points) > 0
+        device = points.device.type
         dropped = self.training and self.dropout > 0 and device == "cpu"
         double = device == "cuda" and self.inverse_action.dtype == torch.float64
-        if dropped or double or not self._factorises():
+        # A gradient by coordinates is a force, to be differentiated once more, which fused attention cannot be.
+        forces = points.requires_grad and torch.is_grad_enabled()
+        if dropped or double or forces or not self._factorises():
             return False
-        return num_points >= _MANY * (1 if batch is None or not len(batch) else int(batch.max()) + 1)
+        return len(points) >= _MANY * (1 if batch is None or not len(batch) else int(batch.max()) + 1)
 
     def _factorises(self) -> bool:
         """Whether the scores are products of what queries and keys know by themselves."""
@@ -253,9 +266,12 @@ class PointAttention(ExactBuffers):
 
     def _relate(self, query: Tensor, key: Tensor) -> Tensor:
         """What every output pose h sees of two points, ``(Q, K, |H|, 1, D)``."""
+        inverse = self.inverse_action.to(query.dtype)
         if isinstance(self.relation, Offset):
-            return _turned(self.relation(query, key), self.inverse_action).unsqueeze(3)
-        return self.relation(*(_turned(x, self.inverse_action) for x in (query, key))).unsqueeze(3)
+            seen = _turned(self.relation(query, key), inverse)
+        else:
+            seen = self.relation(*(_turned(x, inverse) for x in (query, key)))
+        return seen.unsqueeze(3).to(self.inverse_action.dtype)
 
     def _scores(self) -> Scores:
         if isinstance(self.encoding, PairKernel):

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.terms import working_precision
 from escnn_attention.neighbours import among, list_edges
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = ["SphereAttention", "SphereFeedForward"]
+__all__ = ["SphereAttention", "SphereFeedForward", "SphereTransformerBlock"]
 
 
 class SphereAttention(PointAttention):
@@ -50,7 +51,7 @@ class SphereAttention(PointAttention):
             batch, measure = (None if t is None else t[there] for t in (batch, measure))
             y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
             return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
-        angles = angles_of(coords.to(self.inverse_action.dtype))
+        angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
         local = self.into.inward(x, *angles)
         q, v, k = self.project_in(local.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
         listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
@@ -63,15 +64,18 @@ class SphereAttention(PointAttention):
         Args:
             query, key: ``(Q, 1, 9)`` and ``(Q, K, 9)``; the matrices of the frames of the points.
         """
-        between = query.unflatten(-1, (3, 3)).transpose(-1, -2) @ key.unflatten(-1, (3, 3))
-        seen = torch.einsum("sij,qkjl->qksil", self.inverse_action, between)  # of the key's own frame
-        pole = torch.tensor([0.0, 0.0, 1.0], dtype=seen.dtype, device=seen.device)
-        offset = ((seen[..., 2] - pole) / self.length_scale).unsqueeze(3)
+        query, key = query.unflatten(-1, (3, 3)), key.unflatten(-1, (3, 3))
+        inverse, dtype = self.inverse_action.to(query.dtype), self.inverse_action.dtype
+        # The difference is taken first: what one frame sees of a near point is a small number.
+        apart = (key[..., 2] - query[..., 2]) / self.length_scale  # Q, K, 3
+        offset = torch.einsum("sij,qnlj,qkl->qksi", inverse, query, apart).unsqueeze(3)
         if not self.axes:
-            return offset
-        stabiliser = self.inverse_action.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
+            return offset.to(dtype)
+        between = query.transpose(-1, -2) @ key
+        seen = torch.einsum("sij,qkjl->qksil", inverse, between)  # of the key's own frame
+        stabiliser = inverse.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
         axes = torch.einsum("qksij,tja->qkstai", seen, stabiliser).flatten(-2)
-        return torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1)
+        return torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1).to(dtype)
 
 
 class SphereFeedForward(torch.nn.Module):
@@ -93,3 +97,38 @@ class SphereFeedForward(torch.nn.Module):
     def contract_dtype(self) -> torch.dtype:
         """The precision in which angles are worked out."""
         return self.contract.weight.dtype
+
+
+class SphereTransformerBlock(torch.nn.Module):
+    """``y = shortcut(x) + attention(norm(x))`` and ``y + network(norm(y))``, on ``(N, in)`` with unit vectors."""
+
+    def __init__(
+        self,
+        norms: torch.nn.ModuleList,
+        attention: torch.nn.Module,
+        shortcut: torch.nn.Module,
+        network: torch.nn.Module,
+    ):
+        super().__init__()
+        self.norms = norms
+        self.attention = attention
+        self.shortcut = shortcut
+        self.network = network
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        if mask is not None:
+            there = mask.nonzero().squeeze(-1)
+            batch, measure = (None if t is None else t[there] for t in (batch, measure))
+            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
+            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
+        y = self.shortcut(x) + self.attention(self.norms[0](x), coords, edge_index, batch, None, measure)
+        z: Tensor = y + self.network(self.norms[1](y), coords)
+        return z

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from escnn_attention import working_memory
-from escnn_attention.functional.points import mix_values, point_attention
+from escnn_attention.functional.points import _cuts, mix_values, point_attention
 from escnn_attention.neighbours import list_edges
 from escnn_attention.pair_kernels import products
 
@@ -80,3 +80,10 @@ def test_no_points_and_no_neighbours():
 def test_values_of_poses_by_themselves():
     p, v = random(3, 2, 4, 5, 1), random(3, 5, 2, 4, 1, 6)
     torch.testing.assert_close(mix_values(p, v, p), torch.einsum("qmhkp,qkmhpc->qmhc", p, v))
+
+
+def test_pieces_hold_lists_of_about_one_length():
+    assert _cuts([9, 3, 3, 3, 1, 1, 1, 1, 1], 9) == [1, 4]
+    assert _cuts([4, 4, 4], 100) == []
+    assert _cuts([7, 5], 1) == [1]
+    assert _cuts([], 5) == []

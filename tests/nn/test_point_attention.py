@@ -67,15 +67,17 @@ def cloud(field_type: FieldType, number: int, seed: int = 0, spread: float = 1.0
     return GeometricTensor(x, field_type, coords)
 
 
-def turned_error(layer, x: GeometricTensor, element, **arguments) -> float:
+def error_of(layer, x: GeometricTensor, elements, **arguments) -> float:
     with torch.no_grad():
-        y = layer(x, **arguments)
-        z = layer(x.transform(element), **arguments)
-    return float((z.tensor - y.transform_fibers(element).tensor).norm() / y.tensor.norm())
+        y, worst = layer(x, **arguments), 0.0
+        for element in elements:
+            z = layer(x.transform(element), **arguments)
+            worst = max(worst, float((z.tensor - y.transform_fibers(element).tensor).norm() / y.tensor.norm()))
+    return worst
 
 
 def worst_error(layer, x: GeometricTensor, **arguments) -> float:
-    return max(turned_error(layer, x, h, **arguments) for h in layer.space.fibergroup.elements)
+    return error_of(layer, x, layer.space.fibergroup.elements, **arguments)
 
 
 def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.Tensor | None = None) -> torch.Tensor:
@@ -400,7 +402,99 @@ def test_gradients_by_coordinates_and_features():
         plain = layer.double().export()
         arguments = (x.tensor.clone().requires_grad_(), x.coords.clone().requires_grad_())
         assert torch.autograd.gradcheck(lambda a, b, plain=plain: plain(a, b, edges), arguments)
-        assert torch.autograd.gradgradcheck(lambda a, b, plain=plain: plain(a, b, edges), arguments, atol=1e-4)
+        assert torch.autograd.gradgradcheck(
+            lambda a, b, plain=plain: plain(a, b, edges), arguments, atol=1e-4, fast_mode=True
+        )
+
+
+@pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute"])
+def test_forces_are_differentiated_once_more(encoding):
+    """Also in clouds that are large enough for fused attention, which is chosen without them."""
+    torch.manual_seed(17)
+    space = gspaces.flip2dOnR2()
+    in_type = FieldType(space, [space.regular_repr, space.trivial_repr])
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=encoding).double()
+    x = cloud(in_type, 64)
+    coords = x.coords.clone().requires_grad_()
+    (force,) = torch.autograd.grad(
+        layer(GeometricTensor(x.tensor, in_type, coords)).tensor.square().sum(), coords, create_graph=True
+    )
+    force.square().sum().backward()
+    assert coords.grad.isfinite().all()
+    assert coords.grad.any()
+    torch.testing.assert_close(layer(GeometricTensor(x.tensor, in_type, coords)).tensor, layer(x).tensor)
+
+
+def test_no_table_of_all_offsets_where_none_is_read(monkeypatch):
+    from escnn_attention.neighbours import Cloud
+
+    sizes = []
+    offsets = Cloud.offsets.fget
+    monkeypatch.setattr(Cloud, "offsets", property(lambda self: sizes.append(self.num_positions) or offsets(self)))
+    space = gspaces.rot2dOnR2(4)
+    in_type = FieldType(space, [space.regular_repr])
+    for arguments in ({"encoding": "rotary", "num_neighbours": 3}, {"encoding": "rotary"}, {"encoding": "none"}):
+        layer = PointSelfAttention(in_type, in_type, head_fields=2, **arguments)
+        layer(GeometricTensor(torch.randn(64, 4), in_type, torch.randn(64, 2)))
+    assert max(sizes, default=0) <= 1
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "2232", "absolute"])
+def test_half_precision_far_from_the_origin(encoding):
+    torch.manual_seed(18)
+    space = gspaces.rot2dOnR2(4)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=4)
+    x = cloud(in_type, 20)
+    far = 0.0 if encoding == "absolute" else 1000.0
+    points = GeometricTensor(x.tensor.float(), in_type, x.coords.float() + far)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed_precision = layer(points).tensor
+    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, points.coords)).tensor
+    for y in (mixed_precision, half):
+        assert float(((y.float() - expected).norm() / expected.norm()).detach()) < 0.05
+
+
+def test_samples_turned_in_half_precision():
+    torch.manual_seed(19)
+    space = gspaces.rot2dOnR2(-1)
+    in_type = FieldType(space, 2 * [space.irrep(1)])
+    layer = PointSelfAttention(in_type, in_type, num_neighbours=4, samples=Samples(8, turn="random"))
+    drawn = layer.plain.turn.draw()
+    layer.plain.turn.draw = lambda: drawn
+    points = GeometricTensor(torch.randn(20, 4), in_type, torch.randn(20, 2) + 1000)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert float(((layer(points).tensor.float() - expected).norm() / expected.norm()).detach()) < 0.03
+
+
+def test_a_head_of_one_channel_compares_query_and_key():
+    """A linear function of the two would leave nothing of the query."""
+    torch.manual_seed(20)
+    space = gspaces.rot2dOnR2(3)
+    in_type = mixed(space)
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 2, 1], [1, 1, 1, 0, 3]])
+    for combine in ("sum", "product", "mlp"):
+        kernel = PairKernel("concat", "mlp", combine, hidden=4)
+        layer = PointSelfAttention(in_type, in_type, num_heads=2, head_fields=1, encoding=kernel).double()
+        torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
+        encoding = layer.plain.encoding
+        (gradient,) = torch.autograd.grad(layer(x).tensor.square().sum(), encoding.of_query)
+        assert float(gradient.abs().max()) > 1e-9
+
+
+def test_no_points_for_any_backend():
+    space = gspaces.rot2dOnR2(4)
+    in_type = FieldType(space, [space.regular_repr])
+    nobody = torch.zeros(0, dtype=torch.long)
+    for backend, encoding in (("dense", "fourier"), ("reference", "mlp"), ("neighbours", "rotary"), ("auto", "none")):
+        layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=encoding, backend=backend).double()
+        x = cloud(in_type, 0)
+        assert layer(x).tensor.shape == layer(x, batch=nobody).tensor.shape == (0, 4)
+        x = cloud(in_type, 2)
+        assert not layer(x, mask=torch.zeros(2, dtype=torch.bool)).tensor.any()
 
 
 def test_a_point_at_the_position_of_another_has_gradients():
@@ -613,9 +707,18 @@ def test_bad_inputs():
         (ValueError, "mask", {"mask": torch.ones(3, dtype=torch.bool)}),
         (ValueError, "measure", {"measure": torch.ones(3)}),
         (ValueError, "measure", {"measure": torch.zeros(4)}),
+        (ValueError, "measure", {"measure": torch.full((4,), math.inf)}),
+        (TypeError, "edge_index", {"edge_index": [[0], [1]]}),
+        (TypeError, "mask", {"mask": [True] * 4}),
+        (TypeError, "measure", {"measure": 1.0}),
     ):
         with pytest.raises(error, match=message):
             layer(x, **arguments)
+    for rule in ({}, {"radius": 1.0}):
+        with pytest.raises(ValueError, match="coords: got numbers that are not finite"):
+            PointSelfAttention(fields, fields, **rule)(
+                GeometricTensor(torch.randn(4, 8), fields, torch.tensor([[0.0, 1.0]] * 3 + [[math.nan, 0.0]]))
+            )
     with pytest.raises(ValueError, match="edge_index"):
         PointSelfAttention(fields, fields, radius=1.0)(x, torch.zeros(2, 1, dtype=long))
     with pytest.raises(ValueError, match="dense"):
@@ -628,20 +731,22 @@ def test_bad_inputs():
 
 
 CONTINUOUS = {
-    "SO(2)": (lambda: gspaces.rot2dOnR2(-1, maximum_frequency=3), lambda group, n: group.irrep(n), (4, 16, 32)),
-    "O(2)": (lambda: gspaces.flipRot2dOnR2(-1, maximum_frequency=3), lambda group, n: group.irrep(1, n), (8, 32, 64)),
-    "SO(3)": (gspaces.rot3dOnR3, lambda group, n: group.irrep(n), (12, 24, 60)),
-    "O(3)": (gspaces.flipRot3dOnR3, lambda group, n: group.irrep(n % 2, n), (24, 48, 120)),
-    "SO(2) about an axis": (gspaces.rot2dOnR3, lambda group, n: group.irrep(n), (4, 16, 32)),
+    "SO(2)": (lambda: gspaces.rot2dOnR2(-1, maximum_frequency=3), lambda group, n: group.irrep(n), (4, 32)),
+    "O(2)": (lambda: gspaces.flipRot2dOnR2(-1, maximum_frequency=3), lambda group, n: group.irrep(1, n), (8, 64)),
+    "SO(3)": (gspaces.rot3dOnR3, lambda group, n: group.irrep(n), (12, 60)),
+    "O(3)": (gspaces.flipRot3dOnR3, lambda group, n: group.irrep(n % 2, n), (24, 120)),
+    "SO(2) about an axis": (gspaces.rot2dOnR3, lambda group, n: group.irrep(n), (4, 32)),
 }
 
 
-def error_of(layer, x: GeometricTensor, elements) -> float:
-    return max(turned_error(layer, x, element) for element in elements)
-
-
-@pytest.mark.parametrize("name", CONTINUOUS)
-@pytest.mark.parametrize("kind", [PointSelfAttention, PointAttentiveConv])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((PointSelfAttention, name) for name in CONTINUOUS),
+        (PointAttentiveConv, "SO(2)"),
+        *(pytest.param(PointAttentiveConv, name, marks=pytest.mark.exhaustive) for name in list(CONTINUOUS)[1:]),
+    ],
+)
 def test_samples_of_continuous_groups(name, kind):
     """Exact for the elements that permute the samples; the error of others falls with their number."""
     build, irrep, numbers = CONTINUOUS[name]
@@ -650,7 +755,7 @@ def test_samples_of_continuous_groups(name, kind):
     scalars = FieldType(space, 2 * [space.trivial_repr])
     out_type = FieldType(space, [space.trivial_repr, irrep(group, 1)])
     np.random.seed(0)
-    random = [group.sample() for _ in range(3)]
+    random = [group.sample() for _ in range(2)]
     for in_type in (scalars, out_type):
         x = cloud(in_type, 5)
         errors = []
@@ -664,7 +769,7 @@ def test_samples_of_continuous_groups(name, kind):
                 encoding=MLPEncoding(hidden=4),
                 length_scale=3.0,
             ).double()
-            own = fibers(space, Samples(number)).elements[:: max(1, number // 5)]
+            own = fibers(space, Samples(number)).elements[1 :: max(1, number // 3)]
             assert error_of(layer, x, own) < 1e-11
             errors.append(error_of(layer, x, random))
         assert errors[-1] < 0.4 * errors[0]
@@ -679,7 +784,7 @@ def test_kernels_and_encodings_of_samples():
     space = gspaces.rot2dOnR2(-1, maximum_frequency=2)
     in_type = FieldType(space, [space.trivial_repr, space.irrep(1), space.irrep(2)])
     x = cloud(in_type, 5)
-    elements = fibers(space, Samples(5)).elements
+    elements = fibers(space, Samples(5)).elements[1:3]
     for encoding in ENCODINGS:
         for query in ("own", "all"):
             for keys in ("own", "all"):
@@ -728,12 +833,13 @@ def test_samples_turned_at_random():
     element = space.fibergroup.element(1.0)
     layer.eval()
     assert torch.equal(layer(x).tensor, layer(x).tensor)
-    fixed = turned_error(layer, x, element)
+    fixed = error_of(layer, x, [element])
     layer.train()
     assert not torch.equal(layer(x).tensor, layer(x).tensor)
     # The turn g of x, and the turn of g⁻¹x that gives the same samples as its points see them.
     turn = layer.plain.turn
-    draws = [turn.draw() for _ in range(200)]
+    angles = 2 * math.pi * torch.arange(16, dtype=torch.float64) / 16
+    draws = [type(turn.draw())(angle.view(1)) for angle in angles]  # Evenly, and so with the mean over all of them.
     with torch.no_grad():
         means = []
         for points in (x, x.transform(element)):
@@ -743,7 +849,7 @@ def test_samples_turned_at_random():
                 outs.append(layer(points).tensor)
             means.append(torch.stack(outs).mean(0))
         y = GeometricTensor(means[0], in_type, x.coords).transform_fibers(element).tensor
-        assert float((means[1] - y).norm() / y.norm()) < fixed / 4
+        assert float((means[1] - y).norm() / y.norm()) < min(1e-4, fixed / 100)
         turn.draw = lambda: draws[0]
         y = layer(x)
         moved = type(draws[0])(draws[0].vector + 1.0, draws[0].component)

@@ -90,8 +90,17 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             PointTransformerBlock(in_type, in_type, **arguments)
+    block, x = PointTransformerBlock(in_type, in_type), cloud(in_type)
     with pytest.raises(ValueError, match="mask"):
-        PointTransformerBlock(in_type, in_type)(cloud(in_type), mask=torch.ones(3, dtype=torch.bool))
+        block(x, mask=torch.ones(3, dtype=torch.bool))
+    everyone = torch.ones(len(x.tensor), dtype=torch.bool)
+    for message, arguments in (
+        ("edge_index", {"edge_index": torch.tensor([[len(everyone)], [0]])}),
+        ("batch", {"batch": torch.zeros(2, dtype=torch.long)}),
+        ("measure", {"measure": torch.ones(2)}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            block(x, mask=everyone, **arguments)
 
 
 def test_dropout_is_for_training():

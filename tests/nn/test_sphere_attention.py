@@ -47,7 +47,7 @@ def on_sphere(field_type: FieldType, number: int, seed: int = 0) -> GeometricTen
     return GeometricTensor(x, field_type, torch.nn.functional.normalize(coords, dim=-1))
 
 
-def elements(space, number: int = 3) -> list:
+def elements(space, number: int = 2) -> list:
     """Random ones; those of O(3) with reflections among them."""
     group = space.fibergroup
     random = np.random.default_rng(0)
@@ -209,7 +209,7 @@ def test_the_block(space):
     space = SPACES[space]
     torch.manual_seed(4)
     fields = mixed(space)
-    x = on_sphere(fields, 10)
+    x = on_sphere(fields, 6)
     for out_type in (fields, FieldType(space, [irrep(space, 1)])):
         errors = []
         for samples in (4, 32):
@@ -243,6 +243,80 @@ def test_edges_masks_and_export():
     alone = layer(GeometricTensor(x.tensor[:7], in_type, x.coords[:7]), batch=batch[:7]).tensor
     torch.testing.assert_close(masked[:7], alone)
     assert not masked[7].any()
+
+
+def test_masks_and_export_of_the_block():
+    torch.manual_seed(6)
+    in_type = mixed(ROTATIONS)
+    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    measure, mask = torch.rand(8).double() + 0.5, torch.tensor([True] * 6 + [False, True])
+    everyone = torch.cartesian_prod(torch.arange(8), torch.arange(8)).T
+    for out_type in (in_type, scalars(ROTATIONS)):
+        block = SphereTransformerBlock(in_type, out_type, samples=4, dropout=0.3).double().eval()
+        y = block(x, batch=batch, measure=measure).tensor
+        buffer = io.BytesIO()
+        torch.save(block.export(), buffer)
+        buffer.seek(0)
+        exported = torch.load(buffer, weights_only=False)
+        torch.testing.assert_close(exported(x.tensor, x.coords, batch=batch, measure=measure), y)
+        holes = GeometricTensor(x.tensor.clone(), in_type, x.coords.clone())
+        holes.tensor[6] = holes.coords[6] = torch.nan
+        masked = block(holes, batch=batch, mask=mask, measure=measure).tensor
+        alone = GeometricTensor(x.tensor[mask], in_type, x.coords[mask])
+        expected = block(alone, batch=batch[mask], measure=measure[mask]).tensor
+        torch.testing.assert_close(masked[mask], expected)
+        assert not masked[6].any()
+        torch.testing.assert_close(exported(holes.tensor, holes.coords, None, batch, mask, measure), masked)
+        torch.testing.assert_close(block(holes, everyone, mask=mask).tensor, block(holes, mask=mask).tensor)
+    with pytest.raises(ValueError, match="batch"):
+        block(x, batch=batch[:3], mask=mask)
+
+
+def test_frames_at_the_poles_have_gradients():
+    """There the longitude is arbitrary, and that of the frame has no derivative."""
+    in_type = mixed(ROTATIONS)
+    layer = SphereSelfAttention(in_type, in_type, samples=4, head_fields=2).double()
+    x = on_sphere(in_type, 5)
+    coords = torch.cat([torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]).double(), x.coords[2:]]).requires_grad_()
+    layer(GeometricTensor(x.tensor, in_type, coords)).tensor.square().sum().backward()
+    assert coords.grad.isfinite().all()
+    assert coords.grad[2:].any()
+    colatitude, longitude = angles_of(coords)
+    assert colatitude[:2].tolist() == [0.0, math.pi]
+    assert longitude[:2].tolist() == [0.0, 0.0]
+
+
+def test_the_antipode_is_within_the_largest_radius():
+    torch.manual_seed(0)
+    half = torch.nn.functional.normalize(torch.randn(50, 3), dim=-1)
+    coords = torch.cat([half, -half])
+    in_type = scalars(ROTATIONS)
+    for radius in (math.pi, 4.0):
+        layer = SphereSelfAttention(in_type, in_type, radius=radius)
+        assert layer.plain.length_scale == 2.0
+        assert (layer.plain.neighbourhood(coords) >= 0).all()
+
+
+def test_near_points_keep_their_offsets_in_half_precision():
+    """The offset is small, and both positions are not."""
+    torch.manual_seed(7)
+    in_type = mixed(ROTATIONS)
+    layer = SphereSelfAttention(in_type, in_type, samples=4, head_fields=2, radius=1e-2)
+    coords = torch.nn.functional.normalize(torch.tensor([0.5, -0.3, 0.8]) + 2e-3 * torch.randn(8, 3), dim=-1)
+    points = GeometricTensor(torch.randn(8, in_type.size), in_type, coords)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(points).tensor.float()
+    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, coords)).tensor.float()
+    assert float(((half - expected).norm() / expected.norm()).detach()) < 0.03
+    assert float(((y - expected).norm() / expected.norm()).detach()) < 0.03
+
+
+def test_made_on_the_meta_device():
+    in_type = mixed(ROTATIONS)
+    with torch.device("meta"):
+        block = SphereTransformerBlock(in_type, in_type, samples=4)
+    assert all(p.is_meta for p in block.parameters())
 
 
 def test_errors():
