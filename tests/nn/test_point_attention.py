@@ -794,6 +794,13 @@ def test_kernels_and_encodings_of_samples():
                 assert error_of(layer, x, elements) < 1e-11
 
 
+def test_the_check_says_that_samples_are_not_all_elements():
+    space = gspaces.rot2dOnR2(-1)
+    scalars, vectors = FieldType(space, [space.trivial_repr]), FieldType(space, [space.irrep(1)])
+    with pytest.raises(AssertionError, match="permute"):
+        PointSelfAttention(scalars, vectors, samples=3).check_equivariance()
+
+
 def test_samples_are_of_continuous_groups():
     finite, continuous = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(-1)
     fields = FieldType(finite, [finite.regular_repr])
