@@ -463,8 +463,9 @@ class PointAttentiveConv(_PointAttention):
 
     Args:
         kernel_features: the number of functions :math:`\phi_f`.
-        in_type, out_type, num_heads, head_fields, radius, num_neighbours, query, encoding, relation, length_scale,
-            normalization, projection, dropout, bias, samples: as in :class:`PointSelfAttention`.
+        in_type, out_type, num_heads, head_fields, radius, num_neighbours, query: as in :class:`PointSelfAttention`.
+        encoding, relation, length_scale, normalization: as in :class:`PointSelfAttention`.
+        projection, dropout, bias, samples: as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

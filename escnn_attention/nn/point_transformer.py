@@ -42,8 +42,9 @@ class PointTransformerBlock(PointModule):
     Args:
         in_type: the type of the input. Any fields whose representations are orthogonal.
         out_type: the type of the output, likewise.
-        num_heads, head_fields, radius, num_neighbours, query, keys, encoding, relation, length_scale, normalization,
-            projection, bias, samples, backend: of the attention, as in :class:`PointSelfAttention`.
+        num_heads, head_fields, radius, num_neighbours, query, keys: as in :class:`PointSelfAttention`.
+        encoding, relation, length_scale, normalization: as in :class:`PointSelfAttention`.
+        projection, bias, samples, backend: as in :class:`PointSelfAttention`.
         kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
         hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
             units of a regular field, and at least one.

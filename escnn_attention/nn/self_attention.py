@@ -393,8 +393,9 @@ class LiftingSelfAttention(_SelfAttention):
 
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
-        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation, projection, dropout, bias, backend,
-            samples: as in :class:`GroupSelfAttention`. ``projection`` is that of the output.
+        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation: as in :class:`GroupSelfAttention`.
+        projection: that of the output.
+        dropout, bias, backend, samples: as in :class:`GroupSelfAttention`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

@@ -230,8 +230,9 @@ class SphereTransformerBlock(PointModule):
     elsewhere.
 
     Args:
-        in_type, out_type, num_heads, samples, head_fields, radius, num_neighbours, query, encoding, length_scale,
-            normalization, bias: as in :class:`SphereSelfAttention`.
+        in_type, out_type, num_heads, samples, head_fields, radius: as in :class:`SphereSelfAttention`.
+        num_neighbours, query, encoding, length_scale: as in :class:`SphereSelfAttention`.
+        normalization, bias: as in :class:`SphereSelfAttention`.
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches, of whole fields where a field is not a scalar.
