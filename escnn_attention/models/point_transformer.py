@@ -13,7 +13,7 @@ from escnn.nn import FieldType, GeometricTensor, IdentityModule
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors
+from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn._arguments import check_int, check_option, check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
@@ -54,7 +54,8 @@ class PointTransformer(torch.nn.Module):
     The blocks are :class:`PointTransformerBlock`. The first kind of head gives numbers that no isometry
     :math:`R^d \rtimes H` changes, the second fields of any type: vectors, tensors. Without the pooling over the points
     they are at every point. Everything is exact for every element of a finite fiber group, under translations and
-    permutations. With the trivial gspace it is an ordinary transformer that sees offsets.
+    permutations; for a continuous one the better the more ``samples`` there are. With the trivial gspace it is an
+    ordinary transformer that sees offsets.
 
     Scalar features are embedded as scalars, and the first block makes poses of them.
 
@@ -67,7 +68,8 @@ class PointTransformer(torch.nn.Module):
         in_type: the type of the features, or the number of scalars.
         out_type: a number of invariants; or the type of an equivariant output, for which ``"vector"`` is one vector and
             ``"symmetric tensor"`` one symmetric d × d matrix.
-        fields: the regular fields of the blocks, or the type of their features.
+        fields: the regular fields of the blocks, or the type of their features, which a continuous group needs: for
+            example so many times ``fibergroup.bl_regular_representation(2)``.
         num_blocks: the number of blocks.
         num_heads: of each attention.
         attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
@@ -86,7 +88,8 @@ class PointTransformer(torch.nn.Module):
         head_fields: the fields of z, by default ``fields``.
         head_layers: the hidden layers of the MLP, each as wide as z.
         batch_norm: whether invariants go through a batch norm before the MLP. Those of different clouds differ little
-            where they are means over many points and poses, and are learned from faster if they are standardised.
+            where they are means over many points and poses, and are learned from faster if they are standardised. For
+            the same reason running statistics lag behind while weights change: let the learning rate fall to zero.
 
     Attributes:
         in_type: the type of the features.
@@ -157,6 +160,7 @@ class PointTransformer(torch.nn.Module):
             raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
         else:
             hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+        per_pose = max(1, hidden.size // mass(hidden))  # channels; the same for all numbers of samples
         options = _options(attention)
         if chosen is not None:
             options["samples"] = chosen
@@ -166,7 +170,7 @@ class PointTransformer(torch.nn.Module):
             first = first + _named(gspace, "vector")
         if all(r.is_trivial() for r in first.representations):
             # Scalars need no poses until positions come in.
-            scalars = FieldType(gspace, max(1, hidden.size // group.order) * [gspace.trivial_repr])
+            scalars = FieldType(gspace, per_pose * [gspace.trivial_repr])
             self.embedding: Any = _PointwiseLinear(first, scalars)
             first = scalars
         elif chosen is None:
@@ -180,7 +184,7 @@ class PointTransformer(torch.nn.Module):
             for i in range(num_blocks)
         )
         self.norm = FieldLayerNorm(hidden)
-        width = check_int("head_fields", head_fields) if head_fields is not None else max(1, hidden.size // group.order)
+        width = per_pose if head_fields is None else check_int("head_fields", head_fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None
         self.head: InvariantHead | EquivariantHead

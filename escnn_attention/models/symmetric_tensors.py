@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,10 @@ def symmetric_tensor_repr(gspace: GSpace) -> Representation:
     if gspace.dimensionality == 0 or action is None:
         raise ValueError(f"gspace: got {gspace.name} without a base space, needed one over R^d")
     group: Group = gspace.fibergroup
-    name = f"symmetric_tensors[{action.name}]"
+    elements = list(group.testing_elements() if group.continuous else group.generators) or [group.identity]
+    # One group acts in different ways, by actions of the same name: about other axes, for example.
+    matrices = np.stack([np.asarray(action(h), dtype=np.float64) for h in elements]).round(6) + 0.0
+    name = f"symmetric_tensors[{hashlib.sha256(matrices.tobytes()).hexdigest()[:12]}]"
     if name not in group.representations:
         basis = symmetric_basis(gspace.dimensionality)
 
@@ -47,20 +51,21 @@ def symmetric_tensor_repr(gspace: GSpace) -> Representation:
             turn = np.asarray(action(element), dtype=np.float64)
             return np.einsum("aij,ik,jl,bkl->ab", basis, turn, turn, basis)
 
-        irreps, change_of_basis = _decompose(group, matrix, len(basis), action)
+        irreps, change_of_basis = _decompose(group, matrix, len(basis), action, elements)
         group.representations[name] = Representation(group, name, irreps, change_of_basis, [])
     return group.representations[name]
 
 
 def _decompose(
-    group: Group, matrix: Callable[[Any], np.ndarray], size: int, action: Representation
+    group: Group, matrix: Callable[[Any], np.ndarray], size: int, action: Representation, elements: list[Any]
 ) -> tuple[list[tuple[Any, ...]], np.ndarray]:
-    """The irreps of an orthogonal representation, and an orthogonal change of basis to their sum."""
+    """The irreps of an orthogonal representation, and an orthogonal change of basis to their sum.
+
+    The elements generate the group, or are enough of a continuous one to tell the irreps of these frequencies apart.
+    """
     if group.continuous:
-        elements = list(group.testing_elements())  # enough to tell the irreps of these frequencies apart
         candidates = [group.irrep(*i) for i in dict.fromkeys(action.tensor(action).irreps)]
     else:
-        elements = list(group.generators) or [group.identity]
         candidates = list(group.irreps())
     irreps, columns = [], np.zeros((size, 0))
     for irrep in candidates:

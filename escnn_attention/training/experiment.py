@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import importlib
@@ -9,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -24,7 +25,8 @@ from escnn_attention.training.checkpoints import AtomicCheckpointIO, read_checkp
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file, write_csv, write_json
 from escnn_attention.training.history import EpochHistory
-from escnn_attention.training.module import Classifier
+from escnn_attention.training.module import Classifier, Scheduled
+from escnn_attention.training.points import PointClassifier, PointDynamics, PointRegression
 from escnn_attention.training.quiet import quiet_lightning
 from escnn_attention.training.results import hardware, versions
 
@@ -35,6 +37,15 @@ CONFIGURATION = "config.yaml"
 EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
+
+Task = Literal["classification", "point-classification", "point-regression", "point-dynamics"]
+
+_MODULES: dict[str, type[Scheduled]] = {
+    "classification": Classifier,
+    "point-classification": PointClassifier,
+    "point-regression": PointRegression,
+    "point-dynamics": PointDynamics,
+}
 
 _OF_THE_CALL = ("folder", "ckpt_path", "config")
 # What may change about the data from one call to the next.
@@ -66,7 +77,7 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
     """
     with quiet_lightning():
         return ExperimentCLI(
-            Classifier,
+            _MODULES.get(_task(arguments), Classifier),
             pl.LightningDataModule,
             subclass_mode_data=True,
             save_config_callback=_SaveConfiguration,
@@ -79,16 +90,37 @@ def run_experiment(arguments: Sequence[str]) -> ExperimentCLI:
         )
 
 
+def _task(arguments: Sequence[str]) -> str:
+    """The task that the options or the configuration files name: on it depends what options there are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    parser.add_argument("--task")
+    known, _ = parser.parse_known_args(list(arguments))
+    if known.task is not None:
+        return str(known.task)
+    for path in reversed(known.config):
+        # What cannot be read is reported once the options are known.
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            if isinstance(content, dict) and "task" in content:
+                return str(content["task"])
+    return "classification"
+
+
 class ExperimentCLI(LightningCLI):
     """Lightning's command line, with everything about an experiment in one folder.
 
     The folder holds ``config.yaml``, ``last.ckpt`` (after every epoch), ``best.ckpt`` (of the highest validation
-    accuracy), ``epochs.csv``, TensorBoard's logs in ``tensorboard``, and what ``test`` and ``predict`` write.
+    accuracy, or the lowest error), ``epochs.csv``, TensorBoard's logs in ``tensorboard``, and what ``test`` and
+    ``predict`` write. With ``--trainer.fast_dev_run`` nothing is written, and a training starts anew.
     """
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
             "--folder", type=Path, required=True, help="Folder of the experiment: checkpoints, logs and results."
+        )
+        parser.add_argument(
+            "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
@@ -107,6 +139,8 @@ class ExperimentCLI(LightningCLI):
         for name in ("default_root_dir", "enable_checkpointing"):
             if config["trainer"].get(name) is not None:
                 raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
+        self.writes = not config["trainer"].get("fast_dev_run")
+        self.checkpoint_is_given = config.get("ckpt_path") is not None
         self.folder = Path(config["folder"])
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--folder: {self.folder} is not a folder")
@@ -129,7 +163,7 @@ class ExperimentCLI(LightningCLI):
             return path
         if self.subcommand == "fit":
             last = self.folder / LAST
-            return last if last.exists() else None
+            return last if self.writes and last.exists() else None
         for name in (BEST, LAST):
             if (self.folder / name).exists():
                 return self.folder / name
@@ -138,14 +172,22 @@ class ExperimentCLI(LightningCLI):
     def _check_checkpoint(self, path: Path) -> None:
         """The configuration fits what the checkpoint was trained with, so far as it must."""
         content = read_checkpoint(path)
+        needed = ("state_dict", "epoch") + (("optimizer_states",) if self.subcommand == "fit" else ())
+        for name in needed:
+            if name not in content:
+                raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
         trained = _trained(content)
         if trained is None:
             return
         now = _plain(self.parser, self.config, self.subcommand)
+        changed = _differences(trained["configuration"], now, _training if self.subcommand == "fit" else _network)
+        if changed:
+            way_out = "checkpoint" if self.checkpoint_is_given else "--folder"
+            raise UserError(
+                f"{self._told_apart(path)} is of another configuration: {changed}. Choose another {way_out}"
+            )
         if self.subcommand != "fit":
-            _check_same(path, trained["configuration"], now, _network)
             return
-        _check_same(path, trained["configuration"], now, _training)
         epochs = now["trainer"].get("max_epochs")
         if epochs is not None and 0 <= epochs < int(content["epoch"]) + 1:
             raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
@@ -153,6 +195,20 @@ class ExperimentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with _told():
             super().instantiate_classes()
+        checkpoint = self.config[self.subcommand].get("ckpt_path")
+        if checkpoint is not None:
+            self._check_weights(Path(checkpoint))
+
+    def _check_weights(self, path: Path) -> None:
+        """Configurations do not tell everything: a checkpoint may be from elsewhere, and say nothing of its network."""
+        try:
+            self.model.load_state_dict(read_checkpoint(path)["state_dict"])
+        except RuntimeError as error:
+            _, *reasons = str(error).splitlines()
+            raise UserError(f"{self._told_apart(path)} is of another network: {reasons[0].strip()}") from error
+
+    def _told_apart(self, path: Path) -> str:
+        return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
         with _told():
@@ -160,42 +216,42 @@ class ExperimentCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
         logger = config.get("logger")
         given = config.get("callbacks") or []
         callbacks: list[pl.Callback] = [*given] if isinstance(given, list) else [given]
-        if self.subcommand == "fit":
+        training = self.subcommand == "fit" and self.writes
+        if training:
             configuration = _essential(_plain(self.parser, self.config, self.subcommand))
             callbacks += [
-                EpochHistory(self.folder / EPOCHS),
+                EpochHistory(self.folder / EPOCHS, self.model.monitor),
                 _Provenance({"configuration": configuration, "versions": versions(), "hardware": hardware()}),
                 # The best first, so that the last one, from which a run goes on, knows of it.
-                _Best(self.folder, Path(BEST).stem),
+                _Best(self.folder, Path(BEST).stem, self.model.monitor, self.model.mode),
                 _Last(self.folder, Path(LAST).stem),
             ]
         else:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
-        if self.subcommand == "predict":
+        if self.subcommand == "predict" and self.writes:
             callbacks.append(_PredictionWriter(self.folder / PREDICTIONS))
         if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(RichProgressBar())
         if logger is None:
-            logger = (
-                TensorBoardLogger(self.folder, name=None, version="tensorboard") if self.subcommand == "fit" else False
-            )
+            logger = TensorBoardLogger(self.folder, name=None, version="tensorboard") if training else False
         plugins = config.get("plugins") or []
         return super().instantiate_trainer(
             default_root_dir=str(self.folder),
             logger=logger,
             callbacks=callbacks,
-            enable_checkpointing=self.subcommand == "fit",
+            enable_checkpointing=training,
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
 
     def after_test(self) -> None:
         """Write what was measured, with everything that it depends on."""
-        if not self.trainer.is_global_zero:
+        if not (self.trainer.is_global_zero and self.writes):
             return
         checkpoint = Path(self.config[self.subcommand]["ckpt_path"])
         content = read_checkpoint(checkpoint)
@@ -211,8 +267,7 @@ class ExperimentCLI(LightningCLI):
         write_json(
             self.folder / TEST,
             {
-                "accuracy": _number(metrics["test_accuracy"]),
-                "loss": _number(metrics["test_loss"]),
+                **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
                 "epoch": int(content["epoch"]) + 1,
                 "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
                 "seed": self.config[self.subcommand]["seed_everything"],
@@ -228,8 +283,8 @@ class ExperimentCLI(LightningCLI):
 class _Best(ModelCheckpoint):
     """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder, name, monitor="valid_accuracy", mode="max", enable_version_counter=False)
+    def __init__(self, folder: Path, name: str, monitor: str, mode: str) -> None:
+        super().__init__(folder, name, monitor=monitor, mode=mode, enable_version_counter=False)
 
 
 class _Last(ModelCheckpoint):
@@ -253,14 +308,14 @@ class _SaveConfiguration(SaveConfigCallback):
     """Keeps the configuration of ``fit`` in the folder of the experiment."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit":
+        if stage == "fit" and not self.config["trainer"].get("fast_dev_run"):
             kept = {k: v for k, v in yaml.safe_load(self.parser.dump(self.config)).items() if k not in _OF_THE_CALL}
             with atomic_file(Path(self.config["folder"]) / CONFIGURATION, "w") as file:
                 yaml.safe_dump(kept, file, sort_keys=False)
 
 
 class _PredictionWriter(BasePredictionWriter):
-    """Writes one line an image: its number, the class, and the probabilities of all classes."""
+    """Writes one line for each image or cloud, as the module describes it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(write_interval="epoch")
@@ -269,6 +324,9 @@ class _PredictionWriter(BasePredictionWriter):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if trainer.world_size > 1:
             raise UserError("predict runs in one process: give --trainer.devices 1")
+        if not isinstance(pl_module, Scheduled) or type(pl_module).describe is Scheduled.describe:
+            raise UserError(f"predict: {type(pl_module).__name__} has nothing to write; use test")
+        self.describe = pl_module.describe
 
     def write_on_epoch_end(
         self,
@@ -277,14 +335,7 @@ class _PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        probabilities = torch.cat(list(predictions)).float().cpu()
-        write_csv(
-            self.path,
-            [
-                {"image": i, "class": int(p.argmax()), **{f"p{j}": float(value) for j, value in enumerate(p)}}
-                for i, p in enumerate(probabilities)
-            ],
-        )
+        write_csv(self.path, self.describe(torch.cat(list(predictions)).float().cpu()))
 
 
 def _plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
@@ -296,7 +347,7 @@ def _plain(parser: LightningArgumentParser, config: Any, subcommand: str | None)
 
 def _essential(configuration: dict[str, Any]) -> dict[str, Any]:
     """What a result depends on, without the paths of a machine."""
-    kept = {name: configuration[name] for name in ("seed_everything", "trainer", "model", "data")}
+    kept = {name: configuration[name] for name in ("task", "seed_everything", "trainer", "model", "data")}
     data = dict(kept["data"])
     data["init_args"] = {
         name: value
@@ -308,7 +359,7 @@ def _essential(configuration: dict[str, Any]) -> dict[str, Any]:
 
 def _state(checkpoint: dict[str, Any], callback: type[pl.Callback]) -> dict[str, Any] | None:
     """What a callback left in a checkpoint."""
-    states: dict[str, Any] = checkpoint["callbacks"]
+    states: dict[str, Any] = checkpoint.get("callbacks", {})
     return next((state for name, state in states.items() if callback.__qualname__ in name), None)
 
 
@@ -320,9 +371,11 @@ def _training(configuration: Mapping[str, Any]) -> dict[str, str]:
     """All that a training depends on, by dotted names."""
     trainer, model = configuration["trainer"], configuration["model"]
     names = list(_TRAINING)
-    if model.get("schedule", "constant") != "constant":
+    if model.get("schedule") in ("cosine", "one-cycle"):
         names.append("max_epochs")  # which the schedule is laid out for
-    parts = {name: configuration.get(name) for name in ("seed_everything", "model", "data")}
+    parts = {
+        name: configuration[name] for name in ("task", "seed_everything", "model", "data") if name in configuration
+    }
     parts["trainer"] = {name: trainer.get(name) for name in names}
     return {name: value for name, value in _flat("", parts) if name not in _INCIDENTAL}
 
@@ -333,18 +386,16 @@ def _network(configuration: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in flat if not name.endswith(".backend")}
 
 
-def _check_same(
-    path: Path, trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
-) -> None:
+def _differences(
+    trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
+) -> str:
     old, new = facts(trained), facts(now)
-    changed = [
-        f"{name} ({old.get(name, 'none')} there, {new.get(name, 'none')} now)"
-        for name in dict.fromkeys([*old, *new])
+    return ", ".join(
+        f"{name} ({old[name]} there, {new[name]} now)"
+        for name in old
         # What an older version did not know of has its default.
-        if name in old and name in new and old[name] != new[name]
-    ]
-    if changed:
-        raise UserError(f"{path} is of another configuration: {', '.join(changed)}. Choose another --folder")
+        if name in new and old[name] != new[name]
+    )
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:

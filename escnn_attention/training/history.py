@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from escnn_attention.training.files import write_csv
+from escnn_attention.training.memory import PeakMemory
 
 
 class EpochHistory(pl.Callback):
@@ -20,14 +21,18 @@ class EpochHistory(pl.Callback):
 
     Args:
         path: the CSV file.
+        measure: what the best epoch is chosen by.
 
     Attributes:
-        rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, ``valid_accuracy`` (from 0 to 1),
-            ``learning_rate`` (at the end of the epoch) and ``seconds`` (training only, without validation).
+        rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, the measure, by default
+            ``valid_accuracy`` (from 0 to 1), ``learning_rate`` (at the end of the epoch), ``seconds`` (training only,
+            without validation) and ``memory`` (the most megabytes held at once since the process began to train, above
+            what it held then).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, measure: str = "valid_accuracy") -> None:
         self.path = path
+        self.measure = measure
         self.rows: list[dict[str, Any]] = []
         self._started = 0.0
         self._seconds = 0.0
@@ -40,7 +45,11 @@ class EpochHistory(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         if self.rows and trainer.is_global_zero:
-            write_csv(self.path, self.rows)
+            names = {name: None for row in self.rows for name in row}  # rows of an older version may have fewer
+            write_csv(self.path, [{**names, **row} for row in self.rows])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._memory = PeakMemory(trainer.strategy.root_device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer)  # the epoch before, whose checkpoint is written by now
@@ -51,11 +60,12 @@ class EpochHistory(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
-        for name in ("train_loss", "valid_loss", "valid_accuracy"):
+        for name in ("train_loss", "valid_loss", self.measure):
             measured = trainer.callback_metrics.get(name)  # there may be no validation in an epoch
             row[name] = None if measured is None else float(measured)
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = self._seconds
+        row["memory"] = round(self._memory.read() / 1e6, 1)
         self.rows.append(row)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

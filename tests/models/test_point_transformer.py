@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import Pair, PairKernel
 from escnn_attention.fibers import fibers
-from escnn_attention.models import PointTransformer, SymmetricTensors, symmetric_tensor_repr
+from escnn_attention.models import PointTransformer
 
 SPACES = {
     "trivial": gspaces.trivialOnR2,
@@ -247,43 +247,33 @@ def test_weights_and_gradients():
         agree(other(x, coords, batch=BATCH), network(x, coords, batch=BATCH))
 
 
-@pytest.mark.parametrize("name", list(SPACES))
-def test_symmetric_tensors(name):
-    """Matrices to fields and back, and the representation on them is A ↦ hAhᵀ, orthogonal, and a sum of irreps."""
-    space = SPACES[name]()
-    d = space.dimensionality
-    tensors, representation = SymmetricTensors(d).double(), symmetric_tensor_repr(space)
-    assert representation is symmetric_tensor_repr(space)
-    a = torch.randn(4, d, d, dtype=torch.float64)
-    a = a + a.mT
-    numbers = tensors.from_matrices(a)
-    assert numbers.shape == (4, d * (d + 1) // 2)
-    torch.testing.assert_close(tensors(numbers), a, rtol=0, atol=1e-14)
-    torch.testing.assert_close(numbers.norm(dim=1), a.norm(dim=(1, 2)))
-    torch.testing.assert_close(tensors.from_matrices(a + torch.triu(a, 1) - torch.triu(a, 1).mT), numbers)
-    field_type = FieldType(space, [representation])
-    for h in space.fibergroup.elements:
-        matrix = torch.as_tensor(space.basespace_action(h), dtype=torch.float64)
-        moved = tensors.from_matrices(matrix @ a @ matrix.T)
-        torch.testing.assert_close(turned(numbers, field_type, h), moved, rtol=0, atol=1e-12)
-    # The trace is invariant; under a group that moves every direction nothing else of degree one is.
-    assert sum(space.fibergroup.irrep(*i).is_trivial() for i in representation.irreps) >= 1
-
-
-@pytest.mark.parametrize("space", [lambda: gspaces.rot2dOnR2(-1), lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3])
-def test_symmetric_tensors_of_continuous_groups(space):
-    space = space()
-    d = space.dimensionality
-    representation, tensors = symmetric_tensor_repr(space), SymmetricTensors(d).double()
-    a = torch.randn(d, d, dtype=torch.float64)
-    a = a + a.T
-    for _ in range(5):
-        h = space.fibergroup.sample()
-        matrix = torch.as_tensor(space.basespace_action(h), dtype=torch.float64)
-        found = torch.as_tensor(representation(h)) @ tensors.from_matrices(a)
-        torch.testing.assert_close(found, tensors.from_matrices(matrix @ a @ matrix.T), rtol=0, atol=1e-10)
-    sizes = sorted(space.fibergroup.irrep(*i).size for i in representation.irreps)
-    assert sizes == ([1, 2] if d == 2 else [1, 5])
+@pytest.mark.parametrize("out", [2, "symmetric tensor"])
+@pytest.mark.parametrize("scalar", [True, False])
+def test_continuous_groups(out, scalar):
+    """Exact for the samples where they are a subgroup, and for all elements the nearer the more there are."""
+    space = gspaces.rot2dOnR2(-1)
+    group = space.fibergroup
+    fields = FieldType(space, 2 * [group.bl_regular_representation(2)])
+    in_type = 3 if scalar else FieldType(space, [space.basespace_action, space.trivial_repr])
+    errors = {}
+    for samples in (8, 32):
+        torch.manual_seed(0)
+        options = {**SMALL, "fields": fields, "samples": samples, "positions": True}
+        network = PointTransformer(space, in_type, out, **options).double()
+        x, coords = cloud(network.in_type)
+        y = network(x, coords, batch=BATCH)
+        agree(network.export()(x, coords, batch=BATCH), y)
+        for name, angle in (("sample", 2 * torch.pi * 3 / 8), ("any", 1.0)):
+            h = group.element(angle)
+            matrix = torch.as_tensor(space.basespace_action(h))
+            z = network(turned(x, network.in_type, h), coords @ matrix.T, batch=BATCH)
+            expected = y if out == 2 else matrix @ y @ matrix.T
+            errors[name, samples] = (z - expected).norm() / y.norm()
+    assert errors["sample", 8] < 1e-10
+    assert errors["sample", 32] < 1e-10
+    assert errors["any", 8] > 1e-8
+    assert errors["any", 32] < 0.1 * errors["any", 8]
+    assert network.pool == "mean"
 
 
 def test_a_tensor_of_another_group_is_found_out():
@@ -319,8 +309,6 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=message):
             PointTransformer(**{"gspace": space, "in_type": 2, "out_type": 1, **arguments})
-    with pytest.raises(ValueError, match="without a base space"):
-        symmetric_tensor_repr(gspaces.no_base_space(space.fibergroup))
 
 
 def test_bad_clouds():

@@ -257,6 +257,49 @@ def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     torch.testing.assert_close(weights(folder), weights(tmp_path / "copy"), rtol=0, atol=0)
 
 
+def test_a_dev_run_writes_nothing(configuration, tmp_path):
+    folder = tmp_path / "run"
+    call("fit", configuration(), folder, "--trainer.fast_dev_run", "true")
+    assert not folder.exists()
+    call("fit", configuration(), folder)
+
+    def content():
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = content()
+    assert {"epochs.csv", "last.ckpt"} <= {path.name for path in before}  # which a run that is none writes
+    for command in ("fit", "validate", "test", "predict"):
+        # Not even a finished training goes on, so options may be others.
+        more = ["--model.warm_up", 0] if command == "fit" else []
+        call(command, configuration(), folder, "--trainer.fast_dev_run", 2, *more)
+    assert content() == before
+    call("test", configuration(), folder)
+    assert content().keys() == before.keys() | {folder / "test.json"}
+
+
+def test_checkpoints_of_other_networks(configuration, tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    call("fit", configuration(trainer__max_epochs=1), folder)
+    content = torch.load(folder / "last.ckpt", weights_only=True)
+    unknown = tmp_path / "unknown.ckpt"  # from elsewhere: it does not say what it is of
+    torch.save({name: value for name, value in content.items() if name != "callbacks"}, unknown)
+    call("test", configuration(), other, "--ckpt_path", unknown)
+    wider = configuration(trainer__max_epochs=1, model__network__init_args__channels=4)
+    for command in ("fit", "test", "predict"):
+        with pytest.raises(UserError, match=r"--ckpt_path: .*unknown\.ckpt is of another network: size mismatch"):
+            call(command, wider, other, "--ckpt_path", unknown)
+        with pytest.raises(UserError, match=r"--ckpt_path: .*channels \(2 there, 4 now\)\. Choose another checkpoint"):
+            call(command, wider, other, "--ckpt_path", folder / "last.ckpt")
+        with pytest.raises(UserError, match=r"^(?!--ckpt_path).*channels \(2 there, 4 now\)\. Choose another --folder"):
+            call(command, wider, folder)
+    torch.save(content["state_dict"], tmp_path / "weights.ckpt")
+    with pytest.raises(UserError, match=r"--ckpt_path: .* is not a checkpoint to test from: no 'state_dict'"):
+        call("test", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
+    torch.save({name: content[name] for name in ("state_dict", "epoch")}, tmp_path / "weights.ckpt")
+    with pytest.raises(UserError, match="not a checkpoint to fit from: no 'optimizer_states'"):
+        call("fit", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
+
+
 def test_checkpoints_run_no_code(configuration, tmp_path):
     class Evil:
         def __reduce__(self):

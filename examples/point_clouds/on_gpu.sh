@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# All experiments on point clouds with the published sizes, on a GPU, in one go:
+#     examples/point_clouds/on_gpu.sh OUT [options of the commands, for instance --data-dir DIR --seed 1]
+# It goes on after a failure, and its exit status tells of it. Started again, it goes on where it was stopped.
+set -uo pipefail
+out=$(realpath -m "${1:?OUT: the folder for the results}")
+shift
+mkdir -p "$out"
+cd "$(dirname "$0")/../.."
+failed=0
+for command in springs constellations shapes qm9; do
+    "${PYTHON:-python3}" examples/point_clouds $command --accelerator gpu --out "$out" "$@" 2>&1 | tee -a "$out/log.txt" || failed=1
+done
+exit $failed

@@ -1,0 +1,146 @@
+"""Runs one after another, and their table: as JSON with everything it depends on, for the documentation, on screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from escnn import gspaces
+from rich.console import Console
+from rich.table import Table
+
+from examples.experiments.report import marked, rows
+from examples.experiments.runs import DATA, Run
+from examples.point_clouds.measure import TURNED, execute_and_turn, once, rollout_errors, tensor_equivariance
+from examples.point_clouds.tables import SMALL, Experiment, experiments
+
+
+def run_all(
+    name: str, out: Path, *, small: bool, data_dir: Path | None, epochs: int | None, seed: int, accelerator: str
+) -> None:
+    """Train and test everything of a command; the tables are written after each run.
+
+    Args:
+        name: of the command.
+        out: the folder for everything that is written.
+        small: few clouds and epochs, narrow networks.
+        data_dir: the folder of the data sets; by default what the environment says.
+        epochs: in place of those of the configurations.
+        seed: of everything.
+        accelerator: as Lightning's.
+    """
+    console = Console()
+    folder = out / ("small" if small else "full")
+    more: dict[str, Any] = {"trainer.accelerator": accelerator, "trainer.devices": 1}
+    if data_dir is not None and name in ("qm9", "springs"):
+        more[f"{DATA}.folder"] = str(data_dir)
+    if epochs is not None:
+        more["trainer.max_epochs"] = epochs
+    caption = SMALL if small else None
+    for experiment in experiments(name, small):
+        runs = experiment.runs(small)
+        file = out / f"{marked(experiment.name, caption)}.json"
+        results: list[dict[str, Any]] = []
+        for run in runs:
+            console.rule(run.label)
+            result = execute_and_turn(run, folder, more, seed)
+            results.append({**result, **_more(experiment, folder / f"{run.name}-{seed}", result)})
+            file.write_text(json.dumps(rows(runs, results), indent=2) + "\n", encoding="utf-8")
+            file.with_suffix(".md").write_text(markdown(experiment, runs, results, caption), encoding="utf-8")
+            console.print(_table(experiment, runs, results, caption))
+        if name == "springs":
+            from examples.point_clouds.figures import draw_rollouts
+
+            draw_rollouts(out / f"{marked('springs-rollout', caption)}.png", runs, results)
+        console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
+
+
+def _more(experiment: Experiment, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """What is measured of one experiment only."""
+    weights = result["weights_sha256"]
+    if experiment.name == "springs":
+        return {"rollout": once(folder / "rollout.json", weights, lambda: rollout_errors(folder, result))}
+    if experiment.name == "qm9-polarizability":
+        space = gspaces.octaOnR3()
+        found = once(folder / "turning.json", weights, lambda: tensor_equivariance(folder, result, space))
+        return {"turning": found}
+    return {}
+
+
+def markdown(
+    experiment: Experiment, runs: Sequence[Run], results: Sequence[dict[str, Any]], caption: str | None = None
+) -> str:
+    """The table for the documentation, with what it was measured on."""
+    columns = _columns(experiment)
+    versions, hardware = results[0]["trained"]["versions"], results[0]["trained"]["hardware"]
+    device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
+    packages = ", ".join(f"{package} {versions[package]}" for package in ("torch", "escnn"))
+    data = results[0]["tested"]["configuration"]["data"]["init_args"]
+    clouds = ", ".join(
+        f"{data.get(f'limit_{part}') or data.get(f'num_{part}') or 'all'} to {part}" for part in ("train", "test")
+    )
+    lines = [
+        "| " + " | ".join(columns) + " |",
+        "|---" + "|--:" * (len(columns) - 1) + "|",
+        *(
+            "| " + " | ".join(_cells(experiment, run, result)) + " |"
+            for run, result in zip(runs, results, strict=False)
+        ),
+        "",
+        f"Clouds: {clouds}; batches of {data['batch_size']}; seed {results[0]['seed']}; {device}; {packages}.",
+        *(() if caption is None else ("", f"Small version: {caption}.")),
+        *(() if not experiment.published else ("", f"Published: {experiment.published}.")),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(experiment: Experiment) -> list[str]:
+    columns = ["network"]
+    for title in experiment.measures.values():
+        columns += [title, "turned"]
+    if experiment.name == "springs":
+        columns += ["after 20", "after 99", "energy after 99"]
+    if experiment.name == "qm9-polarizability":
+        columns += ["turns with the group", "at random"]
+    return [*columns, "parameters", "epochs", "s per epoch", "memory (MB)"]
+
+
+def _cells(experiment: Experiment, run: Run, result: dict[str, Any]) -> list[str]:
+    cells = [run.label]
+    for name, title in experiment.measures.items():
+        cells += [_number(value, percent="%" in title) for value in (result[name], result[TURNED][name])]
+    if "rollout" in result:
+        errors, drifts = result["rollout"]["error"], result["rollout"]["drift"]
+        cells += [_number(errors[20]), _number(errors[99]), f"{100 * drifts[99]:.1f} %"]
+    if "turning" in result:
+        cells += [f"{result['turning']['group']:.0e}", f"{result['turning']['random']:.0e}"]
+    seconds = sorted(row["seconds"] for row in result["curve"])
+    memory = max(row["memory"] for row in result["curve"])
+    return [
+        *cells,
+        f"{result['parameters']:,}",
+        str(len(result["curve"])),
+        f"{seconds[len(seconds) // 2]:.1f}",
+        f"{memory:.0f}",
+    ]
+
+
+def _number(value: float, percent: bool = False) -> str:
+    if percent:
+        return f"{100 * value:.1f}"
+    return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
+
+
+def _table(
+    experiment: Experiment, runs: Sequence[Run], results: Sequence[dict[str, Any]], caption: str | None
+) -> Table:
+    table = Table(
+        title=experiment.name, caption=None if caption is None else f"SMALL: {caption}", caption_justify="left"
+    )
+    for i, column in enumerate(_columns(experiment)):
+        table.add_column(column, justify="right" if i else "left")
+    for run, result in zip(runs, results, strict=False):
+        table.add_row(*_cells(experiment, run, result))
+    return table

@@ -1,0 +1,233 @@
+"""What is trained for each experiment: configurations, twins, small versions, and the published figures."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+
+from examples.experiments.runs import DATA, NETWORK, Run
+
+_CONFIGURATIONS = Path(__file__).parent / "configurations"
+_POTENTIAL = f"{NETWORK}.potential.init_args"
+_TRIVIAL = {"class_path": "escnn.gspaces.trivialOnR2"}, {"class_path": "escnn.gspaces.trivialOnR3"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table.
+
+    Attributes:
+        name: of the table.
+        base: its configuration.
+        group: of the equivariant networks, for people.
+        measures: what is compared: names in ``test.json``, and for people; a part of one is given in percent.
+        small: changes of the small version.
+        dim: of the points.
+        variants: networks beside the equivariant one: changes by their labels.
+        changes: of all versions.
+        network: where in the configuration the transformer is described.
+        rate: the learning rate of the equivariant networks in the small version, where it is not that of the twin: a
+            map between regular fields sums over poses, and takes larger steps at the same rate.
+        published: what the LieTransformer's authors report, for the text of the table.
+    """
+
+    name: str
+    base: str
+    group: str
+    measures: Mapping[str, str]
+    small: Mapping[str, Any]
+    dim: int
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    network: str = NETWORK
+    rate: float | None = None
+    published: str = ""
+
+    def runs(self, small: bool) -> list[Run]:
+        """The equivariant network, its variants, and the twin with the trivial group and about as many parameters."""
+        base = _CONFIGURATIONS / f"{self.base}.yaml"
+        common = {**self.changes, **(self.small if small else {})}
+        mark = f"{self.name.partition('-')[2]}: " if "-" in self.name else ""
+        twin = self._twin(f"{mark}twin", Run("", base, common))
+        if small and self.rate is not None:
+            common = {**common, "model.optimizer.init_args.lr": self.rate}
+        return [
+            Run(f"{mark}{self.group} attention", base, common, self.group),
+            *(
+                Run(f"{mark}{self.group} {label}", base, {**common, **changes}, self.group, kind=label)
+                for label, changes in self.variants.items()
+            ),
+            twin,
+        ]
+
+    def _twin(self, label: str, run: Run) -> Run:
+        changes = {**run.changes, f"{self.network}.gspace": _TRIVIAL[self.dim - 2]}
+        budget = parameters(run)
+
+        def twin(fields: int) -> Run:
+            return Run(label, run.base, {**changes, f"{self.network}.fields": fields}, "trivial", kind="twin")
+
+        heads = _at(run.configuration(), f"{self.network}.num_heads")
+        fields = heads
+        while parameters(twin(fields + heads)) <= budget:
+            fields += heads
+        candidates = [twin(fields), twin(fields + heads)]
+        return min(candidates, key=lambda candidate: abs(parameters(candidate) - budget))
+
+
+def parameters(run: Run) -> int:
+    """The number of parameters of a run's network."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=torch.nn.Module)
+    network = copy.deepcopy(run.configuration()["model"]["network"])
+    with torch.random.fork_rng(devices=[]):
+        built = parser.instantiate_classes(parser.parse_object({"network": network})).network
+    return sum(p.numel() for p in built.parameters() if p.requires_grad)
+
+
+def _at(config: Any, path: str) -> Any:
+    for key in path.split("."):
+        config = config[key]
+    return config
+
+
+SMALL = "few clouds, few epochs, narrow networks: not the published protocol, and far from what the networks can do"
+"""What the small versions are."""
+
+_FAST: dict[str, Any] = {
+    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.005}},
+    "model.schedule": "cosine",
+    "model.warm_up": 1,
+}
+_LIE = "escnn_attention.PairKernel"
+
+_QM9 = {
+    **_FAST,
+    "trainer.max_epochs": 8,
+    f"{NETWORK}.fields": 8,
+    f"{NETWORK}.num_blocks": 2,
+    f"{NETWORK}.num_heads": 2,
+    f"{NETWORK}.encoding": {"class_path": _LIE, "init_args": {"hidden": 4}},
+    f"{DATA}.limit_train": 480,
+    f"{DATA}.limit_valid": 96,
+    f"{DATA}.limit_test": 160,
+    f"{DATA}.batch_size": 16,
+    f"{DATA}.rotate_train": False,
+    f"{DATA}.num_workers": 0,
+}
+_UNITS = {"mu": "D", "alpha": "bohr³", "homo": "eV"}
+_PUBLISHED_QM9 = {"mu": ".061 D", "alpha": ".104 bohr³", "homo": ".033 eV"}
+
+
+def _qm9(targets: list[str]) -> Experiment:
+    published = ", ".join(f"{target} {_PUBLISHED_QM9[target]}" for target in targets)
+    return Experiment(
+        f"qm9-{targets[0] if len(targets) == 1 else 'invariants'}",
+        "qm9_octahedral",
+        "octahedral",
+        {f"mae_{target}": f"{target} ({_UNITS[target]})" for target in targets},
+        {**_QM9, f"{NETWORK}.out_type": len(targets)},
+        3,
+        changes={f"{DATA}.targets": targets},
+        rate=0.001,
+        published=f"LieTransformer (SE(3), 100,000 molecules, 500 epochs, a network for each target): {published}",
+    )
+
+
+_POLARIZABILITY = Experiment(
+    "qm9-polarizability",
+    "polarizability_octahedral",
+    "octahedral",
+    {"mae_polarizability": "entry (bohr³)"},
+    _QM9,
+    3,
+    rate=0.001,
+)
+_CONSTELLATIONS = Experiment(
+    "constellations",
+    "constellations_c8",
+    "C8",
+    {"accuracy": "accuracy (%)"},
+    {
+        **_FAST,
+        "trainer.max_epochs": 12,
+        f"{NETWORK}.fields": 12,
+        f"{NETWORK}.num_blocks": 2,
+        f"{NETWORK}.num_heads": 3,
+        f"{NETWORK}.encoding": "mlp",
+        f"{NETWORK}.head_layers": 1,
+        f"{DATA}.num_train": 640,
+        f"{DATA}.num_valid": 100,
+        f"{DATA}.num_test": 300,
+        f"{DATA}.batch_size": 32,
+        f"{DATA}.published": False,
+    },
+    2,
+    published="LieTransformer (10,000 clouds, 200 epochs, 10.0 million parameters; accuracy in %, trained → tested): "
+    "T(2) D→D 75, D→SE(2) 63; SE(2) D→D 71, D→SE(2) 69; a set transformer D→D 58, D→SE(2) 44",
+)
+_SPRINGS = Experiment(
+    "springs",
+    "springs_c4",
+    "C4",
+    {"error": "square error, 5 frames"},
+    {
+        **_FAST,
+        "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        "trainer.max_epochs": 16,
+        f"{_POTENTIAL}.fields": 4,
+        f"{_POTENTIAL}.num_blocks": 1,
+        f"{_POTENTIAL}.num_heads": 2,
+        f"{_POTENTIAL}.encoding": {"class_path": _LIE, "init_args": {"hidden": 8}},
+        f"{DATA}.solver": "exact",
+        f"{DATA}.num_train": 160,
+        f"{DATA}.num_valid": 50,
+        f"{DATA}.num_test": 100,
+        f"{DATA}.batch_size": 10,
+        f"{DATA}.eval_batch_size": 50,
+    },
+    2,
+    {"attentive convolution": {f"{_POTENTIAL}.attention.kernel_features": 4}},
+    network=_POTENTIAL,
+    published="LieTransformer (T(2), 10,000 systems, 842 thousand parameters; mean square errors, read off a figure): "
+    "1.7e-7 after 1 step, 5e-5 after 20, 7.5e-4 after 99; LieConv: 8e-7, 3.3e-4, 3.4e-3",
+)
+_SHAPES = Experiment(
+    "shapes",
+    "shapes_octahedral",
+    "octahedral",
+    {"accuracy": "accuracy (%)"},
+    {
+        **_FAST,
+        "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        "trainer.max_epochs": 8,
+        f"{NETWORK}.fields": 8,
+        f"{NETWORK}.num_blocks": 2,
+        f"{NETWORK}.num_heads": 2,
+        f"{NETWORK}.attention.num_neighbours": 8,
+        f"{DATA}.num_train": 480,
+        f"{DATA}.num_valid": 64,
+        f"{DATA}.num_test": 300,
+        f"{DATA}.num_points": 48,
+        f"{DATA}.batch_size": 16,
+    },
+    3,
+    rate=0.003,
+)
+
+
+def experiments(name: str, small: bool) -> list[Experiment]:
+    """The tables of a command: ``"constellations"``, ``"springs"``, ``"qm9"`` or ``"shapes"``.
+
+    The small version of QM9 has one network for all invariant targets.
+    """
+    if name == "qm9":
+        groups = [["mu", "alpha", "homo"]] if small else [["mu"], ["alpha"], ["homo"]]
+        return [*map(_qm9, groups), _POLARIZABILITY]
+    return [{"constellations": _CONSTELLATIONS, "springs": _SPRINGS, "shapes": _SHAPES}[name]]
