@@ -150,6 +150,7 @@ def main(
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out / "sphere.png", dpi=150)
+    plt.close(figure)
     console.print(f"written: {out / 'sphere.png'}", soft_wrap=True)
 
 
