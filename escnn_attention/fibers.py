@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Fibers",
     "FrameSegment",
+    "columns_of",
     "fibers",
     "frames",
     "generic_fibers",
@@ -316,19 +317,23 @@ def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = F
         dual: as above.
     """
     group = fibers(field_type.gspace) if group is None else group
+    segments = []
+    for representation, columns in columns_of(field_type):
+        matrices = _matrices_of(representation, group, dual)
+        if dual and group.samples is not None:
+            matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
+        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices)))
+    return segments
+
+
+def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]:
+    """Each distinct representation of a type, with the channels ``(m, n)`` of its m fields."""
     starts: dict[Representation, list[int]] = {}
     start = 0
     for representation in field_type.representations:
         starts.setdefault(representation, []).append(start)
         start += representation.size
-    segments = []
-    for representation, first in starts.items():
-        matrices = _matrices_of(representation, group, dual)
-        if dual and group.samples is not None:
-            matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
-        columns = np.array(first)[:, None] + np.arange(representation.size)
-        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices)))
-    return segments
+    return [(r, np.array(first)[:, None] + np.arange(r.size)) for r, first in starts.items()]
 
 
 def _as_permutation(matrices: np.ndarray) -> np.ndarray | None:

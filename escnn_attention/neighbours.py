@@ -7,6 +7,7 @@ indices, filled up with -1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from escnn_attention.functional.terms import working_precision
 from escnn_attention.positions import Blocks, Positions
 
-__all__ = ["Cloud", "Neighbourhood", "among", "cloud_slices", "list_edges"]
+__all__ = ["Cloud", "Neighbourhood", "among", "cloud_slices", "list_edges", "where_present"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,25 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
         return None
     place = edges.new_zeros(len(mask)).index_copy(0, there, torch.arange(len(there), device=there.device))
     return place[edges[:, mask[edges].all(0)]]
+
+
+def where_present(
+    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    mask: Tensor,
+    x: Tensor,
+    coords: Tensor,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    measure: Tensor | None,
+) -> Tensor:
+    """A layer on the points that a mask shows, and zeros at the others.
+
+    Whatever the points that are not there hold, it reaches nothing, gradients included.
+    """
+    there = mask.nonzero().squeeze(-1)
+    batch, measure = (None if t is None else t[there] for t in (batch, measure))
+    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure)
+    return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
 
 
 def list_edges(edges: Tensor, num_points: int) -> Tensor:

@@ -10,7 +10,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.fibers import mass
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import among
+from escnn_attention.neighbours import where_present
 from escnn_attention.nn._arguments import check_int, check_points, check_probability, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
@@ -26,7 +26,41 @@ from escnn_attention.samples import Samples
 __all__ = ["PointTransformerBlock"]
 
 
-class PointTransformerBlock(PointModule):
+class PointBlock(PointModule):
+    """What transformer blocks on points share: the call and its checks."""
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`.
+
+        The output at points that a mask hides is zero.
+        """
+        x = check_points(x, self.in_type, type(self).__name__)
+        if mask is None:
+            return self._of_all(x, edge_index, batch, measure)
+        check_cloud(x.coords, edge_index, batch, mask, measure)
+
+        def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
+            return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor
+
+        y = where_present(layer, mask, x.tensor, x.coords, edge_index, batch, measure)
+        return GeometricTensor(y, self.out_type, x.coords)
+
+    def _of_all(
+        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+    ) -> GeometricTensor:
+        """The same of points that are all there."""
+        raise NotImplementedError
+
+
+class PointTransformerBlock(PointBlock):
     r"""Attention between points and a network at every point, each with a residual connection.
 
     It is the pre-norm transformer
@@ -159,28 +193,9 @@ class PointTransformerBlock(PointModule):
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.feed_forward = SequentialModule(FieldLayerNorm(out_type), *network, dropout_of(out_type, dropout))
 
-    def forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
+    def _of_all(
+        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
-        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`.
-
-        The output at points that a mask hides is zero.
-        """
-        x = check_points(x, self.in_type, type(self).__name__)
-        if mask is not None:
-            check_cloud(x.coords, edge_index, batch, mask, measure)
-            there = mask.nonzero().squeeze(-1)
-            batch, measure = (None if t is None else t[there] for t in (batch, measure))
-            present = GeometricTensor(x.tensor[there], x.type, x.coords[there])
-            out = self(present, among(there, mask, edge_index), batch, measure=measure).tensor
-            everywhere = out.new_zeros(len(mask), out.shape[1]).index_copy(0, there, out)
-            return GeometricTensor(everywhere, self.out_type, x.coords)
         attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
         y = self.shortcut(x) + self.after(attended)
         return y + self.feed_forward(y)

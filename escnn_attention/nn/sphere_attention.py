@@ -7,17 +7,16 @@ import math
 from typing import cast
 
 import numpy as np
-import scipy.linalg
 import torch
-from escnn.group import O3, SO3, GroupElement, Representation
+from escnn.group import O3, SO3, GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
-from escnn_attention.fibers import FrameSegment, invariant_vectors
+from escnn_attention.fibers import FrameSegment, columns_of, invariant_vectors
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import Neighbourhood, among
+from escnn_attention.neighbours import Neighbourhood
 from escnn_attention.nn._arguments import (
     check_int,
     check_option,
@@ -27,9 +26,11 @@ from escnn_attention.nn._arguments import (
     check_type,
 )
 from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointLayer, PointModule, check_cloud, check_length
+from escnn_attention.nn.point_attention import PointLayer, PointModule, check_length
+from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.self_attention import project_scalars
 from escnn_attention.nn.transformer import dropout_of, shortcut_of
+from escnn_attention.nn.turning import represented
 from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.local_frames import Generators, LocalFrames
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
@@ -218,7 +219,7 @@ class SphereSelfAttention(PointLayer):
         return f"{super().extra_repr()}, samples={self.samples}"
 
 
-class SphereTransformerBlock(PointModule):
+class SphereTransformerBlock(PointBlock):
     r"""Attention on the sphere and a network at every point, each with a residual connection.
 
     .. math::
@@ -303,7 +304,6 @@ class SphereTransformerBlock(PointModule):
         self.dropout = dropout_of(out_type, dropout)
         self.network = SphereFeedForward(
             LocalFrames(stabiliser.generators(out_type)),
-            LocalFrames(stabiliser.generators(out_type)),
             ToPoses(
                 stabiliser.segments(out_type),
                 out_type.size,
@@ -314,28 +314,9 @@ class SphereTransformerBlock(PointModule):
             stabiliser.mean(out_type, hidden, 1, bool(bias)),
         )
 
-    def forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
+    def _of_all(
+        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
-        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1.
-
-        The output at points that a mask hides is zero.
-        """
-        x = check_points(x, self.in_type, type(self).__name__)
-        if mask is not None:
-            check_cloud(x.coords, edge_index, batch, mask, measure)
-            there = mask.nonzero().squeeze(-1)
-            batch, measure = (None if t is None else t[there] for t in (batch, measure))
-            present = GeometricTensor(x.tensor[there], x.type, x.coords[there])
-            out = self(present, among(there, mask, edge_index), batch, measure=measure).tensor
-            everywhere = out.new_zeros(len(mask), out.shape[1]).index_copy(0, there, out)
-            return GeometricTensor(everywhere, self.out_type, x.coords)
         y = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
         y = self.shortcut(x) + y
         z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
@@ -408,7 +389,7 @@ class _Stabiliser:
     def segments(self, field_type: FieldType, *, dual: bool = False) -> list[FrameSegment]:
         r"""The matrices :math:`\rho(h_s)^{-1}`, or :math:`\rho(h_s)^T / S`, of a type."""
         out = []
-        for representation, columns in _columns(field_type):
+        for representation, columns in columns_of(field_type):
             matrices = np.stack([np.asarray(representation(h), dtype=np.float64) for h in self.elements])
             transposed = np.swapaxes(matrices, 1, 2)
             if not np.allclose(matrices @ transposed, np.eye(representation.size), atol=1e-8):
@@ -424,17 +405,11 @@ class _Stabiliser:
 
     def generators(self, field_type: FieldType) -> list[Generators]:
         """What rotations about z and about y do to a type."""
-        return [
-            Generators(columns, self._generator(representation, "z"), self._generator(representation, "y"))
-            for representation, columns in _columns(field_type)
-        ]
-
-    def _generator(self, representation: Representation, axis: str) -> np.ndarray:
-        angle = 0.1  # Small enough that the logarithm of every irrep one would use is the one on the way from 1.
-        quaternion = _about(axis, angle)
-        element = self.group.element((0, quaternion) if self.reflects else quaternion, "Q")
-        logarithm = np.real(scipy.linalg.logm(np.asarray(representation(element), dtype=np.float64))) / angle
-        return (logarithm - logarithm.T) / 2
+        out = []
+        for representation, columns in columns_of(field_type):
+            _, about_y, about_z = represented(representation).generators.numpy()
+            out.append(Generators(columns, about_z, about_y))
+        return out
 
 
 def _about(axis: str, angle: float) -> np.ndarray:
@@ -443,13 +418,3 @@ def _about(axis: str, angle: float) -> np.ndarray:
     quaternion["xyz".index(axis)] = math.sin(angle / 2)
     quaternion[3] = math.cos(angle / 2)
     return quaternion
-
-
-def _columns(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]:
-    """Each distinct representation with the channels ``(m, n)`` of its fields."""
-    starts: dict[Representation, list[int]] = {}
-    start = 0
-    for representation in field_type.representations:
-        starts.setdefault(representation, []).append(start)
-        start += representation.size
-    return [(r, np.array(first)[:, None] + np.arange(r.size)) for r, first in starts.items()]

@@ -10,7 +10,7 @@ from escnn import group as groups
 from escnn.group import Group, GroupElement
 from escnn.nn import FieldType
 
-from escnn_attention.fibers import Fibers, frames
+from escnn_attention.fibers import Fibers, columns_of
 from escnn_attention.plain.turning import FieldTurn, RandomTurn, Representation
 from escnn_attention.samples import matrices_of
 
@@ -27,13 +27,12 @@ def turn_of(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTur
         space = Representation(np.zeros((len(lines), 0, 0)), np.zeros((len(components), 0, 0)))
     else:
         space = represented(action)
-    return RandomTurn(_field_turn(in_type, group), _field_turn(out_type, group), space)
+    return RandomTurn(_field_turn(in_type), _field_turn(out_type), space)
 
 
-def _field_turn(field_type: FieldType, group: Fibers) -> FieldTurn:
-    of_fields = list(dict.fromkeys(field_type.representations))  # in the order of the segments
-    columns = [segment.columns for segment in frames(field_type, group=group)]
-    return FieldTurn(columns, [represented(r) for r in of_fields])
+def _field_turn(field_type: FieldType) -> FieldTurn:
+    segments = columns_of(field_type)
+    return FieldTurn([columns for _, columns in segments], [represented(r) for r, _ in segments])
 
 
 def represented(representation: groups.Representation) -> Representation:

@@ -24,8 +24,11 @@ class ExactBuffers(torch.nn.Module):
         super().__init__()
         self._exact: dict[str, Tensor] = {}
 
-    def register_exact(self, name: str, value: np.ndarray | Tensor) -> None:
-        """Register the float64 ``value`` as the constant ``self.name``."""
+    def register_exact(self, name: str, value: np.ndarray | Tensor | None) -> None:
+        """Register the float64 ``value`` as the constant ``self.name``, which is None where there is none."""
+        if value is None:
+            self.register_buffer(name, None, persistent=False)
+            return
         # A copy with data, also where tensors are made on the meta device: what happens to the buffer, or to the value,
         # does not reach it.
         self._exact[name] = torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()

@@ -16,9 +16,10 @@ from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
 from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import Cloud, Neighbourhood, among, cloud_slices, list_edges
+from escnn_attention.neighbours import Cloud, Neighbourhood, cloud_slices, list_edges
 from escnn_attention.pair_kernels import PairKernel, products
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import terms_of
 from escnn_attention.plain.turning import RandomTurn
@@ -27,7 +28,7 @@ from escnn_attention.relations import Offset, Relation
 __all__ = ["ConvolvedValues", "PointAttention"]
 
 
-class PointAttention(ExactBuffers):
+class PointAttention(PointModule, ExactBuffers):
     """Projections to heads, attention between the poses of points, projection to the output.
 
     It knows the group by tables only and needs no escnn.
@@ -95,28 +96,12 @@ class PointAttention(ExactBuffers):
         self.turn = turn
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
-        for name, table in (("relative", relative), ("log_weights", log_weights)):
-            if table is None:
-                self.register_buffer(name, None)
-            else:
-                self.register_exact(name, table)
+        self.register_exact("relative", relative)
+        self.register_exact("log_weights", log_weights)
 
-    def forward(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
+    def of_all(
+        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
-        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
-        if mask is not None:
-            # Whatever the points that are not there hold, it reaches nothing, gradients included.
-            there = mask.nonzero().squeeze(-1)
-            batch, measure = (None if t is None else t[there] for t in (batch, measure))
-            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
-            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
         # Drawn in training only: what a trained layer gives is no matter of chance.
         turn = self.turn.draw() if self.turn is not None and self.training else None
         if self.turn is not None and turn is not None:

@@ -72,11 +72,8 @@ class SelfAttention(ExactBuffers):
         self.backend = backend
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", None if quotient is None else torch.as_tensor(quotient), persistent=False)
-        for name, value in (("relative", relative), ("log_measure", log_measure)):
-            if value is None:
-                self.register_buffer(name, None, persistent=False)
-            else:
-                self.register_exact(name, value)
+        self.register_exact("relative", relative)
+        self.register_exact("log_measure", log_measure)
         self.query_weight = query_weight
         self.turn = turn
 

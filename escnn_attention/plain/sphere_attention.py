@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import among, list_edges
+from escnn_attention.neighbours import list_edges
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
 from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.point_transformer import PointTransformerBlock
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = ["SphereAttention", "SphereFeedForward", "SphereTransformerBlock"]
@@ -36,21 +37,9 @@ class SphereAttention(PointAttention):
         self.out_of = out_of
         self.axes = axes
 
-    def forward(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
+    def of_all(
+        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
-        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.SphereSelfAttention.forward`."""
-        if mask is not None:
-            there = mask.nonzero().squeeze(-1)
-            batch, measure = (None if t is None else t[there] for t in (batch, measure))
-            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
-            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
         angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
         local = self.into.inward(x, *angles)
         q, v, k = self.project_in(local.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
@@ -79,56 +68,27 @@ class SphereAttention(PointAttention):
 
 
 class SphereFeedForward(torch.nn.Module):
-    """A network at every point, on functions on its frames: ``(N, in)`` to ``(N, out)``."""
+    """A network at every point, on functions on its frames: ``(N, in)`` to ``(N, in)``."""
 
-    def __init__(self, into: LocalFrames, out_of: LocalFrames, expand: ToPoses, contract: FromPoses):
+    def __init__(self, frames: LocalFrames, expand: ToPoses, contract: FromPoses):
         super().__init__()
-        self.into = into
-        self.out_of = out_of
+        self.frames = frames
         self.expand = expand
         self.contract = contract
 
     def forward(self, x: Tensor, coords: Tensor) -> Tensor:
-        angles = angles_of(coords.to(self.contract_dtype))
-        hidden = torch.nn.functional.silu(self.expand(self.into.inward(x, *angles).unsqueeze(0)))
-        return self.out_of.outward(self.contract(hidden).squeeze(0), *angles)
-
-    @property
-    def contract_dtype(self) -> torch.dtype:
-        """The precision in which angles are worked out."""
-        return self.contract.weight.dtype
+        angles = angles_of(coords.to(working_precision(self.contract.weight.dtype)))
+        hidden = torch.nn.functional.silu(self.expand(self.frames.inward(x, *angles).unsqueeze(0)))
+        return self.frames.outward(self.contract(hidden).squeeze(0), *angles)
 
 
-class SphereTransformerBlock(torch.nn.Module):
-    """``y = shortcut(x) + attention(norm(x))`` and ``y + network(norm(y))``, on ``(N, in)`` with unit vectors."""
+class SphereTransformerBlock(PointTransformerBlock):
+    """A transformer block whose pointwise network sees where points are."""
 
-    def __init__(
-        self,
-        norms: torch.nn.ModuleList,
-        attention: torch.nn.Module,
-        shortcut: torch.nn.Module,
-        network: torch.nn.Module,
-    ):
-        super().__init__()
-        self.norms = norms
-        self.attention = attention
-        self.shortcut = shortcut
-        self.network = network
+    def __init__(self, norms: torch.nn.ModuleList, *modules: torch.nn.Module):
+        super().__init__(norms[0], *modules)
+        self.feed_norm = norms[1]
 
-    def forward(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-    ) -> Tensor:
-        if mask is not None:
-            there = mask.nonzero().squeeze(-1)
-            batch, measure = (None if t is None else t[there] for t in (batch, measure))
-            y = self.forward(x[there], coords[there], among(there, mask, edge_index), batch, None, measure)
-            return y.new_zeros(len(x), y.shape[1]).index_copy(0, there, y)
-        y = self.shortcut(x) + self.attention(self.norms[0](x), coords, edge_index, batch, None, measure)
-        z: Tensor = y + self.network(self.norms[1](y), coords)
+    def _feed(self, y: Tensor, coords: Tensor) -> Tensor:
+        z: Tensor = self.feed_forward(self.feed_norm(y), coords)
         return z

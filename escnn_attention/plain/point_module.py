@@ -1,0 +1,36 @@
+"""What plain modules on points share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from escnn_attention.neighbours import where_present
+
+__all__ = ["PointModule"]
+
+
+class PointModule(torch.nn.Module, ABC):
+    """A module on features ``(N, in)`` at points, which leaves those out that a mask hides."""
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
+        if mask is None:
+            return self.of_all(x, coords, edge_index, batch, measure)
+        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure)
+
+    @abstractmethod
+    def of_all(
+        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+    ) -> Tensor:
+        """The same of points that are all there."""
