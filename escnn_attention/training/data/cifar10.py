@@ -101,7 +101,7 @@ class CIFAR10(PublishedImages):
     def _augmentation(self, count: int) -> FlipAndCrop | None:
         return FlipAndCrop(count, _PADDING, self.seed) if self.augment else None
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         if self.download and not (_has_files(folder) or (folder / JPEG).exists()):
             download(URL, folder / ARCHIVE, MD5, way_out=self._way_out(), progress=report_progress(ARCHIVE))
 

@@ -63,7 +63,7 @@ class MNIST(PublishedImages):
     std = (0.3081,)
     files = f"{NPZ} or {', '.join(name for name, _ in FILES.values())} (each with or without .gz)"
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         if not self.download or (folder / NPZ).exists():
             return
         for name, md5 in FILES.values():

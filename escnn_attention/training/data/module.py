@@ -8,26 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import lightning.pytorch as pl
-from torch import Tensor
-from torch.utils.data import DataLoader
-
 from escnn_attention.training.data.batches import Batches, FlipAndCrop, ImageSource
 from escnn_attention.training.data.download import Progress
 from escnn_attention.training.data.folder import data_folder
-from escnn_attention.training.data.sampling import EvaluationSampler, TrainingSampler
+from escnn_attention.training.data.parts import DataInParts
 from escnn_attention.training.errors import UserError
 
-_PARTS = {
-    "fit": ("train", "valid"),
-    "validate": ("valid",),
-    "test": ("test",),
-    "predict": ("test",),
-    None: ("train", "valid", "test"),
-}
 
-
-class PublishedImages(pl.LightningDataModule, ABC):
+class PublishedImages(DataInParts, ABC):
     """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
 
     A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
@@ -60,6 +48,8 @@ class PublishedImages(pl.LightningDataModule, ABC):
             be met; the data is not there and cannot be had; a file is damaged.
     """
 
+    things = "images"
+
     in_channels: ClassVar[int]
     num_classes: ClassVar[int]
     size: ClassVar[int]
@@ -80,42 +70,31 @@ class PublishedImages(pl.LightningDataModule, ABC):
         eval_batch_size: int | None = None,
         download: bool = True,
     ) -> None:
-        super().__init__()
+        limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits)
         self.folder = folder
-        self.batch_size = batch_size
-        self.seed = seed
-        self.num_workers = num_workers
-        self.limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
-        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.download = download
-        self._sources: dict[str, ImageSource] = {}
-        _at_least(1, batch_size=batch_size, eval_batch_size=self.eval_batch_size)
-        _at_least(0, seed=seed, num_workers=num_workers)
-        _at_least(1, **{f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None})
 
     # What a subclass fills in.
 
     @abstractmethod
-    def _prepare(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         """Download what ``folder`` lacks if :attr:`download` allows it, and unpack what cannot be read packed."""
 
     @abstractmethod
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource] | None:
         """The parts asked for, at least their first so many images, or ``None`` where the folder lacks a file."""
 
-    # What Lightning calls.
+    def _augmentation(self, count: int) -> FlipAndCrop | None:
+        """What is done to ``count`` training images before they are normalised."""
+        return None
 
-    def prepare_data(self) -> None:
-        """Download what is not there, unless ``download`` is false. Lightning calls it in one process of a node."""
-        self._prepare(self._folder())
+    # How.
 
-    def setup(self, stage: str | None = None) -> None:
-        """Load the parts of a stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or all of them."""
-        if stage not in _PARTS:
-            raise UserError(f"stage must be one of {', '.join(filter(None, _PARTS))}, got {stage!r}")
-        parts = {part: self.limits[part] for part in _PARTS[stage] if part not in self._sources}
-        if not parts:
-            return
+    def _prepare(self) -> None:
+        self._prepare_folder(self._folder())
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource]:
         folder = self._folder()
         sources = self._read(folder, parts)
         if sources is None:
@@ -123,38 +102,14 @@ class PublishedImages(pl.LightningDataModule, ABC):
                 f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
                 " environment variable ESCNN_ATTENTION_DATA, or leave `download` at true and call prepare_data()"
             )
-        self._sources.update(sources)
+        return sources
 
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        rank, world_size = self._process()
-        count = self._count("train")
-        _check_shares("batch_size", self.batch_size, world_size)
-        if count < self.batch_size:
-            raise UserError(
-                f"batch_size must be at most the number of training images, got {self.batch_size} for {count}: an"
-                " epoch leaves out what does not fill a batch"
-            )
-        sampler = TrainingSampler(count, self.batch_size, self.seed, rank, world_size)
-        # Lightning sets the epoch, but where a run is resumed with workers, it lets them begin before that.
-        if self.trainer is not None:
-            sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
-        return self._loader("train", sampler, self._augmentation(count))
+    def _batches(self, part: str) -> Batches:
+        augment = self._augmentation(self._count(part)) if part == "train" else None
+        return Batches(self._sources[part], self.mean, self.std, augment)
 
-    def val_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        return self._evaluation_loader("valid")
-
-    def test_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        return self._evaluation_loader("test")
-
-    def predict_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        """The batches of the test images, labels included."""
-        return self._evaluation_loader("test")
-
-    # How.
-
-    def _augmentation(self, count: int) -> FlipAndCrop | None:
-        """What is done to ``count`` training images before they are normalised."""
-        return None
+    def _too_few(self, part: str, count: int, world_size: int) -> str:
+        return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"
 
     def _way_out(self) -> str:
         """What to do where a download fails, for people."""
@@ -165,40 +120,6 @@ class PublishedImages(pl.LightningDataModule, ABC):
 
     def _folder(self) -> Path:
         return data_folder(self.folder, self.files, "`folder`")
-
-    def _process(self) -> tuple[int, int]:
-        """Rank and number of the processes."""
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-    def _count(self, part: str) -> int:
-        if part not in self._sources:
-            raise UserError(f"the {part} images are not loaded: call prepare_data() and setup() first")
-        length, limit = len(self._sources[part]), self.limits[part]
-        return length if limit is None else min(length, limit)
-
-    def _evaluation_loader(self, part: str) -> DataLoader[tuple[Tensor, Tensor]]:
-        rank, world_size = self._process()
-        count = self._count(part)
-        _check_shares("eval_batch_size", self.eval_batch_size, world_size)
-        if count < world_size:
-            raise UserError(f"limit_{part} must be at least the number of processes, got {count} for {world_size}")
-        return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
-
-    def _loader(
-        self, part: str, sampler: TrainingSampler | EvaluationSampler, augment: FlipAndCrop | None = None
-    ) -> DataLoader[tuple[Tensor, Tensor]]:
-        # With batch_size=None a whole draw goes to the data set, which answers with a batch.
-        return DataLoader(
-            Batches(self._sources[part], self.mean, self.std, augment),
-            sampler=sampler,
-            batch_size=None,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=self._on_cuda(),
-        )
-
-    def _on_cuda(self) -> bool:
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
 
 def report_progress(name: str) -> Progress:
@@ -214,17 +135,3 @@ def report_progress(name: str) -> Progress:
             print(f"downloading {name}: {received / 1e6:,.1f}{of} MB", file=sys.stderr, flush=True)
 
     return progress
-
-
-def _at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise UserError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_shares(name: str, batch_size: int, world_size: int) -> None:
-    if batch_size % world_size:
-        raise UserError(
-            f"{name} must be a multiple of the number of processes, got {batch_size} for {world_size}: it is the number"
-            " of images in a step over all of them together"
-        )

@@ -141,10 +141,12 @@ class DataInParts(pl.LightningDataModule, ABC):
         count = self._count(part)
         _check_shares("eval_batch_size", self.eval_batch_size, world_size, self.things)
         if count < world_size:
-            raise UserError(
-                f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
-            )
+            raise UserError(self._too_few(part, count, world_size))
         return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
+
+    def _too_few(self, part: str, count: int, world_size: int) -> str:
+        """What is wrong where a process would have nothing to do."""
+        return f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
 
     def _loader(self, part: str, sampler: TrainingSampler | EvaluationSampler) -> DataLoader[Any]:
         # With batch_size=None a whole draw goes to the data set, which answers with a batch.

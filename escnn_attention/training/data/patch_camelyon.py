@@ -67,7 +67,7 @@ class PatchCamelyon(PublishedImages):
     std = (0.235, 0.277, 0.213)
     files = "camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5"
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         for name in MD5:
             if _find(folder, name) is None:
                 self._provide(folder, name)

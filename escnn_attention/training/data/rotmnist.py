@@ -65,7 +65,7 @@ class RotMNIST(PublishedImages):
     std = (0.3081,)
     files = FILE
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         if self.download:
             fetch(folder / FILE, report_progress(_ARCHIVE), option="`folder`")
 
