@@ -1,14 +1,18 @@
 r"""Which points of a cloud see each other.
 
 Clouds of a batch lie end to end, as in PyTorch Geometric: ``coords`` is ``(N, d)`` and ``batch``, ``(N,)``, is the
-number of the cloud of each point. A neighbourhood is a list of keys for every query, which attention reads: ``(N, K)``
-indices, filled up with -1.
+number of the cloud of each point. Attention reads a neighbourhood in pieces, groups of queries that see the same keys:
+a query by itself with the list of its keys, or the points of a whole cloud together. What is kept between pieces grows
+with the number of edges, and of whole clouds with the number of points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +22,107 @@ from torch import Tensor
 from escnn_attention.functional.terms import working_precision
 from escnn_attention.positions import Blocks, Positions
 
-__all__ = ["Cloud", "Neighbourhood", "among", "cloud_slices", "list_edges", "where_present"]
+__all__ = [
+    "Cloud",
+    "Lists",
+    "Neighbourhood",
+    "Neighbours",
+    "Piece",
+    "WholeClouds",
+    "among",
+    "cloud_slices",
+    "where_present",
+]
+
+
+class Piece(NamedTuple):
+    """Groups of queries that see the same keys; -1 fills up.
+
+    Attributes:
+        queries: ``(G, A)``.
+        keys: ``(G, K)``.
+        padded: whether there is any -1.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    padded: bool
+
+
+class Neighbours(ABC):
+    """Which points each point sees."""
+
+    @abstractmethod
+    def pieces(self, limit: int) -> list[Piece]:
+        """All queries that see anything, each once.
+
+        Args:
+            limit: the most pairs of a query and a key in a piece, as far as the keys of one query are not more.
+        """
+
+
+class Lists(Neighbours):
+    """A list of keys for every query.
+
+    Args:
+        edges: ``(2, E)``, from keys in the first row to queries in the second.
+        num_points: N.
+    """
+
+    def __init__(self, edges: Tensor, num_points: int):
+        keys, queries = edges
+        order = queries.argsort(stable=True)
+        self._keys = keys[order]
+        self._degree = torch.bincount(queries, minlength=num_points)
+
+    def pieces(self, limit: int) -> list[Piece]:
+        # The longest lists first, so that those of a piece are about as long.
+        degree, order = self._degree.sort(descending=True, stable=True)
+        start = (self._degree.cumsum(0) - self._degree)[order]
+        lengths = degree[: int((degree > 0).sum())].tolist()
+        out = []
+        for i, j in _cuts(lengths, [1] * len(lengths), limit):
+            place = torch.arange(lengths[i], device=degree.device)
+            there = place < degree[i:j, None]
+            keys = torch.where(there, self._keys[torch.where(there, start[i:j, None] + place, 0)], -1)
+            out.append(Piece(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
+        return out
+
+
+class WholeClouds(Neighbours):
+    """Every point sees its whole cloud.
+
+    Args:
+        cloud: ``(N,)``, the number of the cloud of each point.
+    """
+
+    def __init__(self, cloud: Tensor):
+        self._order = cloud.argsort(stable=True)
+        self._counts = torch.unique_consecutive(cloud[self._order], return_counts=True)[1]
+
+    def pieces(self, limit: int) -> list[Piece]:
+        counts, clouds = self._counts.sort(descending=True, stable=True)
+        start = (self._counts.cumsum(0) - self._counts)[clouds]
+        lengths = counts.tolist()
+        out = []
+        for i, j in _cuts(lengths, lengths, limit):
+            place = torch.arange(lengths[i], device=counts.device)
+            there = place < counts[i:j, None]
+            keys = torch.where(there, self._order[torch.where(there, start[i:j, None] + place, 0)], -1)
+            # One cloud may be too much at once: some of its points then are.
+            size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
+            out += [Piece(part, keys, lengths[j - 1] < lengths[i]) for part in keys.split(size, dim=1)]
+        return out
+
+
+def _cuts(keys: Sequence[int], queries: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Stretches of falling numbers of keys and queries, each of which fits when it is filled up to its first."""
+    stops = [0]
+    for i in range(1, len(keys)):
+        first = stops[-1]
+        if (i - first + 1) * keys[first] * queries[first] > limit:
+            stops.append(i)
+    return pairwise([*stops, len(keys)] if keys else [])
 
 
 @dataclass(frozen=True)
@@ -39,25 +143,18 @@ class Neighbourhood:
         """Whether every point sees its whole cloud."""
         return self.radius is None and self.num_neighbours is None
 
-    def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Tensor:
+    def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
         """The neighbours of every point.
 
         Args:
             coords: ``(N, d)``.
             batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
-
-        Returns:
-            ``(N, K)``, the points that each point sees; -1 fills up.
         """
         x = coords.detach()
         cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
         if self.is_global:
-            edges = _everyone(cloud)
-        elif x.device.type == "cpu":
-            edges = self._by_tree(x, cloud)
-        else:
-            edges = self._by_distances(x, cloud)
-        return list_edges(edges, len(x))
+            return WholeClouds(cloud)
+        return Lists(self._by_tree(x, cloud) if x.device.type == "cpu" else self._by_distances(x, cloud), len(x))
 
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
@@ -90,8 +187,9 @@ class Neighbourhood:
     def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
-        x = x.to(working_precision(x.dtype))
-        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius
+        # As the tree does: the same points are neighbours on every device.
+        x = x.to(working_precision(x.dtype) if x.device.type == "mps" else torch.float64)
+        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
         order, start, counts = _in_order(cloud)
         edges = []
         # All distances of a few queries at a time, to the points of their clouds, which are `counts` from `start` on.
@@ -100,13 +198,13 @@ class Neighbourhood:
             place = torch.arange(int(number.max()), device=x.device)
             there = place < number[:, None]
             keys = order[torch.where(there, first[:, None] + place, 0)]
-            distance = (x[keys] - x[queries][:, None]).square().sum(-1).sqrt().masked_fill(~there, torch.inf)
+            square = (x[keys] - x[queries][:, None]).square().sum(-1).masked_fill(~there, torch.inf)
             # A point is the nearest to itself, also where others lie at the same place.
-            distance = distance.masked_fill((keys == queries[:, None]) & there, -1.0)
+            square = square.masked_fill((keys == queries[:, None]) & there, -1.0)
             if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
-                distance, nearest = distance.topk(self.num_neighbours, largest=False)
+                square, nearest = square.topk(self.num_neighbours, largest=False)
                 keys = keys.gather(1, nearest)
-            found = distance <= bound
+            found = square <= bound
             edges.append(torch.stack([keys[found], queries[:, None].expand_as(keys)[found]]))
         return torch.cat(edges, dim=1)
 
@@ -151,27 +249,6 @@ def where_present(
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
     y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure)
     return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
-
-
-def list_edges(edges: Tensor, num_points: int) -> Tensor:
-    """The neighbours ``(N, K)`` that edges ``(2, E)`` give, from keys in the first row to queries in the second."""
-    keys, queries = edges
-    queries, order = queries.sort(stable=True)
-    degree = torch.bincount(queries, minlength=num_points)
-    place = torch.arange(len(queries), device=edges.device) - (degree.cumsum(0) - degree)[queries]
-    listed = edges.new_full((num_points, int(degree.max()) if len(degree) else 0), -1)
-    listed[queries, place] = keys[order]
-    return listed
-
-
-def _everyone(cloud: Tensor) -> Tensor:
-    """The edges between all points of each cloud."""
-    order, first, degree = _in_order(cloud)
-    # For every query as many keys as its cloud has points.
-    queries = torch.arange(len(cloud), device=cloud.device).repeat_interleave(degree)
-    before = (degree.cumsum(0) - degree).repeat_interleave(degree)
-    keys = torch.arange(len(queries), device=cloud.device) - before + first.repeat_interleave(degree)
-    return torch.stack([order[keys], order[queries]])
 
 
 def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor, Tensor]:

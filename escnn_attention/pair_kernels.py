@@ -159,54 +159,60 @@ class PairKernel(torch.nn.Module):
         return content + location if self.combine == "sum" else content * location
 
     def _content(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """``(Q, M, H or 1, J, K, P, number or vector)``."""
+        """``(G, M, H or 1, J, A, K, P, number or vector)``."""
         if self.content == "none":
             return None
         if self.content == "dot":
             return products(q, k).unsqueeze(-1) / math.sqrt(self.channels)
-        of_query = torch.einsum("qmhjc,moc->qmhjo", q, self.of_query)
-        of_key = torch.einsum("qmhjkpc,moc->qmhjkpo", k, self.of_key)
-        return (of_query[..., None, None, :] + of_key) / math.sqrt(2)
+        of_query, of_key = _of_heads(q, self.of_query), _of_heads(k, self.of_key)
+        return (of_query[..., None, None, :] + of_key.unsqueeze(4)) / math.sqrt(2)
 
     def _location(self, seen: Tensor, pose: Tensor | None) -> Tensor | None:
-        """``(Q, M, H, 1, K, P or 1, number or vector)``."""
+        """``(G, M, H, 1, A, K, P or 1, number or vector)``."""
         if self.location == "none":
             return None
-        first = torch.einsum("qkhpd,mod->qmhkpo", seen, self.of_offset) + self.bias[:, None, None, None]
+        # Head by head, ``(M, pairs, H, P, width)``, so that every layer is one product.
+        rows = seen.flatten(0, 2)
+        points = rows.flatten(0, -2).expand(len(self.bias), -1, -1)
+        first = torch.baddbmm(self.bias.unsqueeze(1), points, self.of_offset.transpose(1, 2))
+        first = first.unflatten(1, rows.shape[:-1])
         if pose is not None:
-            first = first + pose.unsqueeze(2)
+            first = first + pose.unsqueeze(1)
         if self.location == "mlp":
-            second = F.silu(torch.einsum("qmhkpi,moi->qmhkpo", F.silu(first), self.within))
-            first = torch.einsum("qmhkpi,mi->qmhkp", second, self.read_location).unsqueeze(-1)
-        return first.unsqueeze(3)
+            poses = first.shape[1:-1]
+            second = F.silu(torch.bmm(F.silu(first).flatten(1, -2), self.within.transpose(1, 2)))
+            first = torch.bmm(second, self.read_location.unsqueeze(-1)).unflatten(1, poses)
+        return first.unflatten(1, seen.shape[:3]).permute(1, 0, 4, 2, 3, 5, 6).unsqueeze(3)
 
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
-        total = self.join_bias[:, None, None, None, None]
+        total = self.join_bias[:, None, None, None, None, None]
         if content is not None:
-            total = total + torch.einsum("qmhjkpi,moi->qmhjkpo", content, self.join_content)
+            total = total + _of_heads(content, self.join_content)
         if location is not None:
-            if self.location == "mlp":
-                location = torch.einsum("qmhjkpi,moi->qmhjkpo", location, self.join_location)
-            total = total + location
-        within = F.silu(torch.einsum("qmhjkpi,moi->qmhjkpo", F.silu(total), self.join_within))
-        return _dot(within, self.read_both)
+            total = total + (_of_heads(location, self.join_location) if self.location == "mlp" else location)
+        return _dot(F.silu(_of_heads(F.silu(total), self.join_within)), self.read_both)
 
     def extra_repr(self) -> str:
         return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
-    """The products of queries ``(Q, M, H, J, C)`` and keys ``(Q, M, H', J', K, P, C)``: ``(Q, M, H, J, K, P)``."""
+    """``(G, M, H, J, A, K, P)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', K, P, C)``."""
+    shape = k.shape[4:6]
     if k.shape[2] == k.shape[3] == 1:
-        shape = k.shape[4:6]
-        out = q.flatten(2, 3) @ k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)
-        return out.unflatten(-1, shape).unflatten(2, q.shape[2:4])
-    return (k.flatten(4, 5) @ q.unsqueeze(-1)).squeeze(-1).unflatten(-1, k.shape[4:6])
+        out = q.flatten(2, 4) @ k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)
+        return out.unflatten(-1, shape).unflatten(2, q.shape[2:5])
+    return (q @ k.flatten(4, 5).transpose(-1, -2)).unflatten(-1, shape)
+
+
+def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """``(G, M, ..., I)`` with ``(M, O, I)``."""
+    return torch.einsum("gm...i,moi->gm...o", x, weight)
 
 
 def _dot(x: Tensor, weight: Tensor) -> Tensor:
-    """``(Q, M, ..., I)`` with ``(M, I)``."""
-    return torch.einsum("qmhjkpi,mi->qmhjkp", x, weight)
+    """``(G, M, ..., I)`` with ``(M, I)``."""
+    return torch.einsum("gm...i,mi->gm...", x, weight)
 
 
 def _weight(heads: int, *shape: int, gain: float = 1.0) -> Parameter:

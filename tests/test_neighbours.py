@@ -7,13 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escnn_attention.neighbours import Cloud, Neighbourhood, among, cloud_slices, list_edges
+from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, among, cloud_slices
 
 
-def listed(neighbours: torch.Tensor) -> list[set[int]]:
-    rows = [[j for j in row if j >= 0] for row in neighbours.tolist()]
-    assert all(len(set(row)) == len(row) for row in rows)
-    return [set(row) for row in rows]
+def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
+    """The keys of every point, from pieces in which each query occurs once at most, and no key twice."""
+    rows: dict[int, set[int]] = {}
+    for queries, keys, padded in neighbours.pieces(limit):
+        assert queries.shape[0] == keys.shape[0]
+        assert queries.shape[1] * keys.numel() <= max(limit, keys.shape[1])
+        assert padded == bool((queries < 0).any() or (keys < 0).any())
+        for group, row in zip(queries.tolist(), keys.tolist(), strict=True):
+            seen = [j for j in row if j >= 0]
+            assert len(set(seen)) == len(seen)
+            assert not rows.keys() & {i for i in group if i >= 0}
+            rows.update({i: set(seen) for i in group if i >= 0})
+    return [rows.get(i, set()) for i in range(number)]
 
 
 @given(st.data())
@@ -39,18 +48,19 @@ def test_every_rule_against_all_distances(data):
         expected.append({j for d, j in order if radius is None or d <= radius})
     rule = Neighbourhood(radius, nearest)
     assert rule.is_global == (radius is None and nearest is None)
-    assert listed(rule(coords, batch)) == expected
+    limit = data.draw(st.sampled_from([1, 5, 20, 2**40]))
+    assert listed(rule(coords, batch), number, limit) == expected
     if number and not rule.is_global:
-        assert listed(list_edges(rule._by_distances(coords, batch), number)) == expected
+        assert listed(Lists(rule._by_distances(coords, batch), number), number, limit) == expected
 
 
 def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
     coords = torch.zeros(3, 2)
-    assert listed(Neighbourhood(radius=0.1)(coords)) == [{0, 1, 2}] * 3
+    assert listed(Neighbourhood(radius=0.1)(coords), 3) == [{0, 1, 2}] * 3
     for number in (1, 2):
         rule = Neighbourhood(num_neighbours=number)
-        for edges in (rule(coords), list_edges(rule._by_distances(coords, torch.zeros(3, dtype=torch.long)), 3)):
-            rows = listed(edges)
+        for found in (rule(coords), Lists(rule._by_distances(coords, torch.zeros(3, dtype=torch.long)), 3)):
+            rows = listed(found, 3)
             assert [len(row) for row in rows] == [number] * 3
             assert all(i in row for i, row in enumerate(rows))
 
@@ -58,18 +68,18 @@ def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
 def test_clouds_may_have_any_numbers():
     torch.manual_seed(0)
     coords, batch = torch.randn(12, 2), torch.randint(3, (12,))
-    for rule in (Neighbourhood(1.5), Neighbourhood(None, 3)):
-        assert listed(rule(coords, 2**60 + batch)) == listed(rule(coords, batch))
+    for rule in (Neighbourhood(1.5), Neighbourhood(None, 3), Neighbourhood()):
+        assert listed(rule(coords, 2**60 + batch), 12) == listed(rule(coords, batch), 12)
 
 
 def test_distances_a_few_at_a_time(monkeypatch):
     torch.manual_seed(0)
     coords, batch = torch.randn(30, 3), torch.randint(4, (30,))
     for rule in (Neighbourhood(1.5), Neighbourhood(None, 4), Neighbourhood(1.5, 4)):
-        expected = listed(rule(coords, batch))
+        expected = listed(rule(coords, batch), 30)
         for limit in (1, 50, 2**22):
             monkeypatch.setattr("escnn_attention.neighbours._DISTANCES", limit)
-            assert listed(list_edges(rule._by_distances(coords, batch), 30)) == expected
+            assert listed(Lists(rule._by_distances(coords, batch), 30), 30) == expected
 
 
 def test_distances_need_no_memory_for_all_pairs(monkeypatch):
@@ -84,10 +94,41 @@ def test_distances_need_no_memory_for_all_pairs(monkeypatch):
     assert sum(sizes) == 200**2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 7])
+def test_the_radius_is_the_same_by_tree_and_by_distances(size, dtype):
+    """On a lattice many distances are the radius, up to rounding."""
+    places = torch.arange(size, dtype=dtype) / 10
+    coords = torch.cartesian_prod(places, places)
+    cloud = torch.zeros(len(coords), dtype=torch.long)
+    for radius in (0.1, 0.2, 0.3, 0.1 * 2**0.5):
+        rule = Neighbourhood(radius)
+        tree, distances = (Lists(f(coords, cloud), len(coords)) for f in (rule._by_tree, rule._by_distances))
+        assert listed(tree, len(coords)) == listed(distances, len(coords))
+
+
 def test_edges_go_from_keys_to_queries():
     edges = torch.tensor([[4, 0, 1], [2, 2, 0]])
-    assert listed(list_edges(edges, 5)) == [{1}, set(), {4, 0}, set(), set()]
-    assert list_edges(torch.zeros(2, 0, dtype=torch.long), 3).shape == (3, 0)
+    assert listed(Lists(edges, 5), 5) == [{1}, set(), {4, 0}, set(), set()]
+    assert Lists(torch.zeros(2, 0, dtype=torch.long), 3).pieces(7) == []
+
+
+def test_a_hub_is_not_paid_for_by_others():
+    """Queries with few keys are not filled up to one with many."""
+    number = 1000
+    hub = torch.stack([torch.arange(number), torch.zeros(number, dtype=torch.long)])
+    ring = torch.stack([torch.arange(number).roll(1), torch.arange(number)])
+    pieces = Lists(torch.cat([hub, ring[:, 1:]], dim=1), number).pieces(2 * number)
+    assert sum(piece.keys.numel() for piece in pieces) <= 4 * number
+
+
+def test_whole_clouds_of_one_size_go_together_and_a_large_one_goes_in_parts():
+    pieces = WholeClouds(torch.tensor([5, 5, 3, 3, 3, 3, 9, 9])).pieces(8)
+    assert [tuple(p.queries.shape) + tuple(p.keys.shape) for p in pieces] == [(1, 2, 1, 4), (1, 2, 1, 4), (2, 2, 2, 2)]
+    assert [p.padded for p in pieces] == [False] * 3
+    (piece,) = WholeClouds(torch.tensor([0, 0, 1])).pieces(100)
+    assert piece.padded
+    assert piece.keys.tolist() == piece.queries.tolist() == [[0, 1], [2, -1]]
 
 
 def test_edges_among_some_points():

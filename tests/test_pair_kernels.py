@@ -23,13 +23,13 @@ def possible() -> list[tuple[str, str, str]]:
 def test_every_parameter_matters(content, location, combine):
     torch.manual_seed(0)
     kernel = bound(content, location, combine).double()
-    q = torch.randn(2, 3, 6, 1, 4, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(2, 3, 6, 1, 5, 4, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 3, 1, 1, 7, 6, 4, dtype=torch.float64)
-    seen = torch.randn(2, 7, 6, 1, 2, dtype=torch.float64)
+    seen = torch.randn(2, 5, 7, 6, 1, 2, dtype=torch.float64)
     poses = kernel.poses(torch.randint(6, (6, 6)), None)
     assert (poses is None) == (location == "none")
     score = kernel.score(q, k, seen, poses)
-    assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 7, 6)) == (2, 3, 6, 1, 7, 6)
+    assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 5, 7, 6)) == (2, 3, 6, 1, 5, 7, 6)
     score.sin().sum().backward()
     for name, parameter in kernel.named_parameters():
         assert parameter.grad is not None, name
@@ -42,10 +42,10 @@ def test_scores_vary_by_about_one_at_first():
         spread = []
         for _ in range(20):
             kernel = bound(*options)
-            q, k = torch.randn(2, 3, 6, 1, 4), torch.randn(2, 3, 1, 1, 40, 6, 4)
+            q, k = torch.randn(2, 3, 6, 1, 5, 4), torch.randn(2, 3, 1, 1, 40, 6, 4)
             poses = kernel.poses(torch.randint(6, (6, 6)), None)
-            score = kernel.score(q, k, 2 * torch.rand(2, 40, 6, 1, 2) - 1, poses)
-            spread.append(score.expand(2, 3, 6, 1, 40, 6).flatten(4).std(-1).mean())
+            score = kernel.score(q, k, 2 * torch.rand(2, 5, 40, 6, 1, 2) - 1, poses)
+            spread.append(score.expand(2, 3, 6, 1, 5, 40, 6).flatten(5).std(-1).mean())
         assert 0.2 < torch.stack(spread).mean() < 3, options
 
 

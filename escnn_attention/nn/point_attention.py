@@ -135,7 +135,8 @@ class PointLayer(PointModule):
                 escnn's point convolutions. A point attends to itself only if there is such an edge; one without any
                 edge gets zeros from the heads. Without edges the layer searches neighbours by ``radius`` and
                 ``num_neighbours``, or takes all points of the cloud.
-            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none.
+            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
+                one stay within clouds.
             mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
             measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points. Quadrature
                 weights make attention that of the continuous field that the points sample.
@@ -146,7 +147,8 @@ class PointLayer(PointModule):
         Raises:
             TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
             ValueError: another gspace or type, no coordinates or such that are not finite, a shape that does not fit, a
-                point that does not exist, edges for a layer that has a ``radius`` or ``num_neighbours`` of its own.
+                point that does not exist, edges between clouds, edges for a layer that has a ``radius`` or
+                ``num_neighbours`` of its own.
         """
         name = type(self).__name__
         x = check_points(x, self.in_type, name)
@@ -321,6 +323,8 @@ def check_cloud(
         _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
     if batch is not None:
         _check_index("batch", batch, (number,), None)
+        if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
+            raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
     if measure is not None:
         if measure.shape != (number,):
             raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")

@@ -16,7 +16,7 @@ from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
 from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import Cloud, Neighbourhood, cloud_slices, list_edges
+from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, cloud_slices
 from escnn_attention.pair_kernels import PairKernel, products
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_module import PointModule
@@ -114,15 +114,17 @@ class PointAttention(PointModule, ExactBuffers):
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
             points = (points.unsqueeze(-1) * self.turn.space(turn).to(points)).sum(-2)
-        if edge_index is None and self._serves_densely(points, batch):
+        if self._serves_densely(points, edge_index, batch):
             y = self._attend_densely(q, k, v, points, batch, measure)
         else:
-            listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
-            y = self._attend_to(listed, q, k, v, points, measure)
+            y = self._attend_to(self._neighbours(coords, edge_index, batch), q, k, v, points, measure)
         if self.query_weight != 1:
             y = self.query_weight * y
         y = self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0)
         return y if self.turn is None or turn is None else self.turn.outputs(y, turn)
+
+    def _neighbours(self, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Neighbours:
+        return self.neighbourhood(coords, batch) if edge_index is None else Lists(edge_index, len(coords))
 
     def _log_measure(self, measure: Tensor | None) -> Tensor | None:
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
@@ -143,7 +145,7 @@ class PointAttention(PointModule, ExactBuffers):
             cloud = Cloud(cloud.coordinates[: 1 if self._factorises() else None].to(dtype))
         return terms_of(encoding, cloud, self.inverse_action, self.quotient, self.relative)
 
-    def _serves_densely(self, points: Tensor, batch: Tensor | None) -> bool:
+    def _serves_densely(self, points: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> bool:
         """Whether everyone sees everyone in a way that the backends of grids serve, one cloud after the other."""
         named = self.backend in ("dense", "reference")
         if self.backend == "neighbours":
@@ -151,7 +153,7 @@ class PointAttention(PointModule, ExactBuffers):
         reason = None
         if self.values is not None or isinstance(self.encoding, PairKernel) or self.normalization != "softmax":
             reason = "it is for softmax attention with an encoding"
-        elif not self.neighbourhood.is_global or not isinstance(self.relation, Offset):
+        elif edge_index is not None or not self.neighbourhood.is_global or not isinstance(self.relation, Offset):
             reason = "it is for the offsets between all points of a cloud"
         if named and reason is not None:
             raise ValueError(f"backend: {self.backend!r} cannot serve this call: {reason}")
@@ -185,6 +187,8 @@ class PointAttention(PointModule, ExactBuffers):
             stretches = cloud_slices(batch[order], len(q))
             assert stretches is not None
         log_measure = self._log_measure(measure)
+        # A single query without a pose contributes to every output pose by itself.
+        query: QueryMode = "all" if q.shape[2] == 1 else self.query
         out = []
         for stretch in stretches:
             x = points[stretch]
@@ -196,17 +200,18 @@ class PointAttention(PointModule, ExactBuffers):
                 _on_grid(v[stretch]),
                 cloud,
                 replace(self._terms(cloud), log_measure=None if mu is None else mu.T),
-                query=self.query,
+                query=query,
                 keys=self.keys,
                 dropout=self.dropout if self.training else 0.0,
                 backend="dense" if self.backend == "auto" else self.backend,
             )
-            out.append(_at_points(y))
+            # Without anything that turns, all output poses are alike.
+            out.append(_at_points(y).expand(-1, -1, len(self.inverse_action), -1))
         y = torch.cat(out)
         return y if order is None else torch.empty_like(y).index_copy(0, order, y)
 
     def _attend_to(
-        self, neighbours: Tensor, q: Tensor, k: Tensor, v: Tensor, points: Tensor, measure: Tensor | None
+        self, neighbours: Neighbours, q: Tensor, k: Tensor, v: Tensor, points: Tensor, measure: Tensor | None
     ) -> Tensor:
         """The output of the heads, ``(N, M, |H|, C)``."""
         num_poses = len(self.inverse_action)
@@ -250,13 +255,13 @@ class PointAttention(PointModule, ExactBuffers):
         return _at_points(y)
 
     def _relate(self, query: Tensor, key: Tensor) -> Tensor:
-        """What every output pose h sees of two points, ``(Q, K, |H|, 1, D)``."""
+        """What every output pose h sees of two points, ``(G, A, K, |H|, 1, D)``."""
         inverse = self.inverse_action.to(query.dtype)
         if isinstance(self.relation, Offset):
-            seen = _turned(self.relation(query, key), inverse)
+            seen = turned(self.relation(query, key), inverse)
         else:
-            seen = self.relation(*(_turned(x, inverse) for x in (query, key)))
-        return seen.unsqueeze(3).to(self.inverse_action.dtype)
+            seen = self.relation(*(turned(x, inverse) for x in (query, key)))
+        return seen.unsqueeze(-2).to(self.inverse_action.dtype)
 
     def _scores(self) -> Scores:
         if isinstance(self.encoding, PairKernel):
@@ -285,9 +290,9 @@ def _at_points(x: Tensor) -> Tensor:
     return x.squeeze(0).permute(2, 0, 1, 3)
 
 
-def _turned(x: Tensor, inverse: Tensor) -> Tensor:
-    """Points ``(Q, K, d)`` as every pose sees them: row vectors, times the transposed matrix of h⁻¹."""
-    return torch.einsum("qki,hdi->qkhd", x, inverse)
+def turned(x: Tensor, inverse: Tensor) -> Tensor:
+    """Points ``(..., d)`` as every pose sees them, ``(..., H, d)``: row vectors, times the transposed matrix of h⁻¹."""
+    return (x @ inverse.flatten(0, 1).T).unflatten(-1, inverse.shape[:2])
 
 
 class _RelativeScores:
@@ -307,31 +312,31 @@ class _RelativeScores:
         features, readout = _features(self._encoding, seen)
         if features is not None and readout is not None:
             # The function of the offset is linear in so many features: the query reads them.
-            reads = torch.einsum("qmhjc,mcf->qmhjf", q, readout.expand(q.shape[1], -1, -1))
+            reads = torch.einsum("gmhjac,mcf->gmhjaf", q, readout.expand(q.shape[1], -1, -1))
             score = score + _against(reads, features)
         elif features is not None:
-            reads = q.expand(-1, -1, seen.shape[2], -1, -1)
+            reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
             features = features.expand(q.shape[1], *features.shape[1:])
-            score = score + torch.einsum("qmhjc,mqkhpc->qmhjkp", reads, features)
+            score = score + torch.einsum("gmhjac,mgakhpc->gmhjakp", reads, features)
         if self._poses is not None:
-            reads = q.expand(-1, -1, seen.shape[2], -1, -1)
+            reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
             poses = self._poses.expand(q.shape[1], -1, -1, -1)
-            score = score + torch.einsum("qmhjc,mhpc->qmhjp", reads, poses).unsqueeze(-2)
+            score = score + torch.einsum("gmhjac,mhpc->gmhjap", reads, poses).unsqueeze(-2)
         return score / math.sqrt(q.shape[-1])
 
 
 def _against(reads: Tensor, features: Tensor) -> Tensor:
-    """``(Q, M, H or 1, J, F)`` with ``(Q, K, H, P, F)``: ``(Q, M, H, J, K, P)``."""
-    keys = features.shape[1], features.shape[3]
-    reads = reads.expand(-1, -1, features.shape[2], -1, -1).transpose(1, 2)
-    out = reads.flatten(2, 3) @ features.permute(0, 2, 4, 1, 3).flatten(3)
-    return out.unflatten(2, reads.shape[2:4]).unflatten(-1, keys).transpose(1, 2)
+    """``(G, M, H or 1, J, A, F)`` with ``(G, A, K, H, P, F)``: ``(G, M, H, J, A, K, P)``."""
+    keys = features.shape[2], features.shape[4]
+    reads = reads.expand(-1, -1, features.shape[3], -1, -1, -1).permute(0, 4, 2, 1, 3, 5)  # G, A, H, M, J, F
+    out = reads.flatten(3, 4) @ features.permute(0, 1, 3, 5, 2, 4).flatten(4)
+    return out.unflatten(3, reads.shape[3:5]).unflatten(-1, keys).permute(0, 3, 2, 4, 1, 5, 6)
 
 
 def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The function of the offset as features ``(Q, K, H, P, F)`` and what reads them, ``(M or 1, C, F)``.
+    """The function of the offset as features ``(G, A, K, H, P, F)`` and what reads them, ``(M or 1, C, F)``.
 
-    Without such a form, its values ``(M or 1, Q, K, H, P, C)`` and None.
+    Without such a form, its values ``(M or 1, G, A, K, H, P, C)`` and None.
     """
     waves = encoding.waves()
     if waves is not None:
@@ -390,13 +395,16 @@ class ConvolvedValues(torch.nn.Module):
             weight = self.weight[:, quotient]
 
         def mix(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-            poses = seen.shape[2]
-            functions = self.kernel(seen).expand(-1, -1, -1, p.shape[-1], -1)
-            # For every query, head and key pose: the values weighted by attention and function, (H · F, K) · (K, C).
-            weights = torch.einsum("qmhkp,qkhpf->qmphfk", p, functions).flatten(3, 4)
-            sums = weights @ v[:, :, :, 0].permute(0, 2, 3, 1, 4)
+            poses = seen.shape[3]
+            functions = self.kernel(seen).expand(-1, -1, -1, -1, p.shape[-1], -1)
+            # For every head and key pose of a group: the values weighted by attention and function,
+            # (A · H · F, K) · (K, C).
+            weights = torch.einsum("gmhakp,gakhpf->gmpahfk", p, functions)
+            sums = weights.flatten(3, 5) @ v[:, :, 0].transpose(2, 3)
             return torch.einsum(
-                "qmphfc,mhpfic->qmhi", sums.unflatten(3, (poses, -1)), weight.expand(-1, poses, -1, -1, -1, -1)
+                "gmpahfc,mhpfic->gmhai",
+                sums.unflatten(3, weights.shape[3:6]),
+                weight.expand(-1, poses, -1, -1, -1, -1),
             )
 
         return mix

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import list_edges
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
-from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.point_attention import PointAttention, turned
 from escnn_attention.plain.point_transformer import PointTransformerBlock
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
@@ -43,27 +42,27 @@ class SphereAttention(PointAttention):
         angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
         local = self.into.inward(x, *angles)
         q, v, k = self.project_in(local.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
-        listed = self.neighbourhood(coords, batch) if edge_index is None else list_edges(edge_index, len(x))
-        y = self._attend_to(listed, q, k, v, frames_at(*angles).flatten(1), measure)
+        neighbours = self._neighbours(coords, edge_index, batch)
+        y = self._attend_to(neighbours, q, k, v, frames_at(*angles).flatten(1), measure)
         return self.out_of.outward(self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0), *angles)
 
     def _relate(self, query: Tensor, key: Tensor) -> Tensor:
-        """What every frame of the query sees of the key and of its frames, ``(Q, K, S, S or 1, 3 + 3 · axes)``.
+        """What every frame of the query sees of the key and of its frames, ``(G, A, K, S, S or 1, 3 + 3 · axes)``.
 
         Args:
-            query, key: ``(Q, 1, 9)`` and ``(Q, K, 9)``; the matrices of the frames of the points.
+            query, key: ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``; the matrices of the frames of the points.
         """
         query, key = query.unflatten(-1, (3, 3)), key.unflatten(-1, (3, 3))
         inverse, dtype = self.inverse_action.to(query.dtype), self.inverse_action.dtype
         # The difference is taken first: what one frame sees of a near point is a small number.
-        apart = (key[..., 2] - query[..., 2]) / self.length_scale  # Q, K, 3
-        offset = torch.einsum("sij,qnlj,qkl->qksi", inverse, query, apart).unsqueeze(3)
+        apart = (key[..., 2] - query[..., 2]) / self.length_scale  # G, A, K, 3
+        into = query.transpose(-1, -2)
+        offset = turned((into @ apart.unsqueeze(-1)).squeeze(-1), inverse).unsqueeze(-2)
         if not self.axes:
             return offset.to(dtype)
-        between = query.transpose(-1, -2) @ key
-        seen = torch.einsum("sij,qkjl->qksil", inverse, between)  # of the key's own frame
+        seen = torch.einsum("sij,gakjl->gaksil", inverse, into @ key)  # of the key's own frame
         stabiliser = inverse.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
-        axes = torch.einsum("qksij,tja->qkstai", seen, stabiliser).flatten(-2)
+        axes = torch.einsum("gaksij,tjn->gakstni", seen, stabiliser).flatten(-2)
         return torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Attention to lists of neighbours: pieces, shapes, measures. The layers' formula: tests/nn/test_point_attention.py."""
+"""Attention to neighbours: pieces, shapes, measures. The layers' formula: tests/nn/test_point_attention.py."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ import pytest
 import torch
 
 from escnn_attention import working_memory
-from escnn_attention.functional.points import _cuts, mix_values, point_attention
-from escnn_attention.neighbours import list_edges
+from escnn_attention.functional.points import mix_values, point_attention
+from escnn_attention.neighbours import Lists, WholeClouds
 from escnn_attention.pair_kernels import products
 
-NEIGHBOURS = list_edges(torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]]), 6)
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]])
+CLOUDS = torch.tensor([1, 0, 1, 1, 0, 2])
+NEIGHBOURS = {
+    "lists": (Lists(EDGES, 6), [[j for j, i in EDGES.T.tolist() if i == query] for query in range(6)]),
+    "whole clouds": (WholeClouds(CLOUDS), [(CLOUDS[i] == CLOUDS).nonzero().flatten().tolist() for i in range(6)]),
+}
 
 
 def relate(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return (key - query)[:, :, None, None].expand(-1, -1, 3, -1, -1)
+    return (key - query)[:, :, :, None, None].expand(-1, -1, -1, 3, -1, -1)
 
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_against_a_loop(query, normalization):
+def test_against_a_loop(query, normalization, neighbours):
     torch.manual_seed(0)
+    neighbours, rows = NEIGHBOURS[neighbours]
     q, k, v, x = random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2)
     log_measure = random(6, 3)
 
     def plain(q, k, seen):
-        offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None]  # Q, K, H, 1
-        return products(q, k) + offset.permute(0, 2, 1, 3)[:, None, :, None]
+        offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None]  # G, A, K, H, 1
+        return products(q, k) + offset.permute(0, 3, 1, 2, 4)[:, None, :, None]
 
     def attend():
         return point_attention(
@@ -38,7 +45,7 @@ def test_against_a_loop(query, normalization):
             k,
             v,
             x,
-            NEIGHBOURS,
+            neighbours,
             num_poses=3,
             relate=relate,
             scores=plain,
@@ -49,8 +56,7 @@ def test_against_a_loop(query, normalization):
 
     out = attend()
     expected = torch.zeros_like(out)
-    for i, row in enumerate(NEIGHBOURS.tolist()):
-        keys = [j for j in row if j >= 0]
+    for i, keys in enumerate(rows):
         if not keys:
             continue
         for m in range(2):
@@ -64,26 +70,47 @@ def test_against_a_loop(query, normalization):
                         p = s * mu.exp() / mu.exp().sum()
                     expected[i, m, h] += torch.einsum("kp,kpc->c", p, v[keys, m])
     torch.testing.assert_close(out, expected)
-    assert not out[[1, 5]].any()
+    assert all(row or not out[i].any() for i, row in enumerate(rows))
     with working_memory(1):
         torch.testing.assert_close(attend(), out)
 
 
-def test_no_points_and_no_neighbours():
-    q = random(0, 2, 3, 4)
-    empty = torch.zeros(0, 0, dtype=torch.long)
-    assert point_attention(
-        q, q, q, random(0, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s: products(q, k)
-    ).shape == (0, 2, 5, 4)
+@pytest.mark.parametrize("number", [0, 3])
+def test_no_points_and_no_neighbours(number):
+    q = random(number, 2, 3, 4)
+    empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
+    out = point_attention(
+        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s: products(q, k)
+    )
+    assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
 
 
 def test_values_of_poses_by_themselves():
-    p, v = random(3, 2, 4, 5, 1), random(3, 5, 2, 4, 1, 6)
-    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("qmhkp,qkmhpc->qmhc", p, v))
+    p, v = random(3, 2, 4, 6, 5, 1), random(3, 2, 4, 5, 1, 6)
+    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhakp,gmhkpc->gmhac", p, v))
+    p, v = random(3, 2, 4, 6, 5, 7), random(3, 2, 1, 5, 7, 6)
+    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhakp,gmkpc->gmhac", p, v[:, :, 0]))
 
 
-def test_pieces_hold_lists_of_about_one_length():
-    assert _cuts([9, 3, 3, 3, 1, 1, 1, 1, 1], 9) == [1, 4]
-    assert _cuts([4, 4, 4], 100) == []
-    assert _cuts([7, 5], 1) == [1]
-    assert _cuts([], 5) == []
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_pieces_are_dropped_and_made_again(neighbours):
+    neighbours, _ = NEIGHBOURS[neighbours]
+    q, k, v, x = (t.requires_grad_() for t in (*(random(6, 2, 3, 4) for _ in range(3)), random(6, 2)))
+
+    def gradients() -> list[torch.Tensor]:
+        out = point_attention(
+            q,
+            k,
+            v,
+            x,
+            neighbours,
+            num_poses=3,
+            relate=relate,
+            scores=lambda q, k, seen: products(q, k) + seen.sum(-1).permute(0, 3, 1, 2, 4)[:, None, :, None],
+        )
+        return list(torch.autograd.grad(out.sin().sum(), [q, k, v, x]))
+
+    whole = gradients()
+    with working_memory(1):
+        for a, b in zip(gradients(), whole, strict=True):
+            torch.testing.assert_close(a, b)

@@ -323,12 +323,14 @@ def test_a_broken_action_is_not_equivariant(table):
 
 @pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute", "none", "mlp", "separable"])
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_backends_agree(encoding, query):
+@pytest.mark.parametrize("keys", ["own", "all"])
+@pytest.mark.parametrize("scalars", [False, True])
+def test_backends_agree(encoding, query, keys, scalars):
     torch.manual_seed(7)
     space = gspaces.flipRot2dOnR2(2)
-    in_type = mixed(space)
+    in_type = FieldType(space, 3 * [space.trivial_repr]) if scalars else mixed(space)
     layer = PointSelfAttention(
-        in_type, in_type, num_heads=2, head_fields=3, query=query, encoding=ENCODINGS[encoding]()
+        in_type, mixed(space), num_heads=2, head_fields=3, query=query, keys=keys, encoding=ENCODINGS[encoding]()
     ).double()
     x = cloud(in_type, 12)
     batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
@@ -344,6 +346,16 @@ def test_backends_agree(encoding, query):
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["dense", "reference"])
+def test_backends_for_whole_clouds_refuse_edges(backend):
+    space = gspaces.rot2dOnR2(2)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend=backend).double()
+    layer(cloud(in_type, 4))
+    with pytest.raises(ValueError, match=f"backend: '{backend}' cannot"):
+        layer(cloud(in_type, 4), torch.tensor([[0, 1], [1, 0]]))
 
 
 def test_dense_is_chosen_for_large_clouds(monkeypatch):
@@ -700,6 +712,11 @@ def test_bad_inputs():
         (ValueError, "edge_index", {"edge_index": torch.zeros(3, 2, dtype=long)}),
         (ValueError, "edge_index", {"edge_index": torch.full((2, 3), 4)}),
         (ValueError, "edge_index", {"edge_index": torch.full((2, 3), -1)}),
+        (
+            ValueError,
+            "different clouds",
+            {"edge_index": torch.tensor([[0, 1], [1, 2]]), "batch": torch.tensor([0, 0, 1, 1])},
+        ),
         (TypeError, "batch", {"batch": torch.zeros(4)}),
         (ValueError, "batch", {"batch": torch.zeros(3, dtype=long)}),
         (ValueError, "batch", {"batch": torch.full((4,), -1)}),
