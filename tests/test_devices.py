@@ -32,10 +32,10 @@ class Case:
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] = (2, 9, 9)
-    of: Callable[[nn.Module], nn.Module] = lambda module: module
     arguments: dict[str, Any] = field(default_factory=dict)
     points: bool = False
     unit: bool = False
+    training: bool = False
 
 
 def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
@@ -92,6 +92,7 @@ CASES = {
     "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
     "GroupSelfAttention, turned": Case(
         lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=ea.Samples(6, turn="random")),
+        training=True,
     ),
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
@@ -157,10 +158,11 @@ def test_no_layer_is_left_out():
     assert modules(ea) | modules(models) <= covered | parts | {"SymmetricTensors"}
 
 
-def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype) -> list[Tensor]:
+def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype, autocast: bool = False) -> list[Tensor]:
     """The output, and the gradients of a loss by the features, the coordinates and the weights."""
     module = copy.deepcopy(module).to(device, dtype)
     generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(2)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -171,9 +173,11 @@ def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype) -> 
 
     arguments = {name: there(value) for name, value in case.arguments.items()}
     inputs = []
+    lower = torch.autocast(device, torch.bfloat16, enabled=autocast)
     if isinstance(module, models.HamiltonianNetwork):
         inputs = [there(drawn(9, 2)), there(drawn(9, 2)), there(drawn(9, 2).abs() + 0.5)]
-        out = module(*[t.requires_grad_() for t in inputs], **arguments)
+        with lower:
+            out = module(*[t.requires_grad_() for t in inputs], **arguments)
         out = out if isinstance(out, Tensor) else torch.stack(list(out))
     else:
         in_type = module.in_type
@@ -187,14 +191,27 @@ def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype) -> 
             batch, *rest = case.shape
             inputs = [there(drawn(batch, channels, *rest))]
             x = GeometricTensor(inputs[0].requires_grad_(), in_type)
-        out = module(x, **arguments)
+        with lower:
+            out = module(x, **arguments)
         out = out if isinstance(out, Tensor) else out.tensor
     assert out.device.type == device
-    assert out.dtype == dtype
+    assert autocast or out.dtype == dtype
     weights = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
     (out * there(weights)).sum().backward()
     wanted = [*inputs, *module.parameters()]
     return [out, *[torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]]
+
+
+def drawn(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    module = case.make().double()
+    for layer in module.modules():
+        # In eval mode escnn keeps kernels, which would belong to other weights.
+        layer.train(case.training or isinstance(layer, R2Conv))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
 
 
 @needs_cuda
@@ -202,14 +219,18 @@ def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_on_a_gpu(name, dtype, tolerance):
     case = CASES[name]
-    torch.manual_seed(0)
-    module = case.make().double().eval()
-    for layer in module.modules():
-        # In eval mode escnn keeps kernels, which would belong to other weights.
-        layer.train(isinstance(layer, R2Conv))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    module = drawn(case)
     expected = computed(case, module, "cpu", torch.float64)
     for a, b in zip(computed(case, module, "cuda", dtype), expected, strict=True):
         assert (a.detach().double().cpu() - b).norm() <= tolerance * max(b.norm(), 1e-2)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CASES)
+def test_mixed_precision_on_a_gpu(name):
+    case = CASES[name]
+    module = drawn(case)
+    expected = computed(case, module, "cpu", torch.float64)[0]
+    out, *gradients = computed(case, module, "cuda", torch.float32, autocast=True)
+    assert (out.detach().double().cpu() - expected).norm() <= 0.1 * expected.norm()
+    assert all(g.isfinite().all() for g in gradients)

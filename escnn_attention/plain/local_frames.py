@@ -85,5 +85,5 @@ class LocalFrames(ExactBuffers):
                 precise = working_precision(generator.dtype)
                 matrix = torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
                 fields = fields @ matrix.transpose(-1, -2).to(fields.dtype)
-            x = x.index_copy(1, columns.flatten(), fields.flatten(1))
+            x = x.index_copy(1, columns.flatten(), fields.flatten(1).to(x.dtype))
         return x

@@ -82,7 +82,9 @@ class FieldTurn(torch.nn.Module):
             columns = getattr(self, f"columns_{i}")
             matrix = representation(turn, inverse).to(x.device, x.dtype)
             fields = x[:, columns.flatten()].unflatten(1, columns.shape)
-            x = x.index_copy(1, columns.flatten(), torch.einsum("ij,bmj...->bmi...", matrix, fields).flatten(1, 2))
+            # Autocast has products in half precision.
+            turned = torch.einsum("ij,bmj...->bmi...", matrix, fields).to(x.dtype)
+            x = x.index_copy(1, columns.flatten(), turned.flatten(1, 2))
         return x
 
 
