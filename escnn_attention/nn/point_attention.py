@@ -382,7 +382,7 @@ class PointSelfAttention(_PointAttention):
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
             it is finite.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
-        backend: ``"auto"``; ``"neighbours"``, lists of neighbours; ``"dense"``, PyTorch's fused attention, for whole
+        backend: ``"auto"``; ``"neighbours"``, queries and the keys they see; ``"dense"``, PyTorch's fused attention, for whole
             clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without second derivatives,
             so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``, the formula written
             out for whole clouds.
