@@ -382,10 +382,10 @@ class PointSelfAttention(_PointAttention):
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
             it is finite.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
-        backend: ``"auto"``; ``"neighbours"``, queries and the keys they see; ``"dense"``, PyTorch's fused attention, for whole
-            clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without second derivatives,
-            so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``, the formula written
-            out for whole clouds.
+        backend: ``"auto"``; ``"neighbours"``, queries and the keys they see; ``"dense"``, PyTorch's fused attention,
+            for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without second
+            derivatives, so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``, the
+            formula written out for whole clouds.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
