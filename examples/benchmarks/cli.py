@@ -29,6 +29,7 @@ class Command(str, Enum):
     rotary = "rotary"
     step = "step"
     attentive = "attentive"
+    points = "points"
     compile = "compile"
     ceilings = "ceilings"
     all = "all"
@@ -81,7 +82,10 @@ def benchmark(
     platonic: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="Platonic Transformers, for rotary.", rich_help_panel=_REFERENCES
+            exists=True,
+            file_okay=False,
+            help="Platonic Transformers, for rotary and points.",
+            rich_help_panel=_REFERENCES,
         ),
     ] = None,
     att_gconvs: Annotated[
@@ -90,6 +94,20 @@ def benchmark(
             exists=True,
             file_okay=False,
             help="Attentive group convolutions, for attentive.",
+            rich_help_panel=_REFERENCES,
+        ),
+    ] = None,
+    lie_transformer: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="The LieTransformer, for points.", rich_help_panel=_REFERENCES),
+    ] = None,
+    lie_conv: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="The fork of LieConv that the LieTransformer needs.",
+            show_default="LieConv in its checkout",
             rich_help_panel=_REFERENCES,
         ),
     ] = None,
@@ -106,7 +124,7 @@ def benchmark(
         int,
         typer.Option(
             min=1,
-            help="Processes for each subject, in turn with the others; scaling has one.",
+            help="Processes for each subject, in turn with the others; curves have one.",
             rich_help_panel=_CONDITIONS,
         ),
     ] = Conditions.repeats,
@@ -128,6 +146,8 @@ def benchmark(
 
     attentive: networks of attentive group convolutions against the published ones and without attention.
 
+    points: point clouds against the LieTransformer, Platonic Transformers and the number of edges, and training.
+
     compile: what torch.compile gains.
 
     ceilings: what the layers reach of what the device can do.
@@ -145,6 +165,8 @@ def benchmark(
         gevit=_path(gevit),
         platonic=_path(platonic),
         att_gconvs=_path(att_gconvs),
+        lie_transformer=_path(lie_transformer),
+        lie_conv=_path(lie_conv),
         network=None if case is None else case.value,
         query=query.value,
     )

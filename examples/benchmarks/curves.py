@@ -23,6 +23,7 @@ class Curve:
         name: for legends and tables.
         subject: the layer of a size.
         baseline: whether it is there for comparison only.
+        segments: between how many of the last sizes slopes are taken: more where memory grows in steps.
         points: what was measured, by size.
         stopped: why there are no larger ones, or None.
     """
@@ -30,12 +31,13 @@ class Curve:
     name: str
     subject: Callable[[int], Subject]
     baseline: bool = False
+    segments: int = 1
     points: dict[int, Result] = field(default_factory=dict)
     stopped: str | None = None
 
     def slope(self, quantity: Quantity) -> float | None:
-        """The power of the size with which a quantity grows from the last point but one to the last."""
-        return slope(list(self.points), [getattr(result, quantity) for result in self.points.values()])
+        """The power of the size with which a quantity grows over the last segments."""
+        return slope(list(self.points), [getattr(result, quantity) for result in self.points.values()], self.segments)
 
     def as_dict(self, axis: str) -> dict[str, Any]:
         """For JSON, with the sizes under the name ``axis``."""
@@ -48,11 +50,17 @@ class Curve:
         }
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> float | None:
-    """The slope of the last segment in a plot with logarithmic axes; None without two points that are positive."""
-    if len(sizes) < 2 or min(values[-2:]) <= 0:
+def slope(sizes: Sequence[float], values: Sequence[float], segments: int = 1) -> float | None:
+    """The slope over the last segments in a plot with logarithmic axes, or over all where there are not so many.
+
+    None without two points that are positive.
+    """
+    if len(sizes) < 2:
         return None
-    return math.log(values[-1] / values[-2]) / math.log(sizes[-1] / sizes[-2])
+    first = max(0, len(sizes) - 1 - segments)
+    if min(values[first], values[-1]) <= 0:
+        return None
+    return math.log(values[-1] / values[first]) / math.log(sizes[-1] / sizes[first])
 
 
 def follow(

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The tests that need a GPU and all benchmarks on it, in one go:
-#     examples/benchmarks/on_gpu.sh OUT [--g-selfatt DIR] [--gevit DIR] [--platonic DIR] [--att-gconvs DIR]
+#     examples/benchmarks/on_gpu.sh OUT [--g-selfatt DIR] [--gevit DIR] [--platonic DIR] [--att-gconvs DIR] \
+#         [--lie-transformer DIR]
 # Everything is written below OUT. It goes on after a failure, and its exit status tells of it.
 set -uo pipefail
 out=$(realpath -m "${1:?OUT: the folder for the results}")

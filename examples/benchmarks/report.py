@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,9 @@ from rich.table import Table
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.environment import environment
 from examples.benchmarks.results import Check, Result
+
+if TYPE_CHECKING:
+    from examples.benchmarks.curves import Curve
 
 
 @dataclass
@@ -70,6 +73,21 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], cap
     return result
 
 
+def curve_table(title: str, axis: str, curves: Sequence[Curve]) -> Table:
+    """A table of time and memory, with a row for every size, and one for the slopes."""
+    sizes = sorted({point for curve in curves for point in curve.points})
+    rows = [[str(point), *(_cell(curve, point) for curve in curves)] for point in sizes]
+    slopes = [(curve.slope("seconds"), curve.slope("peak")) for curve in curves]
+    rows.append(["slope", *(", ".join("–" if s is None else f"{s:.2f}" for s in pair) for pair in slopes)])
+    caption = "slope: the power with which time and memory grow at the end"
+    return table(title, [axis, *(curve.name for curve in curves)], rows, caption)
+
+
+def _cell(curve: Curve, point: int) -> str:
+    result = curve.points.get(point)
+    return "" if result is None else f"{time(result.seconds)}, {size(result.peak)}"
+
+
 def time(seconds: float | None) -> str:
     """Seconds, or milliseconds where they are less than one, with three digits."""
     if seconds is None:
@@ -93,7 +111,7 @@ def verdict(check: Check) -> str:
     """A value beside its target, and whether that is met."""
     value = "–" if check.value is None else f"{check.value:.3g}"
     mark = "[green]✓[/green]" if check.met else "[red]✗[/red]"
-    return f"{value} {check.unit} ({check.relation} {check.target:g}) {mark}"
+    return f"{f'{value} {check.unit}'.rstrip()} ({check.relation} {check.target:g}) {mark}"
 
 
 def cost(result: Result) -> tuple[str, str]:

@@ -6,12 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from examples.benchmarks.commands import attentive, ceilings, compiled, dense, layers, rotary, scaling, step
+from examples.benchmarks.commands import (
+    attentive,
+    ceilings,
+    compiled,
+    dense,
+    layers,
+    point_edges,
+    points,
+    rotary,
+    scaling,
+    step,
+)
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.environment import environment
 from examples.benchmarks.processes import measure_all
 from examples.benchmarks.report import Report
-from examples.benchmarks.subjects import GSA, AttGConvs, Platonic, Subject
+from examples.benchmarks.subjects import GSA, AttGConvs, LieTransformer, Platonic, Subject
 from examples.benchmarks.subjects.subject import Poses
 
 Say = Callable[[str], None]
@@ -28,7 +39,8 @@ class Options:
     Attributes:
         conditions: for all measurements.
         folder: for everything that is written.
-        g_selfatt, gevit, platonic, att_gconvs: checkouts of references; None to go without.
+        g_selfatt, gevit, platonic, att_gconvs, lie_transformer: checkouts of references; None to go without.
+        lie_conv: of LieConv, which ``lie_transformer`` needs; None where it is in that checkout.
         network: of ``step``; None for all.
         query: of ``step``.
     """
@@ -39,6 +51,8 @@ class Options:
     gevit: str | None = None
     platonic: str | None = None
     att_gconvs: str | None = None
+    lie_transformer: str | None = None
+    lie_conv: str | None = None
     network: str | None = None
     query: Poses = "all"
 
@@ -56,11 +70,15 @@ class Options:
         """
         if self.conditions.device == "cuda" and environment()["hardware"]["gpu"] is None:
             raise UnusableError("--device cuda: torch finds no CUDA device")
+        if self.lie_conv is not None and self.lie_transformer is None:
+            raise UnusableError("--lie-conv: got it without --lie-transformer, the checkout that needs it")
         probes: list[Subject] = [GSA(path, 2, 3, 1, kernel_size=3) for path in self.layer_references.values()]
         if self.platonic is not None:
             probes.append(Platonic(self.platonic, 2, 1, 48, 2))
         if self.att_gconvs is not None:
             probes.append(AttGConvs(self.att_gconvs, None, 2))
+        if self.lie_transformer is not None:
+            probes.append(LieTransformer(self.lie_transformer, self.lie_conv, 3, 2, 1, 4, 1, 2))
         results = measure_all(probes, self.conditions.hurried())
         for result in results.values():
             if result.failure is not None:
@@ -94,6 +112,14 @@ def _attentive(options: Options, say: Say) -> Iterator[Report]:
     yield attentive.run_large(options.conditions, say)
 
 
+def _points(options: Options, say: Say) -> Iterator[Report]:
+    yield points.run(options.conditions, options.lie_transformer, options.lie_conv, say)
+    yield points.run_frames(options.conditions, options.platonic, say)
+    # Curves show powers, not percents: one process a point.
+    yield point_edges.run(replace(options.conditions, repeats=1), options.folder, say)
+    yield points.run_training(options.conditions, say)
+
+
 def _ceilings(options: Options, say: Say) -> Iterator[Report]:
     yield ceilings.run(options.conditions, say)
 
@@ -109,6 +135,7 @@ COMMANDS: dict[str, Callable[[Options, Say], Iterator[Report]]] = {
     "rotary": _rotary,
     "step": _step,
     "attentive": _attentive,
+    "points": _points,
     "compile": _compile,
     "ceilings": _ceilings,
 }

@@ -16,26 +16,34 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from examples.benchmarks import processes
+from examples.benchmarks.commands import points
 from examples.benchmarks.commands.ceilings import numbers, operations, scores
 from examples.benchmarks.commands.layer_cases import CASES, QUICK, Case
+from examples.benchmarks.commands.point_edges import by_neighbours, by_points
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.curves import Curve, follow, slope
 from examples.benchmarks.memory import PeakMemory
 from examples.benchmarks.pictures import Bar, bars
-from examples.benchmarks.report import cost, size, table, time, verdict
+from examples.benchmarks.report import cost, curve_table, size, table, time, verdict
 from examples.benchmarks.results import Check, Result, ratio
+from examples.benchmarks.run import Options, UnusableError
 from examples.benchmarks.subjects import (
     Attention,
     AttGConvs,
     Classifier,
     Convolution,
     Dense,
+    LieTransformer,
+    PointAttention,
+    PointConvolution,
+    PointNetwork,
     TrainingStep,
     from_json,
     to_json,
 )
 from examples.benchmarks.subjects.checkouts import CheckoutError, import_from
 from examples.benchmarks.subjects.dense import widened
+from examples.benchmarks.subjects.points import clouds, nearest, with_hub
 from examples.benchmarks.subjects.spaces import gspace, order
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +139,168 @@ def test_attentive(tmp_path):
     assert check["value"] == pytest.approx(large["variants"]["α"]["peak_bytes"] / 1e9)
 
 
+def test_points(tmp_path):
+    run = benchmark("points", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = {
+        name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("points", "points-frames", "points-edges", "points-training")
+    }
+    assert all(report["notes"] == [] for report in stored.values())  # nothing failed
+    assert stored["points"]["checks"] == stored["points-frames"]["checks"] == []  # nothing to compare with
+    assert list(stored["points"]["networks"]) == ["kernel of the reference", "MLP, the default", "no encoding"]
+    for name, network in stored["points"]["networks"].items():
+        assert name in run.stdout
+        assert 0 < network["seconds"] <= network["median_seconds"]
+        assert "reference_over_this" not in network
+    (frames,) = stored["points-frames"]["layers"].values()
+    assert frames["seconds"] > 0
+    for family, edges in (("by_points", [64, 128]), ("by_neighbours", [128, 256])):
+        for curve in stored["points-edges"][family]:
+            assert [point["edges"] for point in curve["points"]] == edges
+            assert all(point["seconds"] > 0 for point in curve["points"])
+    # Every curve of ours is held against the target, and none of the convolution.
+    curves = [*stored["points-edges"]["by_points"], *stored["points-edges"]["by_neighbours"]]
+    ours = [curve for curve in curves if curve["name"] != "R2PointConv"]
+    assert len(ours) == len(curves) - 2
+    for check, curve in zip(stored["points-edges"]["checks"], ours, strict=True):
+        assert curve["name"] in check["name"]
+        assert (check["value"], check["relation"]) == (curve["slope_peak_bytes"], "≤")
+    for picture in ("points_edges_points.png", "points_edges_neighbours.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    (check,) = stored["points-training"]["checks"]
+    assert (check["relation"], check["target"], check["unit"]) == ("≤", 8.0, "GB")
+    assert check["value"] == pytest.approx(stored["points-training"]["step"]["peak_bytes"] / 1e9)
+
+
+@pytest.mark.parametrize(("seconds", "peak", "met"), [(5.0, 500, True), (4.9, 490, False)])
+def test_points_are_judged_against_the_reference(monkeypatch, seconds, peak, met):
+    def found(subjects, conditions, say):
+        names = {LieTransformer: result(seconds, peak=peak), PointNetwork: result(1.0, peak=100)}
+        return {subject: names[type(subject)] for subject in subjects}
+
+    monkeypatch.setattr(points, "measure_all", found)
+    report = points.run(Conditions(), "somewhere", None, lambda _: None)
+    # The kernel of the reference and the default; the network that sees no positions has no target.
+    assert [check.met for check in report.checks] == 4 * [met]
+    assert [check.value for check in report.checks] == pytest.approx(2 * [seconds, peak / 100])
+    assert all("no encoding" not in check.name for check in report.checks)
+    networks = report.data["networks"]
+    assert len(networks) == 3
+    assert all(network["reference_over_this"]["seconds"] == seconds for network in networks.values())
+
+
+def test_points_are_those_of_the_issue(asked):
+    points.run(Conditions(repeats=1), "somewhere", None, lambda _: None)
+    reference, *ours = asked
+    assert (reference.points, reference.poses, reference.batch) == (20, 2, 16)
+    assert (reference.channels, reference.num_layers, reference.num_heads, reference.hidden) == (64, 4, 8, 16)
+    for network in ours:
+        assert (network.space, network.points, network.batch, network.features) == ("c2", 20, 16, reference.features)
+        assert (network.fields, network.num_blocks, network.num_heads) == (64, 4, 8)
+    asked.clear()
+    points.run_frames(Conditions(repeats=1), "somewhere", lambda _: None)
+    theirs, frames = asked
+    assert (theirs.points, theirs.batch) == (frames.points, frames.batch) == (512, 4)
+    assert theirs.channels == order(frames.space) * frames.fields == 192
+    assert theirs.channels // theirs.head_channels == order(frames.space) * frames.num_heads
+    assert (frames.keys, frames.encoding, frames.head_fields) == ("own", "rotary", theirs.head_channels)
+    asked.clear()
+    points.run_training(Conditions(repeats=3), lambda _: None)
+    (large,) = asked
+    assert (large.space, large.points, large.num_neighbours) == ("octahedral", 20000, 32)
+
+
+def test_edges_of_the_curves():
+    for curve in by_points(32):
+        assert (curve.subject(32 * 1000).points, curve.subject(32 * 1000).num_neighbours) == (1000, 32)
+    for curve in by_neighbours(4000):
+        assert (curve.subject(16 * 4000).points, curve.subject(16 * 4000).num_neighbours) == (4000, 16)
+    coords, batch = clouds(30, 1, 2, Conditions())
+    assert batch is None
+    edges = nearest(coords, 5)
+    assert edges.shape == (2, 150)
+    distances = torch.cdist(coords, coords)
+    within = distances[edges[1], edges[0]].view(30, 5).max(1).values
+    assert ((distances <= within[:, None]).sum(1) == 5).all()
+    uneven = with_hub(edges)
+    assert uneven[1].bincount().tolist() == [30] + 29 * [4]
+    assert uneven[0][uneven[1] == 0].tolist() == list(range(30))
+    assert clouds(3, 2, 3, Conditions())[1].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+NETWORK = """
+import torch
+
+class EquivariantTransformer(torch.nn.Module):
+    def __init__(self, dim_input, dim_output, dim_hidden, num_layers, num_heads, group, liftsamples, kernel_dim):
+        super().__init__()
+        assert (dim_hidden, num_layers, num_heads, liftsamples, kernel_dim) == (8, 1, 2, 2, 16)
+        self.map, self.size = torch.nn.Linear(dim_input, dim_output), group.size
+
+    def forward(self, cloud):
+        coords, x, there = cloud
+        assert coords.shape == (*there.shape, 2) == (*self.size(coords), 2)
+        return self.map(x).mean(1)
+"""
+GROUPS = """
+class SE2:
+    def size(self, p):
+        return tuple((*p.shape[:2]))
+"""
+
+
+@pytest.fixture
+def lie(tmp_path, monkeypatch):
+    """Checkouts of a network that has nothing of the published one but its signature, and of groups for it."""
+    for folder, name, text in (
+        ("lie/eqv_transformer", "eqv_attention", NETWORK),
+        ("lie/LieConv/lie_conv", "lieGroups", GROUPS),
+    ):
+        package = tmp_path / folder
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield tmp_path / "lie"
+    for name in list(sys.modules):
+        if name.partition(".")[0] in {"eqv_transformer", "lie_conv"}:
+            del sys.modules[name]
+
+
+def lie_transformer(checkout, lie_conv=None):
+    return LieTransformer(str(checkout), lie_conv, 4, 2, 2, 8, 1, 2)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_line_that_is_no_python_is_mended(lie, inside):
+    with pytest.raises(SyntaxError):
+        compile(GROUPS, "lieGroups.py", "exec")
+    folder = lie / "LieConv"
+    if not inside:
+        folder = shutil.move(folder, lie.parent / "elsewhere")
+    subject = lie_transformer(lie, None if inside else str(folder))
+    subject.load()
+    subject.build(Conditions())()
+    assert (folder / "lie_conv" / "lieGroups.py").read_text() == GROUPS
+    assert not list(folder.rglob("lieGroups*.pyc"))
+
+
+def test_a_lie_transformer_that_lacks_something(lie, tmp_path):
+    def says(message, *folders):
+        with pytest.raises(CheckoutError, match=re.escape(message)):
+            lie_transformer(*folders).load()
+
+    says(f"{lie}/LieConv is no checkout of eqv_transformer", lie / "LieConv")
+    says(f"{tmp_path} is no checkout of lie_conv", lie, str(tmp_path))
+    (lie / "LieConv" / "lie_conv" / "lieGroups.py").unlink()
+    says("is no checkout of LieConv: it has no file lie_conv/lieGroups.py", lie)
+    shutil.rmtree(lie / "LieConv")
+    says("no folder LieConv/lie_conv: get the submodule, or name a checkout with --lie-conv", lie)
+    with pytest.raises(UnusableError, match="--lie-conv: got it without --lie-transformer"):
+        Options(Conditions(), tmp_path, lie_conv=str(lie)).check()
+
+
 def test_bars(tmp_path):
     found = [Bar("plain", "ours", 0.1, 1_000_000), Bar("α", "published", 4.0, 10), Bar("α", "ours", 1.0, 5)]
     bars(tmp_path / "bars.png", "a title", found)
@@ -200,6 +370,10 @@ def test_cells_and_tables():
     made = table("title", ["layer", "time"], [["a", "1 s"], ["b", "2 s"]])
     assert made.row_count == 2
     assert [column.justify for column in made.columns] == ["left", "right"]
+    assert verdict(Check("what", 1.0, "≤", 1.1, "")).startswith("1 (≤ 1.1)")
+    curve = Curve("a", lambda n: Convolution("c4", (n, n), 1), points={2: result(1.0), 4: result(4.0)})
+    cells = list(curve_table("title", "pixels", [curve]).columns[1].cells)
+    assert cells == ["1 s, 1 MB", "4 s, 1 MB", "2.00, 0.00"]
 
 
 def test_subjects_survive_json():
@@ -210,6 +384,10 @@ def test_subjects_survive_json():
         TrainingStep("d4-96"),
         Classifier("p4-cnn", None, 2),
         AttGConvs("somewhere", "full", 2),
+        PointAttention("c4", 9, num_neighbours=3, hub=True),
+        PointConvolution("c4", 9, 3),
+        PointNetwork("c2", 4, 2, 8, 1, 2, labels=3),
+        LieTransformer("somewhere", None, 4, 2, 2, 8, 1, 2),
     ]
     for subject in subjects:
         assert from_json(json.loads(json.dumps(to_json(subject)))) == subject
@@ -237,11 +415,10 @@ def asked(monkeypatch):
 
     def ask(subjects, conditions):
         asked.extend(subjects)
+        sizes = [getattr(subject, "shape", (2,))[0] for subject in subjects]
         return [
-            {"failure": "too small"}
-            if subject.shape[0] == 1
-            else {"first": 1.0, "steps": [float(subject.shape[0])], "peak": 10, "details": {}}
-            for subject in subjects
+            {"failure": "too small"} if size == 1 else {"first": 1.0, "steps": [float(size)], "peak": 10, "details": {}}
+            for size in sizes
         ]
 
     monkeypatch.setattr(processes, "_ask", ask)
@@ -279,6 +456,10 @@ def test_the_readme_has_every_command():
 def test_slope():
     assert slope([1, 2, 4], [7, 1, 8]) == pytest.approx(3)
     assert slope([1], [1]) is None
+    assert slope([1, 2, 4], [1, 5, 16], 2) == pytest.approx(2)
+    assert slope([1, 2], [1, 2], 2) == pytest.approx(1)
+    assert slope([1, 2, 4], [1, 0, 16], 2) == pytest.approx(2)
+    assert slope([1, 2, 4], [0, 2, 16], 2) is None
     assert slope([1, 2], [0, 1]) is None
 
 

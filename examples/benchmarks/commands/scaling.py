@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-
-from rich.table import Table
 
 from examples.benchmarks.conditions import Conditions
 from examples.benchmarks.curves import Curve, follow
 from examples.benchmarks.pictures import draw
-from examples.benchmarks.report import Report, size, table, time
+from examples.benchmarks.report import Report, curve_table
 from examples.benchmarks.subjects import Attention, Convolution
 from examples.benchmarks.subjects.subject import Poses
 
@@ -48,8 +46,8 @@ def run(conditions: Conditions, folder: Path, say: Callable[[str], None]) -> Rep
             "limit_seconds": _LIMIT,
         },
         tables=[
-            _table("Against the number of pixels (C4)", "pixels", pixels),
-            _table("Against the order of the group (Cn)", "elements", orders),
+            curve_table("Against the number of pixels (C4)", "pixels", pixels),
+            curve_table("Against the order of the group (Cn)", "elements", orders),
         ],
         notes=[f"{curve.name}: {curve.stopped}" for curve in (*pixels, *orders) if curve.stopped is not None],
     )
@@ -86,17 +84,3 @@ def by_order(side: int) -> list[Curve]:
 def _square(pixels: int) -> tuple[int, int]:
     side = round(pixels**0.5)
     return side, side
-
-
-def _table(title: str, axis: str, curves: Sequence[Curve]) -> Table:
-    sizes = sorted({point for curve in curves for point in curve.points})
-    rows = [[str(point), *(_cell(curve, point) for curve in curves)] for point in sizes]
-    slopes = [(curve.slope("seconds"), curve.slope("peak")) for curve in curves]
-    rows.append(["slope", *(", ".join("–" if s is None else f"{s:.2f}" for s in pair) for pair in slopes)])
-    caption = "slope: the power with which time and memory grow at the end"
-    return table(title, [axis, *(curve.name for curve in curves)], rows, caption)
-
-
-def _cell(curve: Curve, point: int) -> str:
-    result = curve.points.get(point)
-    return "" if result is None else f"{time(result.seconds)}, {size(result.peak)}"

@@ -16,7 +16,9 @@ from examples.benchmarks.subjects.convolution import Convolution
 from examples.benchmarks.subjects.dense import Dense
 from examples.benchmarks.subjects.functional import Functional
 from examples.benchmarks.subjects.gsa import GSA
+from examples.benchmarks.subjects.lie_transformer import LieTransformer
 from examples.benchmarks.subjects.platonic import Platonic
+from examples.benchmarks.subjects.points import PointAttention, PointConvolution, PointNetwork
 from examples.benchmarks.subjects.subject import Subject
 from examples.benchmarks.subjects.training import TrainingStep
 
@@ -29,7 +31,11 @@ __all__ = [
     "Copy",
     "Dense",
     "Functional",
+    "LieTransformer",
     "Platonic",
+    "PointAttention",
+    "PointConvolution",
+    "PointNetwork",
     "Product",
     "Subject",
     "TrainingStep",
@@ -46,7 +52,11 @@ _KINDS: dict[str, type[Subject]] = {
         Dense,
         Functional,
         GSA,
+        LieTransformer,
         Platonic,
+        PointAttention,
+        PointConvolution,
+        PointNetwork,
         Product,
         TrainingStep,
     )

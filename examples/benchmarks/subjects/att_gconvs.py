@@ -54,4 +54,5 @@ class AttGConvs(Subject):
 
         _, models = import_from(self.path, *_MODULES)
         network = getattr(models, _NETWORKS[self.attention])().to(**place(conditions))
-        return training_step(network, torch.randn(self.batch, 1, 28, 28, **place(conditions)), 10)
+        images = torch.randn(self.batch, 1, 28, 28, **place(conditions))
+        return training_step(network, images, 10, network.parameters())

@@ -48,4 +48,4 @@ class Classifier(Subject):
         make, size = {"p4-cnn": (GroupCNN.rotmnist, 28), "all-cnn-c": (AllCNNC.cifar10, 32)}[self.network]
         network = make(gspace("c4"), attention=self.attention, width=self.width).to(**place(conditions))
         images = torch.randn(self.batch, network.in_type.size, size, size, **place(conditions))
-        return training_step(network, images, network.num_classes)
+        return training_step(network, images, network.num_classes, network.parameters())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import Module
+    from torch.nn import Parameter
 
     from examples.benchmarks.conditions import Conditions
 
@@ -73,16 +73,18 @@ def place(conditions: Conditions) -> dict[str, Any]:
     return {"device": conditions.device, "dtype": getattr(torch, conditions.dtype)}
 
 
-def training_step(network: Module, images: Tensor, num_classes: int) -> Step:
-    """A step of Adam on random labels."""
+def training_step(
+    network: Callable[[Tensor], Tensor], x: Tensor, num_classes: int, parameters: Iterable[Parameter]
+) -> Step:
+    """A step of Adam on random labels, one for each image or point of the input."""
     import torch
 
-    labels = torch.randint(num_classes, (len(images),), device=images.device)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    labels = torch.randint(num_classes, (len(x),), device=x.device)
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        torch.nn.functional.cross_entropy(network(x), labels).backward()
         optimizer.step()
 
     return step

@@ -50,7 +50,7 @@ class TrainingStep(Subject):
         network = make(gspace(kind), kernel_size=self.kernel_size, query=self.query).to(**place(conditions))
         size = self.size or usual
         images = torch.randn(self.batch, network.in_type.size, size, size, **place(conditions))
-        return training_step(network, images, network.num_classes)
+        return training_step(network, images, network.num_classes, network.parameters())
 
     def inspect(self, step: Step, conditions: Conditions) -> dict[str, Any]:
         from examples.benchmarks.subjects.profile import shares
