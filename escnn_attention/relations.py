@@ -7,6 +7,7 @@ else the layer is equivariant to, and with it the group that acts on the points.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -65,7 +66,8 @@ class LogPolar(Relation):
     cosine and sine: scalings and rotations of the plane about the origin, :math:`R_{>0} \times SO(2)`.
 
     Both groups act on the plane without its origin as on themselves, so that the fiber group may be the trivial one.
-    Scalings do not change the relation; with a neighbourhood by radius they change who is a neighbour.
+    Scalings do not change the relation, from the smallest to the largest numbers of the precision; with a neighbourhood
+    by radius they change who is a neighbour.
 
     Raises:
         ValueError: on application, when a point is the origin, which has no direction.
@@ -77,11 +79,22 @@ class LogPolar(Relation):
         return 3
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        squares = query.square().sum(-1), key.square().sum(-1)
-        if not torch.compiler.is_compiling() and not (squares[0].all() and squares[1].all()):
-            raise ValueError("coords: got a point at the origin, where LogPolar has no direction")
-        ratio = (squares[1].log() - squares[0].log()) / 2
-        lengths = (squares[0] * squares[1]).sqrt()
-        dot = (query * key).sum(-1)
-        cross = query[..., 0] * key[..., 1] - query[..., 1] * key[..., 0]
-        return torch.stack(torch.broadcast_tensors(ratio, dot / lengths, cross / lengths), dim=-1)
+        (x, length, exponent), (y, other_length, other_exponent) = _polar(query), _polar(key)
+        ratio = other_length - length + (other_exponent - exponent) * math.log(2)
+        dot = (x * y).sum(-1)
+        cross = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
+        return torch.stack(torch.broadcast_tensors(ratio, dot, cross), dim=-1)
+
+
+def _polar(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The direction of ``(..., d)``, and its length in two parts: e^length · 2^exponent, each ``(...)``."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    if not torch.compiler.is_compiling() and not largest.all():
+        raise ValueError("coords: got a point at the origin, where LogPolar has no direction")
+    # A power of two near the length is taken out: squares neither overflow nor vanish at any scale.
+    exponent = largest.log2().floor()
+    # In two halves, as 2¹⁴⁹, which the smallest numbers need, is no number of single precision.
+    half = (exponent / 2).floor()
+    scaled = x * (-half).exp2() * (half - exponent).exp2()
+    norm = scaled.square().sum(-1, keepdim=True).sqrt()
+    return scaled / norm, norm.squeeze(-1).log(), exponent.squeeze(-1)

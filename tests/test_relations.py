@@ -44,6 +44,57 @@ def test_log_polar_is_invariant_to_turns_and_scalings():
     assert not torch.allclose(LogPolar()(x * flipped, y * flipped), LogPolar()(x, y))
 
 
+RANGES = {torch.float32: (-149, 127), torch.float64: (-1074, 1023)}
+
+
+@pytest.mark.parametrize("dtype", RANGES)
+def test_log_polar_at_every_scale(dtype):
+    """Powers of two change no digit; at the lower end coordinates lose theirs, so that they are whole numbers here."""
+    x = torch.tensor([[3.0, -4.0], [1.0, 0.0], [-5.0, 2.0]], dtype=dtype)
+    y = torch.tensor([[1.0, 2.0], [-6.0, 7.0], [0.0, 4.0]], dtype=dtype)
+    expected = LogPolar()(x, y)
+    least, most = RANGES[dtype]
+    near = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
+    for exponent in (least, least + 1, -130, -70, -40, -3, 30, 64, 100, most - 3):
+        # 2^exponent itself, which may be no number of the precision that exp2 goes through.
+        scale = torch.tensor(math.ldexp(1.0, exponent), dtype=torch.float64).to(dtype)
+        assert scale > 0
+        torch.testing.assert_close(LogPolar()(scale * x, scale * y), expected, **near)
+    # From one end to the other.
+    small, large = torch.tensor([[math.ldexp(1.0, e), 0.0] for e in (least, most)], dtype=torch.float64).to(dtype)
+    far = torch.tensor([(most - least) * math.log(2), 1.0, 0.0], dtype=dtype)
+    torch.testing.assert_close(LogPolar()(small, large), far, **near)
+    torch.testing.assert_close(LogPolar()(large, small), far * torch.tensor([-1, 1, 1], dtype=dtype), **near)
+    largest = torch.full((2,), torch.finfo(dtype).max, dtype=dtype)
+    torch.testing.assert_close(LogPolar()(largest, largest), torch.tensor([0.0, 1.0, 0.0], dtype=dtype), **near)
+
+
+def test_log_polar_has_gradients_at_every_scale():
+    """Of a function of the relation, they are as much larger as the coordinates are smaller."""
+    torch.manual_seed(0)
+    x, y, weights = torch.randn(5, 2), torch.randn(5, 2), torch.randn(3)
+    gradients = []
+    for exponent in (0, -60, 60):
+        scale = 2.0**exponent
+        q, k = (scale * x).requires_grad_(), (scale * y).requires_grad_()
+        (LogPolar()(q, k) @ weights).sum().backward()
+        gradients.append(torch.stack([q.grad, k.grad]) * scale)
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
+    q, k = x.double().requires_grad_(), y.double().requires_grad_()
+    assert torch.autograd.gradcheck(LogPolar(), (q, k))
+    assert torch.autograd.gradgradcheck(LogPolar(), (q, k))
+
+
+def test_log_polar_at_the_origin():
+    x = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    for query, key in ((x, x[:1]), (x[:1], x)):
+        with pytest.raises(ValueError, match="coords: got a point at the origin"):
+            LogPolar()(query, key)
+    # What is only near it is not.
+    assert LogPolar()(x[:1] * 1e-40, x[:1]).isfinite().all()
+
+
 def test_a_relation_of_ones_own():
     from escnn import gspaces
     from escnn.nn import FieldType, GeometricTensor

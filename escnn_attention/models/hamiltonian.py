@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +51,7 @@ class HamiltonianNetwork(torch.nn.Module):
         Positions and momenta ``(N, d)`` to trajectories ``(N, T, 2, d)``: see :meth:`rollout`.
 
     Raises:
+        TypeError: the potential is no module.
         ValueError: an unknown integrator, a scale that is not positive, or a layer whose backend has no second
             derivatives.
 
@@ -70,8 +73,9 @@ class HamiltonianNetwork(torch.nn.Module):
         self, potential: torch.nn.Module, *, scale: float = 1.0, mass: int = 0, integrator: Integrator = "rk4"
     ):
         super().__init__()
-        if not scale > 0:
-            raise ValueError(f"scale: got {scale!r}, needed a positive energy")
+        if not isinstance(potential, torch.nn.Module):
+            raise TypeError(f"potential: got {type(potential).__name__}, needed a torch.nn.Module")
+        self.scale = _positive("scale", scale)
         check_int("mass", mass, least=0)
         check_option("integrator", integrator, ("rk4", "leapfrog"))
         for module in potential.modules():
@@ -83,7 +87,6 @@ class HamiltonianNetwork(torch.nn.Module):
                 if module.backend == "auto":
                     module.backend = "neighbours"
         self.potential = potential
-        self.scale = float(scale)
         self.mass = mass
         self.integrator: Integrator = integrator
 
@@ -94,8 +97,13 @@ class HamiltonianNetwork(torch.nn.Module):
             positions: ``(N, d)``.
             features: ``(N, C)``; the mass is one of them.
             batch: ``(N,)``, the number of the cloud of each body; None for a single one.
+
+        Raises:
+            TypeError: ``batch`` is not of integers.
+            ValueError: it does not fit the positions, or the features do not, or a cloud has no bodies.
         """
-        num_clouds = count_clouds(batch, len(positions))
+        self._check(positions, features)
+        num_clouds = count_clouds(batch, positions)
         means = pool_clouds(positions, batch, num_clouds, "mean")
         value: Tensor = self.potential(features, positions - (means if batch is None else means[batch]), batch=batch)
         if value.shape != (num_clouds, 1):
@@ -104,8 +112,10 @@ class HamiltonianNetwork(torch.nn.Module):
 
     def energy(self, positions: Tensor, momenta: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
         """H ``(B,)``, of positions and momenta ``(N, d)``."""
+        self._check(positions, features, momenta)
+        num_clouds = count_clouds(batch, positions)
         kinetic = momenta.square().sum(1, keepdim=True) / (2 * self._masses(features))
-        total = pool_clouds(kinetic, batch, count_clouds(batch, len(positions)), "sum").squeeze(1)
+        total = pool_clouds(kinetic, batch, num_clouds, "sum").squeeze(1)
         return total + self.potential_energy(positions, features, batch)
 
     def forces(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -159,8 +169,8 @@ class HamiltonianNetwork(torch.nn.Module):
         """
         check_int("num_frames", num_frames)
         check_int("substeps", substeps)
-        if positions.shape != momenta.shape:
-            raise ValueError(f"momenta: got shape {tuple(momenta.shape)}, needed {tuple(positions.shape)}")
+        self._check(positions, features, momenta)
+        count_clouds(batch, positions)
         masses = self._masses(features)
 
         def velocity(p: Tensor) -> Tensor:
@@ -177,13 +187,20 @@ class HamiltonianNetwork(torch.nn.Module):
             frames.append(torch.stack([positions, momenta], dim=1))
         return torch.stack(frames, dim=1)
 
+    def _check(self, positions: Tensor, features: Tensor, momenta: Tensor | None = None) -> None:
+        """What comes of the bodies fits together."""
+        if positions.dim() != 2:
+            raise ValueError(f"positions: got shape {tuple(positions.shape)}, needed (bodies, d)")
+        if momenta is not None and positions.shape != momenta.shape:
+            raise ValueError(f"momenta: got shape {tuple(momenta.shape)}, needed {tuple(positions.shape)}")
+        if features.dim() != 2 or len(features) != len(positions) or features.shape[1] <= self.mass:
+            raise ValueError(
+                f"features: got shape {tuple(features.shape)}, needed ({len(positions)}, channels) with the mass in "
+                f"channel {self.mass}"
+            )
+
     def _masses(self, features: Tensor) -> Tensor:
         """``(N, 1)``."""
-        if features.dim() != 2 or features.shape[1] <= self.mass:
-            raise ValueError(
-                f"features: got shape {tuple(features.shape)}, needed (bodies, channels) with the mass in channel "
-                f"{self.mass}"
-            )
         return features[:, self.mass : self.mass + 1]
 
     def extra_repr(self) -> str:
@@ -243,6 +260,14 @@ def leapfrog_step(velocity: Derivative, force: Derivative, positions: Tensor, mo
     momenta = momenta + step / 2 * force(positions)
     positions = positions + step * velocity(momenta)
     return positions, momenta + step / 2 * force(positions)
+
+
+def _positive(name: str, value: Any) -> float:
+    """``value`` as a float, if it is a positive number."""
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name}: got {value!r}, needed a positive energy")
+    return number
 
 
 def _ordinary(x: Tensor) -> Tensor:

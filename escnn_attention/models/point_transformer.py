@@ -18,6 +18,7 @@ from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn._arguments import check_int, check_option, check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.point_attention import check_cloud
 from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.transformer import shortcut_of
 from escnn_attention.pair_kernels import PairKernel
@@ -168,7 +169,8 @@ class PointTransformer(torch.nn.Module):
         first = self.in_type
         if positions:
             first = first + _named(gspace, "vector")
-        if all(r.is_trivial() for r in first.representations):
+        pointwise = options.get("projection") == "pointwise" and chosen is None
+        if all(r.is_trivial() for r in first.representations) and not pointwise:
             # Scalars need no poses until positions come in.
             scalars = FieldType(gspace, per_pose * [gspace.trivial_repr])
             self.embedding: Any = _PointwiseLinear(first, scalars)
@@ -224,16 +226,16 @@ class PointTransformer(torch.nn.Module):
                 that a mask hides, and means and sums weigh points by their measure.
 
         Raises:
-            TypeError, ValueError: as the layers raise; a cloud without points.
+            TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
+                or with ``batch_norm`` a single cloud in training.
         """
         if isinstance(input, Tensor):
-            if coords is None:
-                raise ValueError("coords: got none, needed (points, d) with features that are a tensor")
-            input = GeometricTensor(input, self.in_type, coords)
+            input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
         elif coords is not None:
             raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
         x = check_points(input, self.in_type, type(self).__name__)
-        num_clouds = count_clouds(batch, len(x.tensor), mask)
+        num_clouds = count_clouds(batch, x.coords, mask)
+        check_cloud(x.coords, edge_index, batch, mask, measure)
         features = x.tensor
         if self.positions is not None:
             offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
@@ -243,6 +245,24 @@ class PointTransformer(torch.nn.Module):
         for block in self.blocks:
             y = block(y, edge_index, batch, mask=mask, measure=measure)
         return read(self.head, self.norm(y).tensor, batch, num_clouds, mask, measure)
+
+    def _check_coords(self, coords: Any, features: Tensor) -> Tensor:
+        """``coords``, if they are those of features that are a tensor."""
+        size, dim = self.in_type.size, self.gspace.dimensionality
+        if features.dim() != 2 or features.shape[1] != size:
+            raise ValueError(f"input: got shape {tuple(features.shape)}, needed (points, {size})")
+        needed = f"needed (points, {dim}) with features that are a tensor"
+        if coords is None:
+            raise ValueError(f"coords: got none, {needed}")
+        if not isinstance(coords, Tensor):
+            raise TypeError(f"coords: got {type(coords).__name__}, {needed}")
+        if coords.shape != (len(features), dim):
+            raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed ({len(features)}, {dim})")
+        if not coords.dtype.is_floating_point:
+            raise TypeError(f"coords: got {coords.dtype}, needed floating-point numbers")
+        if coords.device != features.device:
+            raise ValueError(f"coords: got a tensor on {coords.device}, needed one on {features.device}, as input is")
+        return coords
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.

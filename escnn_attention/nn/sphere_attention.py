@@ -66,7 +66,8 @@ class SphereSelfAttention(PointLayer):
         out_type: the type of the output, likewise. A layer that is followed by another keeps directions only in fields
             that have some: scalars alone are isotropic.
         num_heads: the number of heads.
-        samples: the number of frames of a point; with reflections an even number.
+        samples: the number of frames of a point; with reflections an even number, of which half are mirror images: give
+            O(3) twice as many as SO(3), 16 or more.
         head_fields: the number C of functions of a head; by default the fields of ``out_type`` divided by
             ``num_heads``, rounded up.
         radius: points attend to those within this angle, in radians; None for any.

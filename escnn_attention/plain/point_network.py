@@ -33,24 +33,51 @@ PosePool = Literal["mean", "max"]
 Readout = Literal["clouds", "points"]
 
 
-def count_clouds(batch: Tensor | None, number: int, mask: Tensor | None = None) -> int:
+def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = None) -> int:
     """The number of clouds in a batch.
 
     Args:
         batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
-        number: N.
+        coords: ``(N, d)``.
         mask: ``(N,)``, False for points that are not there.
 
     Raises:
-        ValueError: a cloud has no points.
+        TypeError: ``batch`` is not a tensor of integers, or ``mask`` not one of bool.
+        ValueError: one of them has another shape or is on another device, a number is negative, or a cloud has no
+            points.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.plain.point_network import count_clouds
+        >>> count_clouds(torch.tensor([0, 0, 1, 1, 1]), torch.randn(5, 3))
+        2
     """
+    _check_of_points("mask", mask, torch.bool, coords)
+    _check_of_points("batch", batch, torch.long, coords)
+    number = len(coords)
     if batch is None:
         sizes = torch.tensor([number if mask is None else int(mask.sum())])
     else:
+        if number and int(batch.min()) < 0:
+            raise ValueError(f"batch: got {int(batch.min())}, needed the numbers of the clouds from 0")
         sizes = torch.bincount(batch if mask is None else batch[mask], minlength=int(batch.max()) + 1 if number else 1)
     if not bool((sizes > 0).all()):
         raise ValueError(f"batch: cloud {int(sizes.argmin())} has no points, needed at least one in each")
     return len(sizes)
+
+
+def _check_of_points(name: str, values: Tensor | None, dtype: torch.dtype, coords: Tensor) -> None:
+    """``values`` are None, or one of this type for each point of ``coords``."""
+    if values is None:
+        return
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name}: got {type(values).__name__}, needed a tensor or None")
+    if values.dtype != dtype:
+        raise TypeError(f"{name}: got {values.dtype}, needed a tensor of {dtype}")
+    if values.shape != coords.shape[:1]:
+        raise ValueError(f"{name}: got shape {tuple(values.shape)}, needed {tuple(coords.shape[:1])}")
+    if values.device != coords.device:
+        raise ValueError(f"{name}: got a tensor on {values.device}, needed one on {coords.device}, as coords are")
 
 
 def pool_clouds(x: Tensor, batch: Tensor | None, num_clouds: int, how: Pool, measure: Tensor | None = None) -> Tensor:
@@ -152,6 +179,9 @@ class InvariantHead(ExactBuffers):
         pool: that over the points, or None for numbers at every point.
         readout: whether the perceptron acts on clouds, after the pooling, or at points, before it.
         batch_norm: whether what the perceptron gets is standardised over the batch.
+
+    Raises:
+        ValueError: on application in training, there is one cloud (or point) only to standardise over.
     """
 
     weights: Tensor
@@ -183,10 +213,18 @@ class InvariantHead(ExactBuffers):
         seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
         y = seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
         if self.pool is None:
-            return self.perceptron(y)
+            return self._perceive(y)
         if self.readout == "points":
-            return pool_clouds(self.perceptron(y), batch, num_clouds, self.pool, measure)
-        return self.perceptron(pool_clouds(y, batch, num_clouds, self.pool, measure))
+            return pool_clouds(self._perceive(y), batch, num_clouds, self.pool, measure)
+        return self._perceive(pool_clouds(y, batch, num_clouds, self.pool, measure))
+
+    def _perceive(self, y: Tensor) -> Tensor:
+        norm = self.perceptron[0]
+        if isinstance(norm, torch.nn.BatchNorm1d) and norm.training and len(y) == 1:
+            what = "cloud" if self.pool is not None and self.readout == "clouds" else "point"
+            raise ValueError(f"batch: got one {what}, but batch_norm standardises over at least two in training")
+        z: Tensor = self.perceptron(y)
+        return z
 
 
 class EquivariantHead(torch.nn.Module):
@@ -251,7 +289,12 @@ class PointNetwork(torch.nn.Module):
         measure: Tensor | None = None,
     ) -> Tensor:
         """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
-        num_clouds = count_clouds(batch, len(x), mask)
+        if x.dim() != 2 or coords.dim() != 2 or len(x) != len(coords):
+            raise ValueError(
+                f"coords: got shape {tuple(coords.shape)} with features of shape {tuple(x.shape)}, needed (points, d) "
+                "and (points, channels)"
+            )
+        num_clouds = count_clouds(batch, coords, mask)
         if self.positions is not None:
             offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
             x = torch.cat([x, offsets / self.positions], dim=1)

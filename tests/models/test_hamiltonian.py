@@ -211,6 +211,37 @@ def test_bad_arguments():
     )
     with pytest.raises(ValueError, match="potential: got an output"):
         wrong.energy(q, p, features, BATCH)
-    with pytest.raises(ValueError, match="scale: got 0"):
-        HamiltonianNetwork(network.potential, scale=0)
+    for scale in (0, -1.0, "a", None, True, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"scale: got {scale!r}, needed a positive energy"):
+            HamiltonianNetwork(network.potential, scale=scale)
+    with pytest.raises(TypeError, match=r"potential: got function, needed a torch\.nn\.Module"):
+        HamiltonianNetwork(lambda features, coords, batch: coords.sum())
     assert copy.deepcopy(network).extra_repr() == "scale=1.0, mass=0, integrator='rk4'"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_bad_systems(known):
+    """Told at once, by every method, whatever the potential would make of them."""
+    network = HamiltonianNetwork(Springs()) if known else attentive()
+    q, p, features = system()
+    methods = {
+        "potential_energy": lambda q, p, features, batch: network.potential_energy(q, features, batch),
+        "energy": network.energy,
+        "forces": lambda q, p, features, batch: network.forces(q, features, batch),
+        "rollout": lambda *bodies: network.rollout(*bodies, num_frames=1, step=0.1),
+    }
+    for method in methods.values():
+        for error, message, batch in (
+            (TypeError, r"batch: got torch.float32, needed a tensor of torch.int64", BATCH.float()),
+            (ValueError, "batch: got -1", BATCH - 1),
+            (ValueError, r"batch: got shape \(6,\), needed \(7,\)", BATCH[:6]),
+            (ValueError, "batch: got a tensor on meta, needed one on cpu", BATCH.to("meta")),
+            (ValueError, "batch: cloud 1 has no points", 2 * BATCH),
+        ):
+            with pytest.raises(error, match=message):
+                method(q, p, features, batch)
+        with pytest.raises(ValueError, match=r"features: got shape \(6, 2\), needed \(7, channels\)"):
+            method(q, p, features[:6], BATCH)
+        with pytest.raises(ValueError, match=r"positions: got shape \(14,\), needed \(bodies, d\)"):
+            method(q.flatten(), p.flatten(), features, BATCH)
+        assert method(q, p, features, BATCH).isfinite().all()
