@@ -2,9 +2,12 @@
 
     python examples/sphere.py --out figures
 
-A smooth field on the sphere, temperature and wind, is sampled on a grid of latitudes and longitudes, as is the same
-field turned by a random rotation. Two blocks of attention and the mean over the area give numbers that should not
-change. They come from attention on the sphere, from the same without the weights of the quadrature, and from plain
+First single layers between scattered points, by the number of their samples: they would be exact if a point had all
+its frames.
+
+Then grids. A smooth field on the sphere, temperature and wind, is sampled on a grid of latitudes and longitudes, as is
+the same field turned by a random rotation. Two blocks of attention and the mean over the area give numbers that should
+not change. They come from attention on the sphere, from the same without the weights of the quadrature, and from plain
 attention on the image of latitudes and longitudes, which knows nothing of rotations.
 
 Weights are random: equivariance holds before training as it does after. It takes some minutes on one core. Needs
@@ -28,9 +31,11 @@ from rich.table import Table
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from escnn_attention import SphereGrid, SphereTransformerBlock, TransformerBlock
+from escnn_attention import SphereGrid, SphereSelfAttention, SphereTransformerBlock, TransformerBlock
 
 SPACE = gspaces.rot3dOnR3()
+SPACES = {"SO(3)": SPACE, "O(3)": gspaces.flipRot3dOnR3()}
+LAYERS, POINTS = 5, 24  # random layers and points that the error of a layer is measured with
 VECTOR = SPACE.fibergroup.standard_representation()
 INPUT = FieldType(SPACE, [SPACE.trivial_repr, VECTOR])
 HIDDEN = FieldType(SPACE, 6 * [SPACE.trivial_repr] + 2 * [VECTOR])
@@ -54,6 +59,39 @@ class Field:
         # Winds blow around the highs.
         wind = np.einsum("nb,nbi->ni", bumps, np.cross(self.centres, x[:, None]))
         return torch.as_tensor(np.concatenate([bumps.sum(1, keepdims=True), rotation.apply(wind)], axis=1))
+
+
+def field_types(space: gspaces.GSpace) -> dict[str, FieldType]:
+    """Fields that a layer gets, by their names; it gives those of the last."""
+    group = space.fibergroup
+    tensor = group.irrep(2) if space is SPACE else group.irrep(0, 2)
+    scalars = FieldType(space, 2 * [space.trivial_repr])
+    return {
+        "scalars": scalars,
+        "scalars, vectors and tensors": FieldType(space, [space.trivial_repr, space.basespace_action, tensor]),
+    }
+
+
+@torch.no_grad()
+def layer_error(space: gspaces.GSpace, fields: str, samples: int) -> float:
+    """The error of a layer under a random element of the group, relative to its output, in float64.
+
+    The mean over some layers with random weights, on random fields at random points.
+    """
+    in_type, out_type = field_types(space)[fields], list(field_types(space).values())[-1]
+    random = np.random.default_rng(0)
+    errors = []
+    for seed in range(LAYERS):
+        torch.manual_seed(seed)
+        layer = SphereSelfAttention(in_type, out_type, samples=samples, head_fields=2).double()
+        coords = torch.nn.functional.normalize(torch.as_tensor(random.normal(size=(POINTS, 3))), dim=1)
+        x = GeometricTensor(torch.as_tensor(random.normal(size=(POINTS, in_type.size))), in_type, coords)
+        q = random.normal(size=4)
+        q /= np.linalg.norm(q)
+        element = space.fibergroup.element(q if space is SPACE else (seed % 2, q), "Q")
+        y, z = layer(x), layer(x.transform(element))
+        errors.append(float((z.tensor - y.transform_fibers(element).tensor).norm() / y.tensor.norm()))
+    return float(np.mean(errors))
 
 
 class OnSphere(torch.nn.Module):
@@ -120,9 +158,18 @@ def main(
     sizes: Annotated[str, typer.Option(help="Numbers of latitudes, with commas.")] = "6,8,12,16",
     samples: Annotated[str, typer.Option(help="Numbers of frames a point, with commas.")] = "4,8",
     turns: Annotated[int, typer.Option(min=2, help="Random rotations.")] = 4,
+    layer_samples: Annotated[str, typer.Option(help="Samples of single layers, with commas.")] = "4,8,16,32",
 ) -> None:
-    """Numbers that rotations of the sphere should not change, on grids of several sizes."""
+    """Errors of single layers, and numbers on grids of several sizes that rotations should not change."""
     console = Console()
+    numbers = [int(n) for n in layer_samples.split(",")]
+    table = Table("group, fields", *map(str, numbers), title="error of a layer, by its samples")
+    rows = [(group, fields) for group in SPACES for fields in field_types(SPACE)]
+    for group, fields in track(rows, console=console, description="layers"):
+        errors = (layer_error(SPACES[group], fields, n) for n in numbers)
+        table.add_row(f"{group}, from {fields}", *(f"{error:.0e}" for error in errors))
+    console.print(table)
+
     rotations = [Rotation.identity(), *Rotation.random(turns - 1, random_state=0)]
     latitudes = [int(n) for n in sizes.split(",")]
     kinds = {f"sphere, {n} frames": (int(n), True) for n in samples.split(",")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -13,30 +15,51 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 _OUT = Path("runs/point_clouds")
 
 
+class Solver(str, Enum):
+    """What gives the trajectories of the springs."""
+
+    exact = "exact"
+    DOP853 = "DOP853"
+    rk4 = "rk4"
+
+
 @app.command()
 def constellations(
     small: Small = False,
     out: Out = _OUT,
-    data_dir: Folder = None,
     epochs: Epochs = None,
     seed: Seed = 0,
     accelerator: Accelerator = "auto",
 ) -> None:
     """Count patterns in the plane: accuracy, also on turned clouds."""
-    _run("constellations", out, small, data_dir, epochs, seed, accelerator)
+    _run("constellations", out, small, None, epochs, seed, accelerator)
 
 
 @app.command()
 def springs(
     small: Small = False,
     out: Out = _OUT,
-    data_dir: Folder = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that integrated trajectories are kept in; not for exact ones, which are kept nowhere.",
+            show_default="$ESCNN_ATTENTION_DATA",
+        ),
+    ] = None,
+    solver: Annotated[
+        Solver | None,
+        typer.Option(
+            help="Of the equations of motion: exact, by eigenvectors; DOP853, scipy's integrator; rk4, as published.",
+            show_default="rk4, exact with --small",
+        ),
+    ] = None,
     epochs: Epochs = None,
     seed: Seed = 0,
     accelerator: Accelerator = "auto",
 ) -> None:
     """Learn the potential of six bodies from their motion: errors of roll-outs, and the energy."""
-    _run("springs", out, small, data_dir, epochs, seed, accelerator)
+    changes = {} if solver is None else {"solver": solver.value}
+    _run("springs", out, small, data_dir, epochs, seed, accelerator, changes)
 
 
 @app.command()
@@ -55,21 +78,40 @@ def qm9(
 @app.command()
 def shapes(
     small: Small = False,
+    modelnet40: Annotated[
+        bool, typer.Option("--modelnet40", help="The 40 kinds of things of ModelNet40 in place of ten solids.")
+    ] = False,
     out: Out = _OUT,
-    data_dir: Folder = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of ModelNet40; not for the solids, which are made.", show_default="$ESCNN_ATTENTION_DATA"
+        ),
+    ] = None,
     epochs: Epochs = None,
     seed: Seed = 0,
     accelerator: Accelerator = "auto",
 ) -> None:
-    """Classify solids that stand upright in training, and lie anyhow in the test."""
-    _run("shapes", out, small, data_dir, epochs, seed, accelerator)
+    """Classify shapes that stand upright in training, and lie anyhow in the test."""
+    _run("modelnet40" if modelnet40 else "shapes", out, small, data_dir, epochs, seed, accelerator)
 
 
 def _run(
-    name: str, out: Path, small: bool, data_dir: Path | None, epochs: int | None, seed: int, accelerator: str
+    name: str,
+    out: Path,
+    small: bool,
+    data_dir: Path | None,
+    epochs: int | None,
+    seed: int,
+    accelerator: str,
+    data: dict[str, Any] | None = None,
 ) -> None:
     # Imported late: --help and mistakes in the options are answered at once.
+    from escnn_attention.training.errors import UserError
     from examples.point_clouds.report import run_all
 
-    out.mkdir(parents=True, exist_ok=True)
-    run_all(name, out, small=small, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator)
+    try:
+        run_all(name, out, small=small, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator, data=data)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error

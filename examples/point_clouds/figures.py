@@ -18,13 +18,16 @@ def draw_rollouts(path: Path, runs: Sequence[Run], results: Sequence[dict[str, A
     figure = Figure(figsize=(7.6, 3.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     for run, result, color in zip(runs, results, _COLORS, strict=False):
+        if "rollout" not in result:
+            continue
         style = "--" if run.kind == "twin" else "-"
         steps = range(1, len(result["rollout"]["error"]))
         left.plot(steps, result["rollout"]["error"][1:], style, color=color, label=run.label)
         right.plot(steps, [100 * drift for drift in result["rollout"]["drift"][1:]], style, color=color)
     left.set(yscale="log", xlabel="frame", ylabel="mean square error", title="positions and momenta")
     right.set(ylim=(0, None), xlabel="frame", ylabel="median change (%)", title="true energy of the predicted states")
-    left.legend(fontsize=8, frameon=False)
+    if left.lines:
+        left.legend(fontsize=8, frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

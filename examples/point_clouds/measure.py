@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from escnn.gspaces import GSpace
+from rich.progress import track
 from torch import Tensor
 
 from escnn_attention.models import HamiltonianNetwork, PointTransformer
@@ -19,10 +21,12 @@ from escnn_attention.training.data.points import Clouds, random_rotations
 from escnn_attention.training.data.springs import energy
 from escnn_attention.training.experiment import BEST, TEST, run_experiment
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.quiet import quiet_lightning
 from examples.experiments.runs import DATA, Run, execute
 
 TURNED = "turned"
 _FRAMES = 100
+_MOLECULES = 1000  # which give the mean to a few percent: in float64, which is slow on many GPUs, all take hours
 
 
 def execute_and_turn(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -58,34 +62,63 @@ def once(file: Path, weights: str, measure: Any) -> Any:
     return found
 
 
-def test_data(result: Mapping[str, Any], **changes: Any) -> Any:
-    """The data module of a result, set up to test."""
+def data_of(result: Mapping[str, Any], data_dir: Path | None = None, **changes: Any) -> Any:
+    """The data module of a result, set up to test.
+
+    Args:
+        result: what ``escnn-attention test`` writes, which leaves out the folders of a machine.
+        data_dir: the folder of the data set; by default what the environment says.
+        **changes: other arguments than those of the result.
+    """
     described = result["tested"]["configuration"]["data"]
     module, _, name = described["class_path"].rpartition(".")
     arguments = {**described["init_args"], **changes}
+    if data_dir is not None:
+        arguments["folder"] = data_dir
     data = getattr(importlib.import_module(module), name)(**arguments)
     data.prepare_data()
     data.setup("test")
     return data
 
 
-def rollout_errors(folder: Path, result: Mapping[str, Any]) -> dict[str, list[float]]:
+def device_of(accelerator: str) -> torch.device:
+    """The device that Lightning takes for an accelerator."""
+    with quiet_lightning():
+        trainer = pl.Trainer(accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False)
+    return trainer.strategy.root_device
+
+
+def on_device(clouds: Clouds, device: torch.device) -> Clouds:
+    """The clouds, on a device."""
+    return Clouds(*(None if values is None else values.to(device) for values in clouds))
+
+
+def rollout_errors(
+    folder: Path, result: Mapping[str, Any], *, data_dir: Path | None = None, accelerator: str = "cpu"
+) -> dict[str, list[float]]:
     """Of trajectories of 100 frames: by frame, the mean square error, and how far the true energy is from the first.
 
     The energy is that of the true potential, at the positions and momenta that the network predicts, relative to that
     of the first frame: the median over systems of the absolute value, as a few with little energy decide a mean.
+
+    Args:
+        folder: of the network.
+        result: of its test.
+        data_dir: the folder of the data set; by default what the environment says.
+        accelerator: as Lightning's.
     """
-    network = load_network(folder)
+    device = device_of(accelerator)
+    network = load_network(folder).to(device)
     assert isinstance(network, HamiltonianNetwork)
-    data = test_data(result, test_frames=_FRAMES)
+    data = data_of(result, data_dir, test_frames=_FRAMES)
     errors, drifts = [], []
-    for clouds in data.test_dataloader():
+    for clouds in track(data.test_dataloader(), description=f"roll-outs of {_FRAMES} frames"):
         truth = clouds.point_targets
         assert truth is not None
+        there = on_device(clouds, device)
+        start = there.point_targets[:, 0].unbind(1)
         with torch.no_grad():
-            found = network(
-                truth[:, 0, 0], truth[:, 0, 1], clouds.features, clouds.batch, num_frames=_FRAMES, step=data.step
-            )
+            found = network(*start, there.features, there.batch, num_frames=_FRAMES, step=data.step).cpu()
         by_system = (found - truth).square().mean((2, 3)).view(len(clouds.targets), -1, _FRAMES)
         errors.append(by_system.mean(1))
         parts = found.double().view(len(clouds.targets), -1, *found.shape[1:]).movedim(2, 1)  # B, T, n, 2, d
@@ -95,34 +128,56 @@ def rollout_errors(folder: Path, result: Mapping[str, Any]) -> dict[str, list[fl
     return {"error": torch.cat(errors).mean(0).tolist(), "drift": torch.cat(drifts).median(0).values.tolist()}
 
 
-def tensor_equivariance(folder: Path, result: Mapping[str, Any], gspace: GSpace) -> dict[str, float]:
+def tensor_equivariance(
+    folder: Path,
+    result: Mapping[str, Any],
+    gspace: GSpace,
+    *,
+    data_dir: Path | None = None,
+    accelerator: str = "cpu",
+) -> dict[str, float]:
     """How far a tensor is from turning with its molecule: |T(Rx) − R T(x) Rᵀ| / |T(x)|, the mean over molecules.
 
-    Under ``"group"`` for elements of the fiber group of ``gspace``, under ``"random"`` for uniform rotations; in
-    float64, in the units of the data.
+    Of the first 1,000 test molecules at most; under ``"molecules"`` is how many they were. Under ``"group"`` for
+    elements of the fiber group of ``gspace``, under ``"random"`` for uniform rotations; in float64, in the units of
+    the data.
+
+    Args:
+        folder: of the network.
+        result: of its test.
+        gspace: of the group.
+        data_dir: the folder of the data set; by default what the environment says.
+        accelerator: as Lightning's.
     """
-    network = load_network(folder).double()
+    device = device_of(accelerator)
+    if device.type == "mps":
+        device = torch.device("cpu")  # the other has no float64
+    network = load_network(folder).double().to(device)
     assert isinstance(network, PointTransformer)
-    data = test_data(result)
+    limit = result["tested"]["configuration"]["data"]["init_args"].get("limit_test")
+    data = data_of(result, data_dir, limit_test=_MOLECULES if limit is None else min(limit, _MOLECULES))
     generator = np.random.default_rng(0)
     elements = np.stack([np.asarray(gspace.basespace_action(h)) for h in gspace.fibergroup.elements])
     errors: dict[str, list[Tensor]] = {"group": [], "random": []}
-    for clouds in data.test_dataloader():
+    for clouds in track(data.test_dataloader(), description="tensors of turned molecules"):
         clouds = clouds._replace(coords=clouds.coords.double(), features=clouds.features.double())
-        count = len(clouds.targets)
+        clouds, count = on_device(clouds, device), len(clouds.targets)
+        before = _tensors(network, clouds, data)
         for name, turns in (
             ("group", elements[generator.integers(len(elements), size=count)]),
             ("random", random_rotations(count, 3, True, generator)),
         ):
-            errors[name].append(_turning_error(network, clouds, torch.as_tensor(turns), data))
-    return {name: float(torch.cat(values).mean()) for name, values in errors.items()}
+            matrices = torch.as_tensor(turns, device=device)
+            coords = torch.einsum("nij,nj->ni", matrices[clouds.batch], clouds.coords)
+            after = _tensors(network, clouds._replace(coords=coords), data)
+            difference = after - matrices @ before @ matrices.mT
+            errors[name].append((difference.norm(dim=(1, 2)) / before.norm(dim=(1, 2))).cpu())
+    means = {name: torch.cat(values).mean().item() for name, values in errors.items()}
+    return {**means, "molecules": sum(map(len, errors["group"]))}
 
 
 @torch.no_grad()
-def _turning_error(network: PointTransformer, clouds: Clouds, turns: Tensor, data: Any) -> Tensor:
-    def tensors(coords: Tensor) -> Tensor:
-        return data.original(network(clouds.features, coords, batch=clouds.batch))
-
-    before = tensors(clouds.coords)
-    after = tensors(torch.einsum("nij,nj->ni", turns[clouds.batch], clouds.coords))
-    return (after - turns @ before @ turns.mT).norm(dim=(1, 2)) / before.norm(dim=(1, 2))
+def _tensors(network: PointTransformer, clouds: Clouds, data: Any) -> Tensor:
+    """The tensors of the clouds (B, 3, 3), in the units of the data."""
+    found: Tensor = data.original(network(clouds.features, clouds.coords, batch=clouds.batch))
+    return found

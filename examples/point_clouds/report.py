@@ -2,71 +2,128 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from escnn import gspaces
+from escnn.gspaces import GSpace
 from rich.console import Console
 from rich.table import Table
 
+from escnn_attention.training.errors import UserError
 from examples.experiments.report import marked, rows
 from examples.experiments.runs import DATA, Run
 from examples.point_clouds.measure import TURNED, execute_and_turn, once, rollout_errors, tensor_equivariance
 from examples.point_clouds.tables import SMALL, Experiment, experiments
 
+_BEYOND = {
+    "springs": ("after 20", "after 99", "energy after 99"),
+    "qm9-polarizability": ("turns with the group", "at random"),
+}
+"""The columns of what is measured beyond the test, by experiment."""
+
 
 def run_all(
-    name: str, out: Path, *, small: bool, data_dir: Path | None, epochs: int | None, seed: int, accelerator: str
+    name: str,
+    out: Path,
+    *,
+    small: bool,
+    data_dir: Path | None,
+    epochs: int | None,
+    seed: int,
+    accelerator: str,
+    data: Mapping[str, Any] | None = None,
 ) -> None:
     """Train and test everything of a command; the tables are written after each run.
 
+    What is measured beyond the test may fail without an end to the other runs, and is measured when the command is
+    started again.
+
     Args:
-        name: of the command.
+        name: of the experiments.
         out: the folder for everything that is written.
         small: few clouds and epochs, narrow networks.
-        data_dir: the folder of the data sets; by default what the environment says.
+        data_dir: the folder of the data set; by default what the environment says.
         epochs: in place of those of the configurations.
         seed: of everything.
         accelerator: as Lightning's.
+        data: other arguments of the data modules than those of the configurations.
+
+    Raises:
+        UserError: ``data_dir`` is given and the data is in no files; a training or a measurement failed.
     """
     console = Console()
     folder = out / ("small" if small else "full")
     more: dict[str, Any] = {"trainer.accelerator": accelerator, "trainer.devices": 1}
-    if data_dir is not None and name in ("qm9", "springs"):
+    more.update({f"{DATA}.{argument}": value for argument, value in (data or {}).items()})
+    chosen = experiments(name, small)
+    if data_dir is not None:
+        for experiment in chosen:
+            if not experiment.keeps_files(small, more):
+                raise UserError(f"--data-dir: {experiment.name} has clouds that are made, not read; leave it out")
         more[f"{DATA}.folder"] = str(data_dir)
     if epochs is not None:
         more["trainer.max_epochs"] = epochs
+    out.mkdir(parents=True, exist_ok=True)
     caption = SMALL if small else None
-    for experiment in experiments(name, small):
+    failed: list[str] = []
+    for experiment in chosen:
         runs = experiment.runs(small)
         file = out / f"{marked(experiment.name, caption)}.json"
         results: list[dict[str, Any]] = []
         for run in runs:
             console.rule(run.label)
-            result = execute_and_turn(run, folder, more, seed)
-            results.append({**result, **_more(experiment, folder / f"{run.name}-{seed}", result)})
+            results.append(execute_and_turn(run, folder, more, seed))
+            own = folder / f"{run.name}-{seed}"
+            try:
+                results[-1].update(_more(experiment, runs[0], own, results[-1], data_dir, accelerator))
+            except Exception:  # whatever it was, hours of training are worth their line of the table
+                console.print_exception()
+                failed.append(run.label)
             file.write_text(json.dumps(rows(runs, results), indent=2) + "\n", encoding="utf-8")
             file.with_suffix(".md").write_text(markdown(experiment, runs, results, caption), encoding="utf-8")
             console.print(_table(experiment, runs, results, caption))
-        if name == "springs":
+        if experiment.name == "springs":
             from examples.point_clouds.figures import draw_rollouts
 
             draw_rollouts(out / f"{marked('springs-rollout', caption)}.png", runs, results)
         console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
+    if failed:
+        raise UserError(
+            f"{', '.join(failed)}: trained and tested, but what is measured beyond that failed, as told above; the "
+            "same command measures it again, and trains nothing"
+        )
 
 
-def _more(experiment: Experiment, folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+def _more(
+    experiment: Experiment,
+    equivariant: Run,
+    folder: Path,
+    result: dict[str, Any],
+    data_dir: Path | None,
+    accelerator: str,
+) -> dict[str, Any]:
     """What is measured of one experiment only."""
     weights = result["weights_sha256"]
+    where: dict[str, Any] = {"data_dir": data_dir, "accelerator": accelerator}
     if experiment.name == "springs":
-        return {"rollout": once(folder / "rollout.json", weights, lambda: rollout_errors(folder, result))}
+        measure = functools.partial(rollout_errors, folder, result, **where)
+        return {"rollout": once(folder / "rollout.json", weights, measure)}
     if experiment.name == "qm9-polarizability":
-        space = gspaces.octaOnR3()
-        found = once(folder / "turning.json", weights, lambda: tensor_equivariance(folder, result, space))
-        return {"turning": found}
+        space = _gspace(equivariant.configuration()["model"]["network"]["init_args"]["gspace"])
+        measure = functools.partial(tensor_equivariance, folder, result, space, **where)
+        return {"turning": once(folder / "turning.json", weights, measure)}
     return {}
+
+
+def _gspace(described: Mapping[str, Any]) -> GSpace:
+    """As a configuration describes it."""
+    module, _, name = described["class_path"].rpartition(".")
+    space: GSpace = getattr(importlib.import_module(module), name)(**described.get("init_args", {}))
+    return space
 
 
 def markdown(
@@ -100,11 +157,7 @@ def _columns(experiment: Experiment) -> list[str]:
     columns = ["network"]
     for title in experiment.measures.values():
         columns += [title, "turned"]
-    if experiment.name == "springs":
-        columns += ["after 20", "after 99", "energy after 99"]
-    if experiment.name == "qm9-polarizability":
-        columns += ["turns with the group", "at random"]
-    return [*columns, "parameters", "epochs", "s per epoch", "memory (MB)"]
+    return [*columns, *_BEYOND.get(experiment.name, ()), "parameters", "epochs", "s per epoch", "memory (MB)"]
 
 
 def _cells(experiment: Experiment, run: Run, result: dict[str, Any]) -> list[str]:
@@ -114,8 +167,10 @@ def _cells(experiment: Experiment, run: Run, result: dict[str, Any]) -> list[str
     if "rollout" in result:
         errors, drifts = result["rollout"]["error"], result["rollout"]["drift"]
         cells += [_number(errors[20]), _number(errors[99]), f"{100 * drifts[99]:.1f} %"]
-    if "turning" in result:
+    elif "turning" in result:
         cells += [f"{result['turning']['group']:.0e}", f"{result['turning']['random']:.0e}"]
+    else:
+        cells += len(_BEYOND.get(experiment.name, ())) * [""]  # a measurement that failed
     seconds = sorted(row["seconds"] for row in result["curve"])
     memory = max(row["memory"] for row in result["curve"])
     return [

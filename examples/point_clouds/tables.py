@@ -14,6 +14,9 @@ from jsonargparse import ArgumentParser
 from examples.experiments.runs import DATA, NETWORK, Run
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
+_SPRINGS_DATA = "escnn_attention.training.Springs"
+_MODELNET40_DATA = "escnn_attention.training.ModelNet40"
+_PUBLISHED_DATA = ("escnn_attention.training.QM9", _MODELNET40_DATA)
 _POTENTIAL = f"{NETWORK}.potential.init_args"
 _TRIVIAL = {"class_path": "escnn.gspaces.trivialOnR2"}, {"class_path": "escnn.gspaces.trivialOnR3"}
 
@@ -65,6 +68,14 @@ class Experiment:
             ),
             twin,
         ]
+
+    def keeps_files(self, small: bool, more: Mapping[str, Any]) -> bool:
+        """Whether the data is published, or takes long enough to make to be kept: whether there is a folder of it."""
+        changes = {**self.changes, **(self.small if small else {}), **more}
+        data = Run("", _CONFIGURATIONS / f"{self.base}.yaml", changes).configuration()["data"]
+        if data["class_path"] == _SPRINGS_DATA:
+            return data["init_args"].get("solver", "exact") != "exact"
+        return data["class_path"] in _PUBLISHED_DATA
 
     def _twin(self, label: str, run: Run) -> Run:
         changes = {**run.changes, f"{self.network}.gspace": _TRIVIAL[self.dim - 2]}
@@ -198,36 +209,57 @@ _SPRINGS = Experiment(
     published="LieTransformer (T(2), 10,000 systems, 842 thousand parameters; mean square errors, read off a figure): "
     "1.7e-7 after 1 step, 5e-5 after 20, 7.5e-4 after 99; LieConv: 8e-7, 3.3e-4, 3.4e-3",
 )
+_SMALL_SHAPES: dict[str, Any] = {
+    **_FAST,
+    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+    "trainer.max_epochs": 8,
+    f"{NETWORK}.fields": 8,
+    f"{NETWORK}.num_blocks": 2,
+    f"{NETWORK}.num_heads": 2,
+    f"{NETWORK}.attention.num_neighbours": 8,
+    f"{DATA}.num_points": 48,
+    f"{DATA}.batch_size": 16,
+}
+
+
+def _counts(prefix: str) -> dict[str, Any]:
+    """Clouds of the small version."""
+    return {f"{DATA}.{prefix}_{part}": count for part, count in (("train", 480), ("valid", 64), ("test", 300))}
+
+
 _SHAPES = Experiment(
     "shapes",
     "shapes_octahedral",
     "octahedral",
     {"accuracy": "accuracy (%)"},
-    {
-        **_FAST,
-        "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
-        "trainer.max_epochs": 8,
-        f"{NETWORK}.fields": 8,
-        f"{NETWORK}.num_blocks": 2,
-        f"{NETWORK}.num_heads": 2,
-        f"{NETWORK}.attention.num_neighbours": 8,
-        f"{DATA}.num_train": 480,
-        f"{DATA}.num_valid": 64,
-        f"{DATA}.num_test": 300,
-        f"{DATA}.num_points": 48,
-        f"{DATA}.batch_size": 16,
-    },
+    {**_SMALL_SHAPES, **_counts("num")},
     3,
+    rate=0.003,
+)
+_MODELNET40 = Experiment(
+    "shapes-modelnet40",
+    "shapes_octahedral",
+    "octahedral",
+    {"accuracy": "accuracy (%)"},
+    {**_SMALL_SHAPES, **_counts("limit")},
+    3,
+    changes={"data.class_path": _MODELNET40_DATA, f"{NETWORK}.out_type": 40, "model.num_classes": 40},
     rate=0.003,
 )
 
 
 def experiments(name: str, small: bool) -> list[Experiment]:
-    """The tables of a command: ``"constellations"``, ``"springs"``, ``"qm9"`` or ``"shapes"``.
+    """The tables of ``"constellations"``, ``"springs"``, ``"qm9"``, ``"shapes"`` or ``"modelnet40"``.
 
     The small version of QM9 has one network for all invariant targets.
     """
     if name == "qm9":
         groups = [["mu", "alpha", "homo"]] if small else [["mu"], ["alpha"], ["homo"]]
         return [*map(_qm9, groups), _POLARIZABILITY]
-    return [{"constellations": _CONSTELLATIONS, "springs": _SPRINGS, "shapes": _SHAPES}[name]]
+    single = {
+        "constellations": _CONSTELLATIONS,
+        "springs": _SPRINGS,
+        "shapes": _SHAPES,
+        "modelnet40": _MODELNET40,
+    }
+    return [single[name]]

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
+from scipy.integrate import solve_ivp
 
 pytest.importorskip("jsonargparse")
 pytest.importorskip("matplotlib")
@@ -12,13 +14,64 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from escnn_attention.models import HamiltonianNetwork
-from escnn_attention.training.data.springs import energy
-from examples.experiments.runs import DATA
+from escnn_attention.training.data import Springs, qm9, shapes
+from escnn_attention.training.data.folder import ENVIRONMENT
+from escnn_attention.training.data.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
+from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
 
 _LEAPFROG = {"model.network.init_args.integrator": "leapfrog"}  # faster
 _QUIET = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
+_SPACE = {"class_path": "escnn.gspaces.dihedralOnR3", "init_args": {"n": 2}}  # sooner built than the octahedral one
+_NARROW = {f"{NETWORK}.fields": 2, f"{NETWORK}.num_blocks": 1, f"{NETWORK}.num_heads": 1}
+
+
+def _call(*options):
+    return CliRunner().invoke(cli.app, [*options, "--accelerator", "cpu"])
+
+
+@pytest.fixture
+def data_dir(tmp_path, monkeypatch):
+    """A folder that only --data-dir names; where data is looked for without it, there is none, and no network."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "elsewhere"))
+
+    def download(*_, **__):
+        raise AssertionError("it was looked for elsewhere")
+
+    for module in (qm9, shapes):
+        monkeypatch.setattr(module, "download", download)
+    yield tmp_path / "data"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.fixture
+def molecules(data_dir, monkeypatch):
+    """A small stand-in for QM9, and for the networks of its polarizability."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(3, 6, 24).astype(np.uint8)
+    atoms = int(sizes.sum())
+    np.savez(
+        data_dir / qm9.FILE,
+        num_atoms=sizes,
+        charges=rng.choice([*qm9.ELEMENTS.values()], atoms).astype(np.uint8),
+        positions=rng.standard_normal((atoms, 3)).astype(np.float32),
+        targets=rng.standard_normal((24, 15)),
+        target_names=np.array(qm9.NAMES),
+        index=np.arange(1, 25, dtype=np.int32),
+        polarizability=rng.standard_normal((24, 6)).astype(np.float32),
+        polarizability_names=np.array(qm9.ENTRIES),
+    )
+    monkeypatch.setattr(qm9, "_NUM_TRAIN", 12)
+    monkeypatch.setattr(qm9, "_NUM_VALID", 4)
+    tiny = {**tables._POLARIZABILITY.small, **_QUIET, **_NARROW, f"{DATA}.batch_size": 4}
+    tiny[f"{NETWORK}.encoding"] = {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 2}}
+    changes = {**tables._POLARIZABILITY.changes, f"{NETWORK}.gspace": _SPACE}
+    experiment = dataclasses.replace(tables._POLARIZABILITY, small=tiny, changes=changes)
+    monkeypatch.setattr(report, "experiments", lambda name, small: [experiment])
+    return data_dir
 
 
 @pytest.mark.parametrize("name", ["constellations", "springs"])
@@ -96,6 +149,192 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "run_experiment", again)
     monkeypatch.setattr(report, "rollout_errors", again)
     assert CliRunner().invoke(cli.app, options, catch_exceptions=False).exit_code == 0
+
+
+def test_tensors_of_so_many_molecules(molecules, tmp_path, monkeypatch):
+    """Those of the test at most, and no more than float64 is done with soon; on the device of the training."""
+    asked = []
+    monkeypatch.setattr(measure, "_MOLECULES", 5)
+    monkeypatch.setattr(measure, "device_of", lambda accelerator: asked.append(accelerator) or torch.device("cpu"))
+    (experiment,) = report.experiments("", True)
+    network = experiment.runs(True)[0].configuration()["model"]["network"]
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=torch.nn.Module)
+    built = parser.instantiate_classes(parser.parse_object({"network": network})).network
+    monkeypatch.setattr(measure, "load_network", lambda folder: built)
+    space = built.gspace
+    for limit, count in ((None, 5), (8, 5), (3, 3)):
+        init_args = {"targets": ["polarizability"], "batch_size": 2, "limit_test": limit}
+        data = {"class_path": "escnn_attention.training.QM9", "init_args": init_args}
+        result = {"tested": {"configuration": {"data": data}}}
+        found = measure.tensor_equivariance(tmp_path, result, space, data_dir=molecules, accelerator="gpu")
+        assert found["molecules"] == count
+    assert asked == 3 * ["gpu"]
+
+
+def test_what_lightning_trains_on():
+    assert measure.device_of("cpu") == torch.device("cpu")
+    assert (measure.device_of("auto").type != "cpu") == (torch.cuda.is_available() or torch.mps.is_available())
+
+
+def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeypatch):
+    """And the folder of the data, which is the only one with tensors, reaches the measurements."""
+    options = ["qm9", "--small", "--epochs", "1", "--data-dir", str(molecules), "--out", str(tmp_path / "out")]
+    right = report.tensor_equivariance
+
+    def wrong(*_, **__):
+        raise MemoryError("too little of it")
+
+    monkeypatch.setattr(report, "tensor_equivariance", wrong)
+    result = _call(*options)
+    assert result.exit_code == 2
+    assert "too little of it" in result.output
+    assert "octahedral attention, polarizability: twin: trained and tested" in result.output
+    table = tmp_path / "out" / "qm9-polarizability-small.json"
+    rows = json.loads(table.read_text(encoding="utf-8"))
+    assert [("turning" in row, row["turned"]["error"] > 0) for row in rows] == 2 * [(False, True)]
+    lines = table.with_suffix(".md").read_text(encoding="utf-8").splitlines()
+    assert len({line.count("|") for line in lines[:4]}) == 1
+
+    # Started again, the command measures what is missing, and trains and tests nothing.
+    def again(*_, **__):
+        raise AssertionError("it was run again")
+
+    monkeypatch.setattr("examples.experiments.runs.run_experiment", again)
+    monkeypatch.setattr(measure, "run_experiment", again)
+    monkeypatch.setattr(report, "tensor_equivariance", right)
+    result = _call(*options)
+    assert result.exit_code == 0, result.output
+    assert "tensors of turned molecules" in result.output
+    rows = json.loads(table.read_text(encoding="utf-8"))
+    equivariant, twin = (row["turning"] for row in rows)
+    assert equivariant["molecules"] == twin["molecules"] == 8
+    assert equivariant["group"] < 1e-12 < equivariant["random"]
+    assert twin["group"] > 1e-6
+    assert str(molecules) not in json.dumps(rows)
+
+
+@pytest.fixture
+def first_only(monkeypatch):
+    """No twins, which take long to find."""
+    every = tables.Experiment.runs
+    monkeypatch.setattr(tables.Experiment, "_twin", lambda self, label, run: run)
+    monkeypatch.setattr(tables.Experiment, "runs", lambda self, small: every(self, small)[:1])
+
+
+@pytest.mark.usefixtures("first_only")
+def test_integrated_springs_are_kept_in_the_data_folder(data_dir, tmp_path, monkeypatch):
+    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 4, f"{DATA}.num_test": 4}
+    tiny = dataclasses.replace(
+        tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
+    )
+    monkeypatch.setattr(tables, "_SPRINGS", tiny)
+    monkeypatch.setattr(measure, "load_network", lambda folder: HamiltonianNetwork(_Known(), integrator="leapfrog"))
+    options = ["springs", "--small", "--epochs", "1", "--out", str(tmp_path / "out")]
+    result = _call(*options, "--solver", "rk4", "--data-dir", str(data_dir))
+    assert result.exit_code == 0, result.output
+    # Three parts, and the test part once more, of longer pieces for the roll-outs.
+    assert len(list(data_dir.glob("springs-*.npz"))) == 4
+    (row,) = json.loads((tmp_path / "out" / "springs-small.json").read_text(encoding="utf-8"))
+    assert row["tested"]["configuration"]["data"]["init_args"]["solver"] == "rk4"
+    assert len(row["rollout"]["error"]) == 100
+
+
+@pytest.fixture
+def models(data_dir, monkeypatch):
+    """A small stand-in for ModelNet40, and for the networks on it."""
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr(shapes, "_POINTS", 8)
+    rng = np.random.default_rng(0)
+    (data_dir / shapes.FOLDER).mkdir()
+    for name in (*shapes._TRAIN_FILES, *shapes._TEST_FILES):
+        with h5py.File(data_dir / shapes.FOLDER / name, "w") as file:
+            file["data"] = rng.standard_normal((6, 8, 3)).astype(np.float32)
+            file["label"] = rng.integers(0, 40, (6, 1)).astype(np.uint8)
+    tiny = {**tables._MODELNET40.small, **_QUIET, **_NARROW, f"{DATA}.num_points": 6, f"{DATA}.batch_size": 8}
+    changes = {**tables._MODELNET40.changes, f"{NETWORK}.gspace": _SPACE}
+    monkeypatch.setattr(tables, "_MODELNET40", dataclasses.replace(tables._MODELNET40, small=tiny, changes=changes))
+    return data_dir
+
+
+@pytest.mark.usefixtures("first_only")
+def test_shapes_of_modelnet40(models, tmp_path):
+    options = ["--small", "--epochs", "1", "--data-dir", str(models), "--out", str(tmp_path / "out")]
+    result = _call("shapes", "--modelnet40", *options)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads((tmp_path / "out" / "shapes-modelnet40-small.json").read_text(encoding="utf-8"))
+    data = row["tested"]["configuration"]["data"]
+    assert data["class_path"].endswith("ModelNet40")
+    assert data["init_args"]["categories"] == 40
+    assert row["tested"]["configuration"]["model"]["network"]["init_args"]["out_type"] == 40
+    assert 0 <= row["accuracy"] <= 1
+    # Beside the solids, in folders of its own.
+    assert tables._SHAPES.runs(True)[0].name != tables._MODELNET40.runs(True)[0].name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["constellations"], "No such option"),
+        (["springs", "--small"], "--data-dir: springs has clouds that are made, not read"),
+        (["springs", "--solver", "exact"], "--data-dir: springs has clouds that are made, not read"),
+        (["shapes"], "--data-dir: shapes has clouds that are made, not read"),
+        (["shapes", "--small"], "--data-dir: shapes has clouds that are made, not read"),
+    ],
+)
+def test_a_data_folder_that_would_do_nothing_is_refused(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables.Experiment, "runs", None)
+    result = _call(*options, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_which_experiments_have_a_data_folder():
+    for name, small, more, expected in (
+        ("constellations", False, {}, False),
+        ("springs", False, {}, True),
+        ("springs", True, {}, False),
+        ("springs", True, {f"{DATA}.solver": "DOP853"}, True),
+        ("qm9", True, {}, True),
+        ("qm9", False, {}, True),
+        ("shapes", False, {}, False),
+        ("modelnet40", True, {}, True),
+    ):
+        assert {experiment.keeps_files(small, more) for experiment in experiments(name, small)} == {expected}
+
+
+def _integrated(systems, number, times):
+    """What scipy makes of one system, spring by spring: positions and momenta (2, T, n, d)."""
+    m, k, q, p = (values[number] for values in systems)
+
+    def slope(_, state):
+        x, y = state.reshape(2, *q.shape)
+        pulls = 2 * (k[:, None] * k)[..., None] * (x - x[:, None])  # i, j: of body j on body i
+        return np.stack([y / m[:, None], pulls.sum(1)]).ravel()
+
+    start = np.stack([q, p]).ravel()
+    found = solve_ivp(slope, (0, times[-1]), start, method="DOP853", t_eval=times, rtol=1e-12, atol=1e-12)
+    return found.y.T.reshape(len(times), 2, *q.shape).swapaxes(0, 1)
+
+
+def test_trajectories_are_those_that_scipy_integrates():
+    """The exact ones, which the small version takes, to ten digits; the published rule of the full one nearly."""
+    (experiment,) = experiments("springs", True)
+    assert experiment.small[f"{DATA}.solver"] == Springs().solver == "exact"
+    times = np.linspace(0, DURATION, NUM_FRAMES)
+    systems = random_systems(2, np.random.default_rng(0))
+    exact, published = (np.stack(simulate(systems, times, solver), axis=1) for solver in ("exact", "rk4"))
+    other = Systems(systems.masses, systems.stiffness * 1.001, systems.positions, systems.momenta)
+    softer = np.stack(simulate(other, times), axis=1)
+    for number in range(2):
+        expected = _integrated(systems, number, times)
+        size = np.abs(expected).max()
+        assert np.abs(exact[number] - expected).max() < 1e-10 * size
+        assert 1e-7 * size < np.abs(published[number] - expected).max() < 1e-2 * size
+        assert np.abs(softer[number] - expected).max() > 1e-3 * size
 
 
 class _Known(torch.nn.Module):

@@ -32,7 +32,19 @@ def test_the_sphere_changes_least():
     assert weighted < unweighted < image
 
 
+def test_the_error_of_a_layer_falls_with_its_samples():
+    """Half of the samples of O(3) are mirror images: its error is that of SO(3) with half as many."""
+    for fields in sphere.field_types(sphere.SPACE):
+        few, more = (sphere.layer_error(sphere.SPACE, fields, n) for n in (4, 16))
+        assert few > 1e-2
+        assert more < few / 50
+        mirrored = sphere.layer_error(sphere.SPACES["O(3)"], fields, 8)
+        assert few / 5 < mirrored < 5 * few
+
+
 def test_the_picture(tmp_path: Path, capsys):
-    sphere.main(out=tmp_path, sizes="4,6", samples="4", turns=2)
+    sphere.main(out=tmp_path, sizes="4,6", samples="4", turns=2, layer_samples="4")
     assert (tmp_path / "sphere.png").stat().st_size > 10_000
-    assert "latitudes and longitudes" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "latitudes and longitudes" in printed
+    assert "O(3), from scalars, vectors and tensors" in printed
