@@ -1,19 +1,22 @@
-"""Draw the pictures of the documentation: encodings, attention maps, feature maps, equivariance against the angle.
+"""Draw the pictures of the documentation: encodings, attention, feature maps, equivariance against the angle.
 
     python examples/pictures.py --out figures
 
 Small networks learn scikit-learn's upright digits, which takes a few minutes, and are looked at; where equivariance is
 all there is to see, weights are random. Attentive maps are those of a published network for rotated MNIST, where the
 folder that ESCNN_ATTENTION_DATA names has it (authors/alpha_f_p4cnn.npz), and of one that learns here where it has not.
+The molecule whose attention is drawn is one of QM9, and the network has learned dipole moments, where that folder has
+qm9.npz; elsewhere it is methanol, and weights are random.
 ``--quick`` trains nothing, ``--only`` draws some of the pictures. Needs scikit-learn and matplotlib: the extra "train".
 """
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from escnn import gspaces, nn
 from escnn.gspaces import GSpace
@@ -24,18 +27,27 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from escnn_attention import FourierEncoding, GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.models import GroupCNN, GSANet, HybridNet, from_published_attgconv
+from escnn_attention.models import GroupCNN, GSANet, HybridNet, PointTransformer, from_published_attgconv
 from escnn_attention.plotting import (
     animate_feature_maps,
     plot_attended_images,
     plot_attention_maps,
     plot_attentive_layers,
     plot_attentive_maps,
+    plot_cloud_attention,
     plot_encoding,
     plot_equivariance_error,
     plot_feature_maps,
 )
+from escnn_attention.training.data.constellations import PATTERNS, make_constellations
 
+STEPS = 500  # of training on clouds
+MOLECULE = 74  # of QM9, by the number it has there: N-methylacetamide, the bond between two amino acids
+METHANOL = (
+    [6, 8, 1, 1, 1, 1],
+    [[0, 0, 0], [1.43, 0, 0], [1.73, 0.91, 0], [-0.36, -1.03, 0], [-0.36, 0.51, 0.89], [-0.36, 0.51, -0.89]],
+)
+ATOMS = {1: ("H", 0.31), 6: ("C", 0.76), 7: ("N", 0.71), 8: ("O", 0.66), 9: ("F", 0.57)}  # and their covalent radii, Å
 DIGIT = 4  # of scikit-learn's digits, the image that is shown: a 4, which no turn maps onto itself
 TESTED = 300
 
@@ -188,7 +200,135 @@ def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool)
     save("attentive_maps_d4.png", figure)
 
 
-PICTURES = {"attention": draw_attention, "attentive": draw_attentive}
+def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """Where the points of a constellation and the atoms of a molecule look."""
+    torch.manual_seed(0)
+    generator = np.random.default_rng(0)
+    g = gspaces.flipRot2dOnR2(3)
+    network = PointTransformer(
+        g, 4, len(PATTERNS), fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 3.0}, pool=None
+    )
+    made = make_constellations(4000, generator)
+
+    def constellations(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor]:
+        """Features, points, clouds, and the pattern that each point is of, which is what is learned."""
+        clouds = [torch.tensor(12 * made.points[i][made.present[i]], dtype=torch.float32) for i in chosen]
+        owners = torch.tensor(np.concatenate([made.owners[i][made.present[i]] for i in chosen]) % len(PATTERNS))
+        return [torch.cat([nearest(p) for p in clouds]), torch.cat(clouds), numbered(map(len, clouds)), owners]
+
+    learn(network, lambda: constellations(generator.integers(3700, size=16)), functional.cross_entropy, 1e-2, quick)
+    features, points, batch, owners = constellations(np.arange(3700, 4000))
+    with torch.no_grad():
+        right = (network.eval()(features, points, batch=batch).argmax(dim=1) == owners).float().mean()
+    print(f"constellations: {float(right):.1%} of the points are told which pattern they are of", flush=True)
+    points, lines = constellation(generator)
+    cloud = nn.GeometricTensor(nearest(points), network.in_type, points)
+    title = "Where a corner of the L looks, and how that turns with the constellation"
+    turns = [g.fibergroup.elements[i] for i in (0, 1, 2, 4)]
+    figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=turns, bonds=lines, title=title)
+    save("cloud_attention.png", figure)
+
+    g = gspaces.dihedralOnR3(4)
+    network = PointTransformer(g, len(ATOMS), 1, fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 2.0})
+    folder = os.environ.get("ESCNN_ATTENTION_DATA")
+    file = None if folder is None else Path(folder) / "qm9.npz"
+    if file is not None and file.is_file():
+        with np.load(file) as arrays:
+            sizes, numbers = arrays["num_atoms"].astype(int), arrays["index"]
+            charges, positions = arrays["charges"], arrays["positions"]
+            dipoles = arrays["targets"][:, list(arrays["target_names"]).index("Dipole_debye")]
+        ends = sizes.cumsum()
+        shown = int(np.flatnonzero(numbers == MOLECULE)[0])
+        order = generator.permutation(np.delete(np.arange(len(sizes)), shown))
+        train_on, test_on = order[:4000], order[4000:4300]
+        mean, spread = dipoles[train_on].mean(), dipoles[train_on].std()
+
+        def molecules(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor]:
+            atoms = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in chosen])
+            target = torch.tensor((dipoles[chosen, None] - mean) / spread, dtype=torch.float32)
+            return [kinds(charges[atoms]), torch.tensor(positions[atoms]), numbered(sizes[chosen]), target]
+
+        learn(network, lambda: molecules(generator.choice(train_on, 16)), functional.l1_loss, 3e-3, quick)
+        features, points, batch, target = molecules(test_on)
+        with torch.no_grad():
+            missed = (network.eval()(features, points, batch=batch) - target).abs().mean() * spread
+        print(f"QM9: dipole moments are predicted to {float(missed):.2f} D", flush=True)
+        atoms = slice(ends[shown] - sizes[shown], ends[shown])
+        elements, coords = charges[atoms].tolist(), torch.tensor(positions[atoms])
+    else:
+        elements, coords = METHANOL[0], torch.tensor(METHANOL[1])
+    radii = torch.tensor([ATOMS[z][1] for z in elements])
+    bonded = (torch.cdist(coords, coords) < 1.25 * (radii[:, None] + radii)).triu(1).nonzero().tolist()
+    figure = plot_cloud_attention(
+        nn.GeometricTensor(kinds(elements), network.in_type, coords),
+        network,
+        point=1,
+        elements=[g.fibergroup.elements[i] for i in (0, 1, 3, 5)],
+        labels=[ATOMS[z][0] for z in elements],
+        bonds=bonded,
+        view=(35.0, -60.0),
+        title="Where an atom looks, and how that turns with the molecule",
+    )
+    save("molecule_attention.png", figure)
+
+
+def nearest(points: torch.Tensor) -> torch.Tensor:
+    """The distances of each point to the four nearest others, of which none counts as more than 4: (N, 4)."""
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sort(dim=1).values
+    return functional.pad(distances[:, 1:5].clamp(max=4), (0, 5 - min(5, len(points))), value=4.0)
+
+
+def kinds(charges: Iterable[int]) -> torch.Tensor:
+    """Atoms as unit vectors, (N, 5)."""
+    return torch.eye(len(ATOMS))[[list(ATOMS).index(z) for z in charges]]
+
+
+def numbered(sizes: Iterable[int]) -> torch.Tensor:
+    """The number of the cloud of each point, for clouds of these sizes."""
+    counts = torch.tensor(list(sizes))
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def constellation(generator: np.random.Generator) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    """One of each pattern, close together: (17, 2), and the lines between their points."""
+    places = {
+        "square": (0.2, 3.2, 0.3),
+        "triangle": (3.4, 3.6, 1.0),
+        "pentagon": (-2.4, 0.6, 0.2),
+        "L": (1.6, 0.0, 0.5),
+    }
+    points: list[npt.NDArray[np.float64]] = []
+    lines: list[tuple[int, int]] = []
+    for name, (x, y, angle) in places.items():
+        corners = PATTERNS[name] - PATTERNS[name].mean(axis=0)
+        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        first, count = sum(map(len, points)), len(corners)
+        lines += [(first + i, first + (i + 1) % count) for i in range(count - (name == "L"))]
+        points.append(corners @ turn.T + (x, y) + 0.05 * generator.standard_normal((count, 2)))
+    return torch.tensor(np.concatenate(points), dtype=torch.float32), lines
+
+
+def learn(
+    network: PointTransformer,
+    batches: Callable[[], list[torch.Tensor]],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    rate: float,
+    quick: bool,
+) -> None:
+    """Train on features, points, clouds and what is to come out."""
+    steps = 1 if quick else STEPS
+    optimizer = torch.optim.Adam(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1)
+    network.train()
+    for _ in range(steps):
+        features, points, batch, answers = batches()
+        optimizer.zero_grad()
+        loss(network(features, points, batch=batch), answers).backward()
+        optimizer.step()
+        schedule.step()
+
+
+PICTURES = {"attention": draw_attention, "attentive": draw_attentive, "points": draw_points}
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 Each is one call on any model: a layer, a block, a sequential module, a classifier, or any torch module with such layers
 inside. Encodings and attention maps are those of GroupSelfAttention and LiftingSelfAttention, dilation layers are not
-drawn; attentive maps, layers and images are those of AttentiveConv, FeatureAttention and PoseAttention.
+drawn; attentive maps, layers and images are those of AttentiveConv, FeatureAttention and PoseAttention; attention on
+clouds is that of PointSelfAttention and PointAttentiveConv.
 Models are looked at in evaluation mode and left in the mode in which they were.
 
 Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) that belongs to nobody else (no
@@ -16,6 +17,7 @@ from escnn_attention.plotting.attended_images import plot_attended_images
 from escnn_attention.plotting.attention_maps import plot_attention_maps
 from escnn_attention.plotting.attentive_layers import plot_attentive_layers
 from escnn_attention.plotting.attentive_maps import plot_attentive_maps
+from escnn_attention.plotting.cloud_attention import plot_cloud_attention
 from escnn_attention.plotting.encodings import plot_encoding
 from escnn_attention.plotting.equivariance_error import plot_equivariance_error
 from escnn_attention.plotting.feature_maps import animate_feature_maps, plot_feature_maps
@@ -28,6 +30,7 @@ __all__ = [
     "plot_attention_maps",
     "plot_attentive_layers",
     "plot_attentive_maps",
+    "plot_cloud_attention",
     "plot_encoding",
     "plot_equivariance_error",
     "plot_feature_maps",

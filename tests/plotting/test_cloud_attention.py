@@ -1,0 +1,411 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces, nn
+from escnn.group import cyclic_group
+
+from escnn_attention import (
+    GroupSelfAttention,
+    PairKernel,
+    PointAttentiveConv,
+    PointSelfAttention,
+    PointTransformerBlock,
+    SphereSelfAttention,
+)
+from escnn_attention.models import PointTransformer
+from escnn_attention.plotting import cloud_attention
+from escnn_attention.plotting.cloud_attention import plot_cloud_attention
+from tests.plotting.pictures import drawn, texts
+
+pytest.importorskip("matplotlib")
+
+
+def layer_on(gspace, cls=PointSelfAttention, heads=2, fields=4, **options):
+    hidden = nn.FieldType(gspace, fields * [gspace.regular_repr])
+    return cls(hidden, hidden, heads, **options)
+
+
+def cloud_for(module, number=7, seed=0):
+    torch.manual_seed(seed)
+    dimension = module.in_type.gspace.dimensionality
+    return nn.GeometricTensor(torch.randn(number, module.in_type.size), module.in_type, torch.randn(number, dimension))
+
+
+def points_of(ax):
+    """The fill of every point of a panel; white is no attention."""
+    return np.array([scatter.get_facecolor()[0, :3] for scatter in ax.collections])
+
+
+def places_of(ax):
+    return np.array([scatter.get_offsets()[0] for scatter in ax.collections])
+
+
+def frame_of(ax):
+    """The axes of the pose that are drawn, as columns."""
+    lines = [
+        line.get_xydata() for line in ax.lines if isinstance(line.get_color(), str) and line.get_color() == "black"
+    ]
+    return np.array([(end - start) / np.linalg.norm(end - start) for start, end in lines]).T
+
+
+def weights_of(module, x, point, poses, **call):
+    """What the picture draws: (poses, heads, N)."""
+    return cloud_attention._weights(module, ((x,), call), point, poses)
+
+
+def written_out(layer, x, point, pose):
+    """The formula for an MLP encoding: (heads, N)."""
+    plain = layer.plain
+    q, _, k = plain.project_in(x.tensor.unsqueeze(0)).squeeze(1).unflatten(0, (3, layer.num_heads))
+    offsets = (x.coords - x.coords[point]) / plain.length_scale @ plain.inverse_action[pose].T
+    rho = plain.encoding.offsets(offsets.to(x.tensor))[:, :, None] + plain.encoding.poses(None)[
+        :, plain.quotient[pose]
+    ].unsqueeze(1)
+    scores = ((k + rho) * q[:, point, pose, None, None]).sum(-1) / math.sqrt(q.shape[-1])
+    return scores.flatten(1).softmax(-1).unflatten(-1, scores.shape[1:]).sum(-1)
+
+
+def test_the_weights_are_those_of_the_formula():
+    layer = layer_on(gspaces.flipRot2dOnR2(3), encoding="mlp", length_scale=1.7).double()
+    x = cloud_for(layer).to(torch.float64)
+    x.coords = x.coords.double()
+    with torch.no_grad():
+        for pose in (0, 4):
+            found = weights_of(layer, x, 2, [pose])[0]
+            np.testing.assert_allclose(found, written_out(layer, x, 2, pose), atol=1e-12)
+            assert np.abs(found - written_out(layer, x, 2, pose + 1).numpy()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"query": "all"},
+        {"keys": "own"},
+        {"query": "all", "keys": "own"},
+        {"encoding": "fourier"},
+        {"encoding": "rotary", "keys": "own"},
+        {"encoding": "absolute"},
+        {"encoding": "none"},
+        {"encoding": PairKernel()},
+        {"num_neighbours": 4},
+        {"radius": 1.2},
+        {"encoding": "fourier", "backend": "dense"},
+        {"backend": "reference"},
+        {"projection": "pointwise", "dropout": 0.5},
+    ],
+    ids=str,
+)
+def test_what_comes_out_of_the_heads_are_means_with_these_weights(options):
+    """For values that are alike at all poses of a point, with every option."""
+    torch.manual_seed(1)
+    layer = layer_on(gspaces.rot2dOnR2(3), **options).eval()
+    x = cloud_for(layer)
+    found = weights_of(layer, x, 3, [0, 1, 2])
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+    assert found.min() >= 0
+    values = torch.randn(layer.num_heads, 1, 7, 1, layer.head_fields)
+
+    def replace(module, arguments, fields):
+        q, v, k = fields.unflatten(0, (3, layer.num_heads))
+        return torch.stack([q, values.expand_as(v), k]).flatten(0, 1)
+
+    heads = []
+    layer.plain.project_in.register_forward_hook(replace)
+    layer.plain.project_out.register_forward_pre_hook(lambda module, arguments: heads.append(arguments[0]))
+    with torch.no_grad():
+        layer(x)
+    expected = torch.einsum("hmj,mjc->mhc", torch.tensor(found).float(), values[:, 0, :, 0])
+    if options.get("query") == "all":
+        expected = 3 * layer.plain.query_weight * expected
+    np.testing.assert_allclose(heads[0][:, 0, 3], expected, atol=1e-5)
+
+
+def test_who_is_no_neighbour_has_no_weight():
+    layer = layer_on(gspaces.rot2dOnR2(2), radius=1.0)
+    x = cloud_for(layer, 12)
+    found = weights_of(layer, x, 0, [0])[0]
+    far = ((x.coords - x.coords[0]).norm(dim=1) > 1.0).numpy()
+    assert 0 < far.sum() < len(far)
+    np.testing.assert_array_equal(found[:, far], 0)
+    assert (found[:, ~far] > 0).all()
+
+    free = layer_on(gspaces.rot2dOnR2(2))
+    edges = torch.tensor([[3, 5], [0, 0]])
+    np.testing.assert_array_equal(weights_of(free, x, 0, [0], edge_index=edges)[0].nonzero()[1], [3, 5, 3, 5])
+    assert not weights_of(free, x, 1, [0], edge_index=edges).any()  # an isolated point
+    assert not weights_of(free, x, 1, [0], edge_index=edges[:, :0]).any()
+
+
+def test_attentive_convolution_is_drawn_without_its_kernel():
+    g = gspaces.rot2dOnR2(3)
+    convolution, attention = layer_on(g, PointAttentiveConv), layer_on(g)
+    attention.load_state_dict(convolution.state_dict(), strict=False)
+    x = cloud_for(attention)
+    kernel, before = convolution.plain.values, convolution(x).tensor
+    np.testing.assert_allclose(weights_of(convolution, x, 1, [2]), weights_of(attention, x, 1, [2]), atol=1e-6)
+    assert convolution.plain.values is kernel
+    torch.testing.assert_close(convolution(x).tensor, before)
+
+
+def test_attention_turns_with_the_cloud():
+    """Points, the pose and colours: all columns are turned copies of the first."""
+    torch.manual_seed(0)
+    g = gspaces.flipRot2dOnR2(3)
+    layer = layer_on(g)
+    x = cloud_for(layer)
+    elements = list(g.fibergroup.elements)
+    figure = plot_cloud_attention(x, layer, point=2, poses=[1, elements[4]], head=1, elements=elements)
+    assert drawn(figure) > 1000
+    assert len(figure.axes) == 2 * 6
+    for row, pose in enumerate((1, 4)):
+        axes = figure.axes[6 * row : 6 * row + 6]
+        for ax, element in zip(axes, elements, strict=True):
+            matrix = g.basespace_action(element)
+            np.testing.assert_allclose(places_of(ax), places_of(axes[0]) @ matrix.T, atol=1e-5)
+            np.testing.assert_allclose(points_of(ax), points_of(axes[0]), atol=1e-3)
+            np.testing.assert_allclose(frame_of(ax), matrix @ g.basespace_action(elements[pose]), atol=1e-5)
+    # Another pose of the same point looks elsewhere: that the columns agree is not for want of something to see.
+    assert np.abs(points_of(figure.axes[0]) - points_of(figure.axes[6])).max() > 0.05
+    assert any("head 1" in text and "pose 120°" in text for text in texts(figure))
+
+
+def test_what_is_drawn_are_the_weights():
+    torch.manual_seed(0)
+    layer = layer_on(gspaces.rot2dOnR2(4))
+    x = cloud_for(layer)
+    found = weights_of(layer, x, 5, [0])[0]
+    for head in (0, 1):
+        ax = plot_cloud_attention(x, layer, point=5, head=head).axes[0]
+        strength = np.sqrt(found[head] / found[head].max())
+        expected = 1 - strength[:, None] * (1 - np.array(cloud_attention._POSITIVE))
+        np.testing.assert_allclose(points_of(ax), expected, atol=1e-4)
+    share = found / found.sum(-1, keepdims=True)
+    sharpest = int((-(share * np.log(share)).sum(-1)).argmin())
+    assert any(f"head {sharpest}" in text for text in texts(plot_cloud_attention(x, layer, point=5)))
+
+
+def test_what_is_not_equivariant_is_seen():
+    """Attention that sees absolute positions does not turn about a point that is not the origin."""
+    layer = layer_on(gspaces.rot2dOnR2(4), encoding="mlp")
+    x = cloud_for(layer)
+
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(nn.GeometricTensor(x.tensor, x.type, x.coords * torch.tensor([1.0, 3.0])))
+
+    def largest(figure):
+        return max(float(text.get_text()) for text in figure.texts if text.get_fontsize() == 8)
+
+    assert largest(plot_cloud_attention(x, layer, point=1)) < 1e-5
+    assert largest(plot_cloud_attention(x, Shifted(), point=1)) > 1e-2
+
+
+def test_clouds_in_space_with_labels_and_bonds():
+    g = gspaces.dihedralOnR3(2)
+    network = PointTransformer(g, 5, 1, fields=4, num_blocks=2, num_heads=2)
+    x = cloud_for(network)
+    figure = plot_cloud_attention(
+        x, network, point=0, labels=list("CNOHHHH"), bonds=[(0, 1), (1, 2)], elements=g.fibergroup.elements
+    )
+    assert len(figure.axes) == 2 * 4
+    assert all(ax.name == "3d" for ax in figure.axes)
+    assert drawn(figure) > 1000
+    assert {"as it is", "180° about x", "180° about y", "180° about z"} <= set(texts(figure))
+    assert [text.get_text() for text in figure.axes[0].texts] == list("CNOHHHH")
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert sum(isinstance(colour, str) and colour == cloud_attention._BOND for colour in colours) == 2
+    upright, turned = (np.array([points_of(ax) for ax in figure.axes[k::4]]) for k in (0, 2))
+    np.testing.assert_allclose(upright, turned, atol=1e-3)
+
+
+def test_layers_of_a_model():
+    g = gspaces.rot2dOnR2(2)
+    network = PointTransformer(g, 1, 1, fields=2, num_blocks=3, num_heads=1)
+    x = cloud_for(network)
+    every = plot_cloud_attention(x, network, point=0)
+    assert len(every.axes) == 3 * 2
+    one = plot_cloud_attention(x, network, "blocks.1", point=0)
+    two = plot_cloud_attention(x, network, ["blocks.1.attention", network.blocks[2]], point=0)
+    assert (len(one.axes), len(two.axes)) == (2, 4)
+    for k, figure in ((2, one), (2, two)):
+        np.testing.assert_array_equal(points_of(every.axes[k]), points_of(figure.axes[0]))
+    assert any(text.startswith("blocks.2") for text in texts(two))
+
+    block = PointTransformerBlock(network.in_type, network.in_type, kernel_features=3)
+    assert len(plot_cloud_attention(cloud_for(block), block, point=0).axes) == 2
+    # A layer that is called with edges sees those only.
+    chain = torch.tensor([[0, 1], [0, 0]])
+    coloured = points_of(plot_cloud_attention(x, network, "blocks.0", point=0, edge_index=chain).axes[0])
+    np.testing.assert_array_equal((coloured < 1).any(axis=1), [True, True, *(5 * [False])])
+
+
+def test_negative_weights_are_blue():
+    torch.manual_seed(0)
+    layer = layer_on(gspaces.rot2dOnR2(2), normalization="count")
+    x = cloud_for(layer)
+    weights = weights_of(layer, x, 0, [0])[0, 0]
+    assert weights.min() < 0 < weights.max()
+    shown = points_of(plot_cloud_attention(x, layer, point=0, head=0).axes[0])
+    np.testing.assert_array_equal(shown[:, 0] < shown[:, 2], weights < 0)
+
+
+def test_samples_of_a_continuous_group():
+    g = gspaces.rot2dOnR2(-1)
+    vectors = nn.FieldType(g, 2 * [g.irrep(1)])
+    layer = PointSelfAttention(vectors, vectors, head_fields=2, samples=6)
+    x = cloud_for(layer)
+    figure = plot_cloud_attention(x, layer, point=0, poses=[1])
+    assert len(figure.axes) == 4
+    for ax in figure.axes[1:]:
+        np.testing.assert_allclose(points_of(ax), points_of(figure.axes[0]), atol=1e-3)
+    half = nn.GeometricTensor(x.tensor.bfloat16(), x.type, x.coords)
+    assert len(plot_cloud_attention(half, layer.bfloat16(), point=0).axes) == 4  # whose matrices may be rounded
+    layer.float()
+    sixth, other = g.fibergroup.element(math.pi / 3, "radians"), g.fibergroup.element(0.1, "radians")
+    plot_cloud_attention(x, layer, point=0, poses=[sixth], elements=[sixth])
+    with pytest.raises(ValueError, match=r"elements: .* takes the pose of the query to none of the samples"):
+        plot_cloud_attention(x, layer, point=0, elements=[other])
+    with pytest.raises(ValueError, match=r"poses: .* is none of the 6 samples"):
+        plot_cloud_attention(x, layer, point=0, poses=[other])
+
+
+@pytest.mark.parametrize("gspace", [gspaces.trivialOnR2(), gspaces.dihedralOnR3(2)], ids=lambda g: g.name)
+@pytest.mark.parametrize("number", [1, 3])
+def test_points_that_coincide(gspace, number):
+    layer = layer_on(gspace)
+    x = cloud_for(layer, number)
+    x.coords = torch.zeros_like(x.coords)
+    figure = plot_cloud_attention(x, layer, point=0)
+    assert drawn(figure) > 500
+    assert len(figure.axes) == len(gspace.fibergroup.elements)
+    # The trivial group has one pose only, of which there is nothing to draw.
+    assert any("ring: the query;" in text for text in texts(figure)) == (gspace.dimensionality == 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_any_precision(dtype):
+    torch.manual_seed(0)
+    layer = layer_on(gspaces.rot2dOnR2(3))
+    x = cloud_for(layer)
+    expected = plot_cloud_attention(x, layer, point=0, head=0)
+    given = nn.GeometricTensor(x.tensor.to(dtype), x.type, x.coords.double())
+    figure = plot_cloud_attention(given, layer.to(dtype), point=0, head=0)
+    for ax, other in zip(figure.axes, expected.axes, strict=True):
+        np.testing.assert_allclose(points_of(ax), points_of(other), atol=0.08)
+
+
+def test_the_model_is_left_as_it_was():
+    torch.manual_seed(0)
+    network = PointTransformer(gspaces.rot2dOnR2(2), 1, 1, fields=2, num_blocks=2, num_heads=1)
+    network.blocks[0].eval()
+    x = cloud_for(network)
+    state = [value.clone() for value in network.state_dict().values()]
+    y = network(x)
+    plot_cloud_attention(x, network, point=0)
+    assert [module.training for module in (network, *network.blocks)] == [True, False, True]
+    assert all(map(torch.equal, state, network.state_dict().values()))
+    assert torch.equal(network(x), y)
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    ("make", "elements", "names"),
+    [
+        (lambda: gspaces.rot2dOnR3(4), [1, 2, 3], ["90° about z", "180° about z", "270° about z"]),
+        (lambda: gspaces.dihedralOnR3(2), [1, 2, 3], None),
+        (lambda: gspaces.invOnR3(), [1], ["inversion"]),
+        (lambda: gspaces.mirOnR3(), [1], ["mirror along x"]),
+    ],
+)
+def test_names_in_space(make, elements, names):
+    g = make()
+    matrices = [g.basespace_action(list(g.fibergroup.elements)[i]) for i in elements]
+    found = [cloud_attention._name(matrix) for matrix in matrices]
+    if names is None:
+        assert sorted(found) == ["180° about x", "180° about y", "180° about z"]
+    else:
+        assert [name.replace("along y", "along x").replace("along z", "along x") for name in found] == names
+
+
+def test_names_are_those_of_rotations():
+    """Rotating about the named axis by the named angle gives the matrix."""
+    from scipy.spatial.transform import Rotation
+
+    assert cloud_attention._name(np.eye(3)[[2, 0, 1]]) == "120° about (1, 1, 1)"
+    assert cloud_attention._name(np.diag([1.0, 1.0, -1.0])) == "mirror along z"
+    for matrix in Rotation.random(20, random_state=0).as_matrix():
+        angle, axis = cloud_attention._name(matrix).split("° about ")
+        axis = np.array([float(a) for a in axis.strip("()").split(",")])
+        again = Rotation.from_rotvec(np.radians(float(angle)) * axis / np.linalg.norm(axis)).as_matrix()
+        np.testing.assert_allclose(again, matrix, atol=0.05)
+        assert cloud_attention._name(-matrix).endswith(", inverted")
+
+
+def test_mistakes_are_named():
+    g = gspaces.rot2dOnR2(4)
+    layer = layer_on(g)
+    x = cloud_for(layer)
+    for wrong, error, message in (
+        ({"point": 7}, ValueError, "point: got 7, needed a number from 0 to 6"),
+        ({"point": 1.5}, TypeError, "point: got 1.5, needed an integer"),
+        ({"head": 2}, ValueError, "head: got 2, needed a number from 0 to 1"),
+        ({"poses": [4]}, ValueError, "poses: got 4"),
+        ({"poses": 0}, TypeError, "poses: got 0, needed a sequence"),
+        ({"poses": []}, ValueError, "poses: got none"),
+        ({"poses": [cyclic_group(8).element(1)]}, ValueError, "poses: got an element of C8, needed one of C4"),
+        ({"elements": [1]}, TypeError, "elements: got 1, needed an element of C4"),
+        ({"elements": [cyclic_group(8).element(1)]}, ValueError, "elements: got an element of C8, needed one of C4"),
+        ({"elements": []}, ValueError, "elements: got none"),
+        ({"elements": g.fibergroup.identity}, TypeError, "elements: got .* needed a sequence"),
+        ({"labels": ["C"]}, ValueError, "labels: got 1, needed one for each of 7 points"),
+        ({"labels": "CCCCCCC"}, TypeError, "labels: got 'CCCCCCC', needed a sequence"),
+        ({"bonds": [1, 2]}, TypeError, "bonds: got .* needed pairs"),
+        ({"bonds": [(0, 7)]}, ValueError, "bonds: got 7, needed a number from 0 to 6"),
+        ({"layers": []}, ValueError, "layers: got none"),
+        ({"layers": 3}, TypeError, "layers: got 3, needed a module"),
+        ({"view": 3.0}, TypeError, "view: got 3.0, needed an elevation and an azimuth"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_cloud_attention(x, layer, **{"point": 0, **wrong})
+    with pytest.raises(TypeError, match="model: got str"):
+        plot_cloud_attention(x, "layer", point=0)
+    with pytest.raises(ValueError, match="model: the IdentityModule has no attention between points"):
+        plot_cloud_attention(x, nn.IdentityModule(x.type), point=0)
+    for other in (
+        GroupSelfAttention(layer.in_type, layer.in_type),
+        SphereSelfAttention(*2 * [nn.FieldType(gspaces.rot3dOnR3(), [gspaces.rot3dOnR3().trivial_repr])]),
+    ):
+        with pytest.raises(ValueError, match="has no attention between points"):
+            plot_cloud_attention(x, other, point=0)
+    with pytest.raises(TypeError, match="x: got Tensor, needed a GeometricTensor with coords"):
+        plot_cloud_attention(x.tensor, layer, point=0)
+    with pytest.raises(ValueError, match="x: got features on a grid"):
+        plot_cloud_attention(layer.in_type(torch.randn(1, 16, 3, 3)), layer, point=0)
+    with pytest.raises(ValueError, match="x: its gspace is"):
+        plot_cloud_attention(cloud_for(layer_on(gspaces.rot2dOnR2(2))), layer, point=0)
+    network = torch.nn.Identity()
+    network.unused = layer
+    with pytest.raises(ValueError, match="layers: the Identity does not call 'unused'"):
+        plot_cloud_attention(x, network, point=0)
+    network = PointTransformer(g, 1, 1, fields=2, num_blocks=1, num_heads=1)
+    with pytest.raises(ValueError, match=r"layers: got 'norm', needed attention between points: 'blocks.0.attention'"):
+        plot_cloud_attention(cloud_for(network), network, "norm", point=0)
+
+    class Half(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(nn.GeometricTensor(x.tensor[:3], x.type, x.coords[:3]))
+
+    with pytest.raises(ValueError, match=r"layers: 'layer' is called with 3 points, needed the 7 of x"):
+        plot_cloud_attention(x, Half(), point=0)
