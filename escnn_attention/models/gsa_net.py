@@ -13,7 +13,7 @@ from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialM
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.nn._arguments import check_int, check_probability
+from escnn_attention.nn._arguments import check_int, check_probability, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import HalvingPool
@@ -74,6 +74,7 @@ class GSANet(EquivariantClassifier):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: lists whose lengths do not agree, numbers that are not positive, or, on application, images too
             small for the crops and poolings.
 
@@ -112,9 +113,12 @@ class GSANet(EquivariantClassifier):
         pool_dropout: float = 0.0,
         backend: str = "auto",
     ):
-        blocks = [check_int("blocks", n, least=0) for n in blocks]
+        blocks = [
+            check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")
+        ]
         expansion = _listed("expansion", expansion, len(blocks), "stage", 1)
-        pool = _listed("pool", pool, len(blocks), "stage", False)
+        pool = [_checked_bool("pool", value) for value in _listed("pool", pool, len(blocks), "stage", False)]
+        check_int("channels", channels)
         crops = [check_int("crops", n, least=0) for n in _listed("crops", crops, sum(blocks), "block", 0)]
         expansion = [check_int("expansion", n) for n in expansion]
         if any(n > 1 and not count for n, count in zip(expansion, blocks, strict=True)):
@@ -134,7 +138,7 @@ class GSANet(EquivariantClassifier):
                 "channel for each coordinate and one for the poses"
             )
         image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
-        fields = _regular(gspace, check_int("channels", channels))
+        fields = _regular(gspace, channels)
         lifting = LiftingSelfAttention(
             image, fields, head_fields=max(1, channels // 2), dropout=attention_dropout, **options
         )
@@ -246,9 +250,15 @@ def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, defa
     """One value for each stage or block."""
     if values is None:
         return [default] * count
-    if len(values) != count:
+    if len(check_sequence(name, values, f"one value for each {unit}")) != count:
         raise ValueError(f"{name}: got {len(values)} values, needed one for each {unit}, {count}")
     return list(values)
+
+
+def _checked_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, needed True or False")
+    return value
 
 
 def _regular(gspace: GSpace, fields: int) -> FieldType:

@@ -32,6 +32,7 @@ from escnn_attention.plotting._drawing import (
     stacked,
     transformed,
 )
+from escnn_attention.plotting.feature_maps import refuse_exported
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +103,7 @@ def plot_attention_maps(
         ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no tensor, or a head, pose, position or element is of another type.
         ValueError: ``x`` is not one planar image, there is no such layer, head, pose, position or element, an element
-            does not map the grid onto itself, or the model does not call the layer.
+            does not map the grid onto itself, or the model does not call the layer, or was exported and knows no group.
 
     Example:
         >>> import torch
@@ -120,6 +121,7 @@ def plot_attention_maps(
     Source: the picture that GSA-Nets (Romero and Cordonnier 2021) describe by Figures B.1 and B.2.
     """
     figure_class()
+    refuse_exported(model)
     call, x = on_fields(model, x)
     check_image(x)
     attention = find_attention(model, layer)

@@ -14,7 +14,7 @@ from escnn.group import GroupElement
 from torch import Tensor
 
 from escnn_attention.angles import check_angles, relative_change, turn_images, turning
-from escnn_attention.hooks import attention_layers, evaluating, find_layer, on_fields, watch
+from escnn_attention.hooks import attention_layers, evaluating, find_layer, gspace_of, on_fields, watch
 from escnn_attention.plotting._drawing import (
     MOST_COLUMNS,
     Frame,
@@ -78,7 +78,8 @@ def plot_feature_maps(
         TypeError: ``stages`` is neither a model nor a mapping to functions, ``x`` not a tensor (of fields, for a
             mapping), or an element or a field is of another type.
         ValueError: ``x`` is not one planar image, there is nothing to show, an element is of another group, a stage
-            gives something else than regular fields on a grid, or there is no such stage, field or layer.
+            gives something else than regular fields on a grid, there is no such stage, field or layer, or the model was
+            exported, and knows no group.
 
     Example:
         >>> import torch
@@ -185,7 +186,7 @@ def animate_feature_maps(
         ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no tensor, or ``field`` not an integer.
         ValueError: ``x`` is not one square image of scalar fields over the plane, no angles, or the layer does not
-            exist, does not give regular fields, or does not have the field.
+            exist, does not give regular fields, or does not have the field; or the model was exported.
 
     Example:
         >>> import tempfile
@@ -274,6 +275,21 @@ def animate_feature_maps(
     return FuncAnimation(sheet.figure, show, frames=len(chosen), interval=interval, init_func=lambda: [], repeat=True)
 
 
+def refuse_exported(model: object) -> None:
+    """Say of an exported network what it lacks.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if not isinstance(model, torch.nn.Module) or gspace_of(model) is not None:
+        return
+    if any(type(module).__module__.startswith("escnn_attention.plain") for module in model.modules()):
+        raise ValueError(
+            f"model: the {type(model).__name__} was exported, and knows neither its group nor its fields any more;"
+            " needed the network that it was exported from"
+        )
+
+
 def _runner(
     x: enn.GeometricTensor | Tensor,
     stages: torch.nn.Module | Mapping[str, Stage],
@@ -284,6 +300,7 @@ def _runner(
     """A function from images to feature maps by the names of the stages, the image as fields, and the names."""
     if isinstance(stages, torch.nn.Module):
         model = stages
+        refuse_exported(model)
         call, x = on_fields(model, x)
         check_image(x)
         watched = _watched(call, x, model, layers, one)

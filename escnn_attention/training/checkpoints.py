@@ -41,11 +41,28 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
         way_out: what to do where it cannot be read, for the message.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or is no checkpoint.
     """
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return checkpoint
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = None if isinstance(checkpoint, dict) else f"it holds a {type(checkpoint).__name__}, not a checkpoint"
+    except MemoryError:
+        raise
+    # A damaged file can lead the reader anywhere.
+    except Exception as error:
+        reason = _reason(error)
         raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}") from error
+    if reason is not None:
+        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}")
+    return checkpoint
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return error.strerror or str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds something else than tensors and plain values, or it is damaged"
+    if isinstance(error, OSError):  # of a place that a damaged file points to
+        return "it is damaged, or not a checkpoint"
+    first, *_ = str(error).splitlines() or [""]
+    return f"it is damaged, or not a checkpoint ({type(error).__name__}: {first})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,20 +15,21 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint, ModelCheckpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from escnn_attention.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from escnn_attention.training.described import build_described
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file, write_csv, write_json
+from escnn_attention.training.files import atomic_file, keep_aside, write_csv, write_json
 from escnn_attention.training.history import EpochHistory
 from escnn_attention.training.module import Classifier, Scheduled
 from escnn_attention.training.points import PointClassifier, PointDynamics, PointRegression
 from escnn_attention.training.quiet import quiet_lightning
 from escnn_attention.training.results import hardware, versions
+from escnn_attention.training.run_folder import held
 
 __all__ = ["BEST", "CONFIGURATION", "LAST", "TEST", "ExperimentCLI", "load_network", "run_experiment"]
 
@@ -37,6 +38,9 @@ CONFIGURATION = "config.yaml"
 EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
+
+_WRITTEN = "# Written by escnn-attention fit."  # the first line of the configuration that a folder keeps
+_PATIENCE = 10.0  # seconds in which the processes end that prepared batches for one that was killed
 
 Task = Literal["classification", "point-classification", "point-regression", "point-dynamics"]
 
@@ -144,7 +148,10 @@ class ExperimentCLI(LightningCLI):
         self.folder = Path(config["folder"])
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--folder: {self.folder} is not a folder")
+        self.last = _stamp(self.folder / LAST)
         checkpoint = self._checkpoint(config.get("ckpt_path"))
+        if self.subcommand == "fit" and self.writes:
+            self._check_folder(checkpoint)
         # As "ckpt_path" of the command, which Lightning hands to the trainer.
         config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
         if checkpoint is not None:
@@ -169,6 +176,41 @@ class ExperimentCLI(LightningCLI):
                 return self.folder / name
         raise UserError(f"{self.folder} holds no trained network: run 'escnn-attention fit' with this --folder first")
 
+    def _check_folder(self, checkpoint: Path | None) -> None:
+        """A training takes the place of nothing but what it goes on with."""
+        path = self.folder / CONFIGURATION
+        if path.exists() and not _is_ours(path):
+            raise UserError(
+                f"--folder: {path} is not a file that fit has written, and would be replaced by one: give it another"
+                " name, or choose another --folder"
+            )
+        if checkpoint is not None and checkpoint.resolve().parent == self.folder.resolve():
+            return
+        found = [name for name in (LAST, EPOCHS, TEST, PREDICTIONS) if (self.folder / name).exists()]
+        # One that is killed in its first epoch may leave its best checkpoint only, and makes the same again.
+        if not found and (self.folder / BEST).exists() and not self._is_first_epoch(self.folder / BEST):
+            found = [BEST]
+        if not found:
+            return
+        if checkpoint is not None:
+            raise UserError(
+                f"--folder: {self.folder} holds a training ({found[0]}): choose another for one from {checkpoint}"
+            )
+        raise UserError(
+            f"--folder: {self.folder} holds {', '.join(found)} of a training, but no {LAST} to go on from: choose"
+            " another folder, or move these files away"
+        )
+
+    def _is_first_epoch(self, path: Path) -> bool:
+        """Whether a checkpoint is of the first epoch of this very training."""
+        content = read_checkpoint(path)
+        trained = _trained(content)
+        return (
+            content.get("epoch") == 0
+            and trained is not None
+            and not _differences(trained["configuration"], _plain(self.parser, self.config, self.subcommand), _training)
+        )
+
     def _check_checkpoint(self, path: Path) -> None:
         """The configuration fits what the checkpoint was trained with, so far as it must."""
         content = read_checkpoint(path)
@@ -176,6 +218,8 @@ class ExperimentCLI(LightningCLI):
         for name in needed:
             if name not in content:
                 raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
+        if not isinstance(content["state_dict"], dict) or not isinstance(content["epoch"], int):
+            raise UserError(f"{self._told_apart(path)} is not a checkpoint of this package")
         trained = _trained(content)
         if trained is None:
             return
@@ -195,6 +239,7 @@ class ExperimentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with _told():
             super().instantiate_classes()
+        _check_images(self.model, self.datamodule)
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         if checkpoint is not None:
             self._check_weights(Path(checkpoint))
@@ -211,8 +256,21 @@ class ExperimentCLI(LightningCLI):
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with _told():
+        with _told(), self._alone():
             super()._run_subcommand(subcommand)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One training in a folder at a time, however many processes it has."""
+        if not (self.subcommand == "fit" and self.writes and self.trainer.is_global_zero):
+            yield
+            return
+        with held(self.folder, "choose another --folder", _PATIENCE):
+            if _stamp(self.folder / LAST) != self.last:
+                raise UserError(
+                    f"another process has trained in {self.folder} just now: start again to go on from there"
+                )
+            yield
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
@@ -264,20 +322,21 @@ class ExperimentCLI(LightningCLI):
             "hardware": hardware(),
         }
         metrics = self.trainer.callback_metrics
-        write_json(
-            self.folder / TEST,
-            {
-                **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
-                "epoch": int(content["epoch"]) + 1,
-                "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
-                "seed": self.config[self.subcommand]["seed_everything"],
-                "checkpoint": checkpoint.name,
-                "weights_sha256": _digest(content["state_dict"]),
-                "curve": [{k: _number(v) for k, v in row.items()} for row in (curve or {"rows": []})["rows"]],
-                "trained": _trained(content),
-                "tested": tested,
-            },
-        )
+        result = {
+            **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
+            "epoch": int(content["epoch"]) + 1,
+            "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
+            "seed": self.config[self.subcommand]["seed_everything"],
+            "checkpoint": checkpoint.name,
+            "weights_sha256": _digest(content["state_dict"]),
+            "curve": [{k: _number(v) for k, v in row.items()} for row in (curve or {"rows": []})["rows"]],
+            "trained": _trained(content),
+            "tested": tested,
+        }
+        path = self.folder / TEST
+        if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
+            _say_kept(path, keep_aside(path))
+        write_json(path, result)
 
 
 class _Best(ModelCheckpoint):
@@ -311,6 +370,7 @@ class _SaveConfiguration(SaveConfigCallback):
         if stage == "fit" and not self.config["trainer"].get("fast_dev_run"):
             kept = {k: v for k, v in yaml.safe_load(self.parser.dump(self.config)).items() if k not in _OF_THE_CALL}
             with atomic_file(Path(self.config["folder"]) / CONFIGURATION, "w") as file:
+                file.write(f"{_WRITTEN}\n")
                 yaml.safe_dump(kept, file, sort_keys=False)
 
 
@@ -335,7 +395,66 @@ class _PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        write_csv(self.path, self.describe(torch.cat(list(predictions)).float().cpu()))
+        new = self.path.with_name(f".{self.path.name}")
+        write_csv(new, self.describe(torch.cat(list(predictions)).float().cpu()))
+        if self.path.exists() and self.path.read_bytes() != new.read_bytes():
+            _say_kept(self.path, keep_aside(self.path))
+        new.replace(self.path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a configuration is as ``fit`` writes it, so that another may take its place."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.startswith(_WRITTEN):
+        return True
+    if not (path.parent / LAST).exists():
+        return False
+    # Older versions wrote no first line. What has no comments, and stands beside a checkpoint, is theirs.
+    with contextlib.suppress(yaml.YAMLError):
+        return text == yaml.safe_dump(yaml.safe_load(text), sort_keys=False)
+    return False
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Of a file, what changes when it is written anew; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """A result that was written before; empty where the file is something else."""
+    with contextlib.suppress(ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _measured(result: Mapping[str, Any]) -> list[Any]:
+    """What a result is of: the weights, the data, and how it was computed."""
+    tested = result.get("tested")
+    configuration = tested.get("configuration") if isinstance(tested, dict) else None
+    return [result.get("weights_sha256"), result.get("checkpoint"), configuration]
+
+
+def _say_kept(path: Path, aside: Path) -> None:
+    print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
+
+
+def _check_images(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """The network is one for these images, so far as both say what they are for."""
+    if not isinstance(model, Classifier):
+        return
+    in_type = getattr(model.network, "in_type", None)
+    sides = (
+        ("channels", "in_channels", getattr(in_type, "size", getattr(model.network, "in_channels", None))),
+        ("classes", "num_classes", model.num_classes),
+    )
+    for what, name, needed in sides:
+        given = getattr(data, name, None)
+        if isinstance(given, int) and isinstance(needed, int) and given != needed:
+            raise UserError(f"model.network: it is for {needed} {what}, but {type(data).__name__} has {given} ({name})")
 
 
 def _plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
@@ -359,12 +478,21 @@ def _essential(configuration: dict[str, Any]) -> dict[str, Any]:
 
 def _state(checkpoint: dict[str, Any], callback: type[pl.Callback]) -> dict[str, Any] | None:
     """What a callback left in a checkpoint."""
-    states: dict[str, Any] = checkpoint.get("callbacks", {})
-    return next((state for name, state in states.items() if callback.__qualname__ in name), None)
+    states = checkpoint.get("callbacks", {})
+    if not isinstance(states, dict):
+        return None
+    return next((state for name, state in states.items() if callback.__qualname__ in str(name)), None)
 
 
 def _trained(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    return _state(checkpoint, _Provenance)
+    """By what a checkpoint was made; None where it does not say."""
+    facts = _state(checkpoint, _Provenance)
+    configuration = facts.get("configuration") if isinstance(facts, dict) else None
+    if not isinstance(configuration, dict):
+        return None
+    model, trainer = configuration.get("model"), configuration.get("trainer")
+    whole = isinstance(model, dict) and isinstance(model.get("network"), dict) and isinstance(trainer, dict)
+    return facts if whole else None
 
 
 def _training(configuration: Mapping[str, Any]) -> dict[str, str]:
@@ -403,16 +531,19 @@ def _flat(name: str, value: Any) -> list[tuple[str, str]]:
         return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
     if name.rpartition(".")[2] == "class_path":
         value = _place(value)
-    return [(name, json.dumps(value))]
+    return [(name, json.dumps(value, default=repr))]
 
 
-def _place(path: str) -> str:
-    """Where a class is defined, whichever of its names it was given by."""
-    module, _, name = path.rpartition(".")
+def _place(path: Any) -> Any:
+    """Where a class is defined, whichever of its names it was given by.
+
+    Of what a checkpoint names nothing is imported: where it is what this command uses, it has been imported by now.
+    """
+    module, _, name = str(path).rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(sys.modules[module], name)
         return f"{found.__module__}.{found.__qualname__}"
-    except (ImportError, AttributeError, ValueError):
+    except (KeyError, AttributeError):
         return path
 
 
@@ -436,31 +567,51 @@ def _told() -> Iterator[None]:
     """Wrong options and wrong sizes, which have clear messages, end as such."""
     try:
         yield
-    except (ValueError, MisconfigurationException, OSError) as error:
+    except OSError as error:
+        known = error.filename is not None and error.strerror is not None
+        raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error
+    except (ValueError, MisconfigurationException) as error:
         raise UserError(str(error)) from error
 
 
-def load_network(folder: str | Path) -> torch.nn.Module:
-    """The trained network of an experiment: that of the highest validation accuracy, in eval mode, on the CPU.
+def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> torch.nn.Module:
+    """The trained network of an experiment: that of the highest validation accuracy, in eval mode.
+
+    Nothing is run that the checkpoint brings along. It says by which class the network was made, and with which
+    arguments; where all of them are of this package, and the gspace is escnn's, the network is built from that.
 
     Args:
         folder: that was given to ``escnn-attention fit --folder``.
+        network: one of the same kind, which gets the weights, where it is not a network of this package; by default
+            one is built, on the CPU.
 
     Raises:
-        UserError: there is no checkpoint in the folder, or it cannot be read.
+        TypeError: ``network`` is not a module.
+        UserError: there is no checkpoint in the folder, it cannot be read, it is of another network than the one that
+            is given, or none is given and it is of a class from elsewhere.
     """
+    if network is not None and not isinstance(network, torch.nn.Module):
+        raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
     path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
     if path is None:
         raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
     content = read_checkpoint(path)
-    trained = _trained(content)
-    if trained is None:
-        raise UserError(f"{path} does not say what network it is of")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=torch.nn.Module)
-    described = parser.parse_object({"network": trained["configuration"]["model"]["network"]})
-    network: torch.nn.Module = parser.instantiate_classes(described).network
+    if network is None:
+        trained = _trained(content)
+        if trained is None:
+            raise UserError(f"{path} does not say what network it is of: build it, and give it as `network`")
+        try:
+            network = build_described(trained["configuration"]["model"]["network"])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
     prefix = "network."
-    weights = {name: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
-    network.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+    state = content.get("state_dict")
+    weights = {name: value for name, value in (state or {}).items() if name.startswith(prefix)}
+    if not weights:
+        raise UserError(f"{path} holds no weights of a network")
+    try:
+        network.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+    except RuntimeError as error:
+        _, *reasons = str(error).splitlines()
+        raise UserError(f"{path} is of another network: {reasons[0].strip()}") from error
     return network.eval()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+_FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO") if hasattr(errno, name)}
 
 
 @contextlib.contextmanager
@@ -22,9 +25,13 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     Args:
         path: the file to write; its folder must exist.
         mode: ``"wb"`` or ``"w"``; text is UTF-8.
+
+    Raises:
+        OSError: it cannot be written; ``filename`` is ``path``.
     """
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = None
     try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         with os.fdopen(
             descriptor, mode, encoding=None if "b" in mode else "utf-8", newline=None if "b" in mode else ""
         ) as file:
@@ -36,10 +43,29 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        if isinstance(error, OSError) and _is_about(error, path):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _is_about(error: OSError, path: Path) -> bool:
+    """Whether an error says that ``path`` cannot be written; a full disk does not say for which file."""
+    if error.filename is None:
+        return error.errno in _FULL
+    return Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
+
+
+def keep_aside(path: Path) -> Path:
+    """Rename a file, ``NAME.json`` to ``NAME.old-1.json`` or the first such name that is free, and say which."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.old-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(aside)
+    return aside
 
 
 def write_json(path: Path, value: Any) -> None:

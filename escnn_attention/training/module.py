@@ -88,8 +88,9 @@ class Scheduled(pl.LightningModule):
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
             return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
         steps = int(self.trainer.estimated_stepping_batches)
-        if self.warm_up * self.trainer.num_training_batches > steps * self.trainer.accumulate_grad_batches:
-            raise ValueError(f"warm_up: got {self.warm_up} epochs, more than the {steps} steps of the training")
+        epochs = steps * self.trainer.accumulate_grad_batches / self.trainer.num_training_batches
+        if self.warm_up > epochs:
+            raise ValueError(f"warm_up: got {self.warm_up:g} epochs, but the training has {epochs:g}")
         rising = self.warm_up * self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         if self.schedule == "one-cycle":
             peak = optimiser.param_groups[0]["lr"]
@@ -163,6 +164,7 @@ class Classifier(Scheduled):
         if not isinstance(num_classes, int):
             raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
         self.network = network
+        self.num_classes = num_classes
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -173,7 +175,7 @@ class Classifier(Scheduled):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch
-        loss: Tensor = self.loss(self(images), labels)
+        loss: Tensor = self.loss(self._logits(images), labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
         return loss
 
@@ -195,9 +197,18 @@ class Classifier(Scheduled):
             for i, p in enumerate(predictions)
         ]
 
+    def _logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self(images)
+        if logits.shape != (len(images), self.num_classes):
+            raise ValueError(
+                f"network: got {tuple(logits.shape)} for {len(images)} images, needed one number for each of the"
+                f" {self.num_classes} classes, {(len(images), self.num_classes)}"
+            )
+        return logits
+
     def _evaluate(self, part: str, accuracy: MulticlassAccuracy, batch: tuple[Tensor, Tensor]) -> None:
         images, labels = batch
-        logits = self(images)
+        logits = self._logits(images)
         accuracy(logits, labels)
         self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
         self.log(

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 
+import escnn_attention
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import write_csv, write_json
 
 RESULT = "result.json"
-_PACKAGES = ("escnn-attention", "escnn", "torch", "lightning", "numpy", "scipy", "scikit-learn")
+_PACKAGES = ("escnn", "torch", "lightning", "numpy", "scipy", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,34 @@ def write_results(
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that the results depend on."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that the results depend on; of this one as it is imported.
+
+    In a checkout also ``"commit"``, as ``git describe --always --dirty`` has it: with ``-dirty`` where files that git
+    knows have been changed since.
+    """
+    found = {"python": platform.python_version(), "escnn-attention": escnn_attention.__version__}
     for name in _PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
-    return found
+    commit = _commit(Path(escnn_attention.__file__).parents[1])
+    return found if commit is None else {**found, "commit": commit}
+
+
+def _commit(checkout: Path) -> str | None:
+    """What ``git describe`` says of a folder; None where it is no checkout, or git cannot tell."""
+    # A package that is installed somewhere below another repository is none of its files.
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    # Without the locks that git takes to remember what it has compared.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
 
 
 def hardware() -> dict[str, str | int]:

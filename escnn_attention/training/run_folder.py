@@ -18,6 +18,29 @@ _LOCK = ".lock"
 
 
 @contextlib.contextmanager
+def held(folder: Path, way_out: str, patience: float = 0.0) -> Iterator[None]:
+    """Keep other processes from writing to ``folder``, which exists. The system lets go of it with the process.
+
+    Args:
+        folder: gets a hidden file.
+        way_out: what else to do than wait, for the message.
+        patience: the seconds in which another process may end.
+
+    Raises:
+        UserError: another process uses the folder.
+    """
+    lock = FileLock(folder / _LOCK, timeout=patience)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"another process uses {folder}: wait for it, or {way_out}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
 def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -> Iterator[Path | None]:
     """Hold ``folder`` for a run with ``configuration``, new or to be gone on with.
 
@@ -35,7 +58,7 @@ def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / _LOCK, timeout=0):
+        with held(folder, "choose another --output"):
             stored = _read(folder)
             moved = None
             if stored is not None and restart:
@@ -46,8 +69,6 @@ def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -
                 raise UserError(f"{folder} holds files that are no comparison: choose another --output")
             write_json(folder / CONFIGURATION, dict(configuration))
             yield moved
-    except Timeout as error:
-        raise UserError(f"another process uses {folder}: wait for it, or choose another --output") from error
     except FileExistsError as error:
         raise UserError(f"{folder} is not a folder: choose another --output") from error
     except PermissionError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Small
+from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Seeds, Small
 from examples.experiments.report import execute_all, marked
 from examples.gsa_nets import tables
 
@@ -30,17 +31,26 @@ def table1(
     data_dir: Folder = None,
     epochs: Epochs = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     accelerator: Accelerator = "auto",
 ) -> None:
-    """Table 1 and Figure 3: accuracy against the size of the neighbourhood."""
+    """Table 1 and Figure 3, of the first seed: accuracy against the size of the neighbourhood."""
     runs = tables.table_1(small)
     caption = tables.SMALL if small else None
-    results = execute_all(
-        "table1", runs, out, small=caption, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator
-    )
     from examples.gsa_nets.figures import draw_curves
 
-    draw_curves(out / f"{marked('figure3', caption)}.png", runs, results)
+    execute_all(
+        "table1",
+        runs,
+        out,
+        small=caption,
+        data_dir=data_dir,
+        epochs=epochs,
+        seed=seed,
+        seeds=seeds,
+        accelerator=accelerator,
+        draw=functools.partial(draw_curves, out / f"{marked('figure3', caption, seed, seeds)}.png"),
+    )
 
 
 @app.command()
@@ -51,13 +61,24 @@ def table2(
     data_dir: Folder = None,
     epochs: Epochs = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     accelerator: Accelerator = "auto",
 ) -> None:
     """Table 2: discretisations of the group, beside convolutional twins and hybrids of as many parameters."""
     runs = tables.table_2(data.value, small)
     caption = tables.SMALL if small else None
     name = f"table2-{data.value}"
-    execute_all(name, runs, out, small=caption, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator)
+    execute_all(
+        name,
+        runs,
+        out,
+        small=caption,
+        data_dir=data_dir,
+        epochs=epochs,
+        seed=seed,
+        seeds=seeds,
+        accelerator=accelerator,
+    )
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,18 @@ def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any
     """Figure 3: accuracy on the validation images, epoch by epoch."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for run, result, color in zip(runs, results, _COLORS, strict=False):
-        epochs = [row["epoch"] for row in result["curve"]]
-        axes.plot(epochs, [100 * row["valid_accuracy"] for row in result["curve"]], color=color, label=run.label)
+    colors = itertools.cycle(_COLORS)
+    twins = itertools.cycle((("0.35", "--"), ("0.35", ":")))
+    for run, result in zip(runs, results, strict=False):
+        color, line = (next(colors), "-") if run.kind == "attention" else next(twins)
+        curve = [row for row in result["curve"] if row["valid_accuracy"] is not None]
+        axes.plot(
+            [row["epoch"] for row in curve],
+            [100 * row["valid_accuracy"] for row in curve],
+            color=color,
+            linestyle=line,
+            label=run.label,
+        )
     axes.set(xlabel="epoch", ylabel="validation accuracy (%)")
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All experiments of GSA-Nets as in the paper, on a GPU, in one go:
-#     examples/gsa_nets/on_gpu.sh OUT [options of the commands, for instance --data-dir DIR --seed 1]
+#     examples/gsa_nets/on_gpu.sh OUT [options of the commands, for instance --data-dir DIR --seeds 3]
 # It goes on after a failure, and its exit status tells of it. Started again, it goes on where it was stopped.
 set -uo pipefail
 out=$(realpath -m "${1:?OUT: the folder for the results}")

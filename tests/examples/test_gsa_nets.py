@@ -18,23 +18,74 @@ from tests import samples
 
 def test_table_1_is_that_of_the_paper():
     runs = tables.table_1(small=False)
-    assert [run.published for run in runs] == [96.56, 97.49, 97.33, 97.42, 97.17, 96.89, 96.86, 97.05, 96.81]
-    sizes = [run.configuration()["model"]["network"]["init_args"]["kernel_size"] for run in runs]
+    attention, twins = runs[:-2], runs[-2:]
+    assert [run.published for run in attention] == [96.56, 97.49, 97.33, 97.42, 97.17, 96.89, 96.86, 97.05, 96.81]
+    sizes = [run.configuration()["model"]["network"]["init_args"]["kernel_size"] for run in attention]
     assert sizes == [3, 5, 7, 9, 11, 15, 19, 23, None]
     assert len({run.name for run in runs}) == len(runs)
-    assert {run.label for run in tables.table_1(small=True)} < {run.label for run in runs}
+    assert {run.kind for run in attention} == {"attention"}
+    assert [run.kind for run in twins] == ["convolution", "hybrid"]
+    small = [run.label for run in tables.table_1(small=True)]
+    assert set(small) < {run.label for run in runs}
+    assert "R4 SA 28×28 (global)" in small
+    assert small[-2:] == [run.label for run in twins]
 
 
-@pytest.mark.parametrize("data", ["rotmnist", "cifar10", "pcam"])
-def test_table_2_has_twins_of_as_many_parameters(data):
-    runs = tables.table_2(data, small=True)
-    budget = parameters(runs[0])
-    twins = [run for run in runs if run.kind != "attention"]
-    assert {run.kind for run in twins} == {"convolution", "hybrid"}
-    for run in twins:
-        assert 0.4 * budget < parameters(run) <= budget
+@pytest.mark.parametrize("small", [True, False])
+def test_tables_share_what_they_have_in_common(small):
+    """The twins and the 5×5 of Table 1 are runs of Table 2: same files, same configuration."""
+    others = {run.name: run.configuration() for run in tables.table_2("rotmnist", small)}
+    shared = [run for run in tables.table_1(small) if run.name in others]
+    assert [run.label for run in shared] == ["R4 SA 5×5", "R4 CNN", "R4 hybrid"]
+    for run in shared:
+        assert run.configuration() == others[run.name]
+
+
+GROUPS = {
+    "rotmnist": ["Z2", "R4", "R8", "R12", "R16"],
+    "cifar10": ["Z2", "Z2M"],
+    "pcam": ["Z2", "R4", "R8", "R4M"],
+}
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("data", GROUPS)
+def test_table_2_has_every_group_and_twins(data, small):
+    runs = tables.table_2(data, small)
+    assert len({run.name for run in runs}) == len(runs)
+    groups = {
+        kind: [run.group for run in runs if run.kind == kind and "large" not in run.label]
+        for kind in ("attention", "convolution", "hybrid")
+    }
+    assert groups["convolution"] == groups["hybrid"]
+    if small:
+        assert groups["attention"][0] == groups["hybrid"][0] == "Z2"
+        assert set(groups["hybrid"]) <= set(groups["attention"]) <= set(GROUPS[data])
+    else:
+        assert groups["attention"] == groups["hybrid"] == GROUPS[data]
+    for run in runs:
         network = run.configuration()["model"]["network"]["init_args"]
-        assert any(network["attention"]) == (run.kind == "hybrid")
+        assert network["gspace"] == tables._GSPACES[run.group]
+        if run.kind != "attention":
+            assert any(network["attention"]) == (run.kind == "hybrid")
+            assert len(network["widths"]) == len(network["convolutions"]) == len(network["attention"])
+
+
+@pytest.mark.parametrize(
+    ("data", "small"),
+    [
+        *((data, True) for data in GROUPS),
+        *(pytest.param(data, False, marks=pytest.mark.exhaustive) for data in GROUPS),
+    ],
+)
+def test_twins_have_about_as_many_parameters(data, small):
+    runs = tables.table_2(data, small)
+    budget = parameters(runs[0])
+    for run in runs:
+        if "large" in run.label:
+            assert 400_000 < parameters(run) < 800_000
+        else:
+            assert 0.85 * budget < parameters(run) <= budget, run.label
 
 
 def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
@@ -42,6 +93,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
     monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | tiny)
     monkeypatch.setattr(tables, "_FEWER", (3,))
+    monkeypatch.setattr(tables, "_twins", lambda *_: [])
     options = ["--small", "--epochs", "1", "--accelerator", "cpu", "--data-dir", str(tmp_path)]
     result = CliRunner().invoke(cli.app, ["table1", *options, "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0
@@ -51,6 +103,32 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     assert f"| R4 SA 3×3 | {100 * row['accuracy']:.2f} | 96.56 |" in page
     assert tables.SMALL in page
     assert (tmp_path / "out" / "figure3-small.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_reach_the_tables(monkeypatch):
+    given = []
+    monkeypatch.setattr(cli, "execute_all", lambda name, runs, out, **options: given.append((name, options)))
+    for command in ("table1", "table2"):
+        result = CliRunner().invoke(
+            cli.app, [command, "--small", "--seed", "2", "--seeds", "3"], catch_exceptions=False
+        )
+        assert result.exit_code == 0
+    assert [name for name, _ in given] == ["table1", "table2-rotmnist"]
+    assert all((options["seed"], options["seeds"]) == (2, 3) for _, options in given)
+    assert given[0][1]["draw"].args[0].name == "figure3-small-seeds2-4.png"
+
+
+def test_figure_3_has_a_curve_for_every_run(tmp_path, monkeypatch):
+    drawn = []
+    figure = figures.Figure
+    monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(figure(**options)) or drawn[0])
+    runs = tables.table_1(small=False)
+    curves = [{"epoch": 1, "valid_accuracy": 0.5}, {"epoch": 2, "valid_accuracy": None}]
+    figures.draw_curves(tmp_path / "figure3.png", runs, [{"curve": curves} for _ in runs])
+    lines = drawn[0].axes[0].lines
+    assert [line.get_label() for line in lines] == [run.label for run in runs]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(runs)
+    assert [list(line.get_ydata()) for line in lines] == [[50.0]] * len(runs)
 
 
 def test_steerability(monkeypatch):

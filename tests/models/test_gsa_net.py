@@ -178,6 +178,22 @@ def test_mistakes(options, message):
         tiny(gspaces.rot2dOnR2(2), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": "abc"}, "channels: got 'abc', needed an integer"),
+        ({"blocks": 3}, "blocks: got 3, needed"),
+        ({"crops": 1}, "crops: got 1, needed"),
+        ({"pool": ("yes", False)}, "pool: got 'yes', needed True or False"),
+        ({"pool": (1, 0)}, "pool: got 1, needed True or False"),
+        ({"num_heads": 1.5}, r"num_heads: got 1\.5, needed an integer"),
+    ],
+)
+def test_arguments_of_another_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        tiny(gspaces.rot2dOnR2(2), **options)
+
+
 def test_images_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="a margin of 1 leaves nothing of a grid of 1×1"):
         GSANet.rotmnist(gspaces.rot2dOnR2(4))(torch.randn(1, 1, 14, 14))

@@ -203,3 +203,11 @@ def test_mistakes_are_named():
 
     with pytest.raises(ValueError, match="does not call the layer"):
         plot_attention_maps(x, Lazy(), **options)
+
+
+def test_exported_networks_are_said_to_know_no_group():
+    x, lifting, attention = system()
+    exported = EquivariantClassifier({"0": lifting, "1": attention}, 3).export()
+    for given in (x, x.tensor):
+        with pytest.raises(ValueError, match=r"model: the Classifier was exported, .* needed the network"):
+            plot_attention_maps(given, exported, positions=[(1, 1)])

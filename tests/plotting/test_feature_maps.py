@@ -151,6 +151,19 @@ def test_any_precision(dtype):
         np.testing.assert_allclose(one, other, atol=0.05)
 
 
+def test_exported_networks_are_said_to_know_no_group():
+    x, lifting, attention = system()
+    network = EquivariantClassifier({"0": lifting, "1": attention}, 3)
+    exported = network.export()
+    for draw in (plot_feature_maps, animate_feature_maps):
+        for given in (x, x.tensor):
+            with pytest.raises(ValueError, match=r"model: the Classifier was exported, .* needed the network"):
+                draw(given, exported)
+    # What others have made of plain modules is told in its own way.
+    with pytest.raises(ValueError, match="no module of the Flatten has a gspace"):
+        plot_feature_maps(x.tensor, torch.nn.Flatten())
+
+
 def test_mistakes_are_named():
     x, lifting, attention = system()
     sequence = nn.SequentialModule(lifting, attention)

@@ -1,8 +1,11 @@
 """``escnn-attention fit``, ``test`` and ``predict``, as users call them."""
 
+import contextlib
 import csv
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -283,7 +286,7 @@ def test_checkpoints_of_other_networks(configuration, tmp_path):
     content = torch.load(folder / "last.ckpt", weights_only=True)
     unknown = tmp_path / "unknown.ckpt"  # from elsewhere: it does not say what it is of
     torch.save({name: value for name, value in content.items() if name != "callbacks"}, unknown)
-    call("test", configuration(), other, "--ckpt_path", unknown)
+    call("test", configuration(), tmp_path / "measured", "--ckpt_path", unknown)
     wider = configuration(trainer__max_epochs=1, model__network__init_args__channels=4)
     for command in ("fit", "test", "predict"):
         with pytest.raises(UserError, match=r"--ckpt_path: .*unknown\.ckpt is of another network: size mismatch"):
@@ -314,6 +317,282 @@ def test_checkpoints_run_no_code(configuration, tmp_path):
         with pytest.raises(UserError, match="there is no file http:/"):
             call(command, configuration(), tmp_path / "other", "--ckpt_path", "http://127.0.0.1:1/evil.ckpt")
     assert not (tmp_path / "it ran").exists()
+
+
+_NETWORK = "escnn_attention.models.GSANet"
+_PLANE = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 4}}
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        # A function that runs what it is given.
+        (
+            {
+                "class_path": "torch.fx.graph_module.reduce_graph_module",
+                "init_args": {
+                    "body": {"_code": "pass"},
+                    "import_block": "open(MARK, 'w')\n",
+                },
+            },
+            "names 'torch.fx.graph_module.reduce_graph_module'",
+        ),
+        # Modules that are on the path, which importing would run.
+        ({"class_path": "evil_module.Net"}, r"names 'evil_module\.Net'"),
+        ({"class_path": _NETWORK, "init_args": {"gspace": {"class_path": "evil_module.Net"}}}, r"'evil_module\.Net'"),
+        ({"class_path": _NETWORK, "init_args": {"blocks": [{"class_path": "evil_module.Net"}]}}, r"'evil_module\.Net'"),
+        ({"class_path": _NETWORK, "dict_kwargs": {"gspace": {"class_path": "os.mkdir"}}}, r"names 'os\.mkdir'"),
+        # Something else than a network, reached through this package or escnn's gspaces.
+        ({"class_path": "escnn_attention.training.experiment.Path", "init_args": {}}, "experiment.Path"),
+        ({"class_path": "escnn_attention.training.experiment.run_experiment"}, "run_experiment"),
+        ({"class_path": "escnn.gspaces.os.mkdir"}, "mkdir"),
+        ({"class_path": "escnn_attention..models.GSANet"}, "GSANet"),
+        (_PLANE, "is no network"),
+        # An import path where a value is due.
+        ({"class_path": _NETWORK, "init_args": {"gspace": "evil_module.Net"}}, "this version cannot build"),
+        ({"class_path": _NETWORK, "nonsense": 1}, "needed init_args"),
+        ({"class_path": "escnn_attention.models.Nonsense"}, "this version has no escnn_attention.models.Nonsense"),
+        ({"class_path": ["os", "mkdir"]}, r"names \['os', 'mkdir'\]"),
+    ],
+)
+def test_no_code_that_a_checkpoint_names_is_run(configuration, tmp_path, monkeypatch, description, message):
+    mark = tmp_path / "it ran"
+    (tmp_path / "evil_module.py").write_text(f"open({str(mark)!r}, 'w')\nclass Net:\n    pass\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    described = json.loads(json.dumps(description).replace("MARK", repr(str(mark))))
+    trained = {"seed_everything": 3, "model": {"network": described}, "trainer": {}, "data": {}}
+    content = {"state_dict": {}, "epoch": 0, "optimizer_states": []}
+    (tmp_path / "evil").mkdir()
+    content["callbacks"] = {"_Provenance": {"configuration": trained}}
+    torch.save(content, tmp_path / "evil" / "best.ckpt")
+    torch.save(content, tmp_path / "evil" / "last.ckpt")
+    with pytest.raises(UserError, match=message):
+        load_network(tmp_path / "evil")
+    if "evil_module" in str(described["class_path"]):
+        for command in ("fit", "test"):
+            with pytest.raises(UserError, match=r"model\.network\.class_path .* Choose another --folder"):
+                call(command, configuration(), tmp_path / "evil")
+    assert not mark.exists()
+    assert "evil_module" not in sys.modules
+
+
+class Mine(torch.nn.Sequential):
+    """A network from elsewhere."""
+
+    def __init__(self, classes: int):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(784, classes))
+        self.num_classes = classes
+
+
+def test_networks_from_elsewhere_are_built_by_those_who_load_them(configuration, tmp_path):
+    folder = tmp_path / "run"
+    sys.modules["mine"] = sys.modules[__name__]
+    try:
+        network = {"class_path": "mine.Mine", "init_args": {"classes": 10}}
+        call("fit", configuration(model__network=network, trainer__max_epochs=1), folder)
+    finally:
+        del sys.modules["mine"]
+    with pytest.raises(UserError, match=r"best\.ckpt: it names '.*Mine', .* give it as `network`"):
+        load_network(folder)
+    mine = Mine(10)
+    assert load_network(folder, mine) is mine
+    assert not mine.training
+    assert torch.equal(mine[1].weight, weights(folder, "best.ckpt")["network.1.weight"])
+    with pytest.raises(UserError, match=r"best\.ckpt is of another network: size mismatch for 1\.weight"):
+        load_network(folder, Mine(9))
+    with pytest.raises(TypeError, match="network: got type, needed"):
+        load_network(folder, Mine)
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "epochs.csv"], ["last.ckpt", "epochs.csv", "best.ckpt"]])
+def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, tmp_path, lost):
+    folder = tmp_path / "run"
+    file = configuration(trainer__max_epochs=2, model__optimizer__init_args__lr=1e-3)
+    call("fit", file, folder)
+    call("test", file, folder)
+    for name in lost:
+        (folder / name).unlink()
+    before = files(folder)
+    for more in ([], ["--seed_everything", 9]):
+        with pytest.raises(UserError, match=r"--folder: .*run holds .*test\.json of a training, but no last\.ckpt"):
+            call("fit", file, folder, *more)
+    assert files(folder) == before
+
+
+def test_the_best_checkpoint_alone(configuration, tmp_path):
+    """Of the first epoch, a kill can leave it alone: the same training makes it again. Any other is kept."""
+    folder = tmp_path / "run"
+    call("fit", configuration(trainer__max_epochs=1, model__schedule="constant"), folder)
+    for name in ("last.ckpt", "epochs.csv"):
+        (folder / name).unlink()
+    before = (folder / "best.ckpt").read_bytes()
+    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+        call("fit", configuration(trainer__max_epochs=1, model__schedule="constant", seed_everything=4), folder)
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    torch.save({**content, "epoch": 1}, folder / "best.ckpt")
+    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+        call("fit", configuration(trainer__max_epochs=1, model__schedule="constant"), folder)
+    (folder / "best.ckpt").write_bytes(before)
+    call("fit", configuration(trainer__max_epochs=1, model__schedule="constant"), folder)
+    assert (folder / "last.ckpt").exists()
+
+
+def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, tmp_path):
+    file = configuration(model__schedule="constant", model__warm_up=0, trainer__max_epochs=1)
+    for name in ("one", "other"):
+        call("fit", file, tmp_path / name)
+    before = files(tmp_path / "one")
+    given = ["--ckpt_path", tmp_path / "other" / "last.ckpt", "--trainer.max_epochs", 2]
+    with pytest.raises(UserError, match=r"one holds a training \(last\.ckpt\): choose another"):
+        call("fit", file, tmp_path / "one", *given)
+    assert files(tmp_path / "one") == before
+    call("test", file, tmp_path / "one", *given[:2])  # the control: it is read from anywhere
+
+
+def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    own = folder / "config.yaml"
+    wanted = configuration(trainer__max_epochs=1).read_text(encoding="utf-8")
+    own.write_text(f"# what I want\n{wanted}", encoding="utf-8")
+    before = own.read_bytes()
+    with pytest.raises(UserError, match=r"config\.yaml is not a file that fit has written"):
+        call("fit", own, folder)
+    assert own.read_bytes() == before
+    assert list(folder.iterdir()) == [own]
+    own.rename(folder / "mine.yaml")
+    call("fit", folder / "mine.yaml", folder)
+    call("fit", own, folder)  # now it is what fit has written
+    assert own.read_text(encoding="utf-8").startswith("# Written by escnn-attention fit.\nseed_everything: 3\n")
+    # What an older version wrote has no first line.
+    own.write_text("\n".join(own.read_text(encoding="utf-8").split("\n")[1:]), encoding="utf-8")
+    call("fit", own, folder)
+
+
+def test_results_of_other_measurements_are_kept(configuration, tmp_path, capsys):
+    folder = tmp_path / "run"
+    file = configuration(trainer__max_epochs=1, model__schedule="constant")
+    call("fit", file, folder)
+    call("test", file, folder)
+    call("predict", file, folder)
+    full, predictions = (folder / "test.json").read_bytes(), (folder / "predictions.csv").read_bytes()
+    for _ in range(2):
+        call("test", file, folder)
+        call("predict", file, folder)
+        assert not list(folder.glob("*.old*"))  # the same again takes its place
+    for command in ("test", "predict"):
+        call(command, file, folder, "--data.init_args.limit_test", 7)
+    assert (folder / "test.old-1.json").read_bytes() == full
+    assert (folder / "predictions.old-1.csv").read_bytes() == predictions
+    assert len((folder / "predictions.csv").read_text(encoding="utf-8").splitlines()) == 8
+    assert "test.json was of another measurement: it is kept as test.old-1.json" in capsys.readouterr().err
+    (folder / "test.json").write_text("my notes", encoding="utf-8")
+    call("test", file, folder)
+    assert (folder / "test.old-2.json").read_text(encoding="utf-8") == "my notes"
+
+
+def test_one_training_at_a_time_in_a_folder(configuration, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr("escnn_attention.training.experiment._PATIENCE", 0.1)
+    file = configuration(trainer__max_epochs=1, model__schedule="constant")
+    started = []
+
+    def another(module):
+        if not started:
+            started.append(None)
+            with pytest.raises(UserError, match=r"another process uses .*run: wait for it, or choose another --folder"):
+                call("fit", file, folder)
+            call("fit", file, tmp_path / "other")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "on_train_epoch_start", another)
+        call("fit", file, folder)
+    assert started
+    call("fit", file, folder)
+
+
+def test_a_training_that_another_process_has_finished_meanwhile(configuration, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    file = configuration(trainer__max_epochs=1, model__schedule="constant")
+
+    @contextlib.contextmanager
+    def late(path, *_):
+        shutil.copytree(tmp_path / "a copy", path, dirs_exist_ok=True)
+        yield
+
+    call("fit", file, tmp_path / "a copy")
+    monkeypatch.setattr("escnn_attention.training.experiment.held", late)
+    with pytest.raises(UserError, match=r"another process has trained in .*run just now"):
+        call("fit", file, folder)
+
+
+def _truncated(path):
+    torch.save({"state_dict": {"w": torch.zeros(1000)}, "epoch": 0, "optimizer_states": []}, path)
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def _holding(value):
+    return lambda path: torch.save(value, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_text("hello\n", encoding="utf-8"), "it is damaged, or not a checkpoint"),
+        (lambda path: path.write_bytes(b""), "it is damaged, or not a checkpoint"),
+        (_truncated, "it is damaged, or not a checkpoint"),
+        (lambda path: path.write_bytes(bytes(range(256))), "it is damaged|something else than tensors"),
+        (_holding([1]), "it holds a list, not a checkpoint"),
+        (_holding({"a": 1}), "is not a checkpoint to"),
+        (_holding({"state_dict": 1, "epoch": "x", "optimizer_states": []}), "is not a checkpoint of this package"),
+        (_holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": 5}), "another network"),
+        (
+            _holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": {"_Provenance": {}}}),
+            "another network",
+        ),
+    ],
+)
+def test_damaged_checkpoints_are_said_to_be(configuration, tmp_path, damage, message):
+    (tmp_path / "run").mkdir()
+    damage(tmp_path / "run" / "last.ckpt")
+    with pytest.raises(UserError, match=message) as caught:
+        call("fit", configuration(), tmp_path / "run")
+    assert "last.ckpt" in str(caught.value)
+
+
+def test_a_full_disk_is_said_of_its_file(configuration, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"run.*: No space left on device"):
+            call("fit", configuration(trainer__max_epochs=1), tmp_path / "run")
+    call("fit", configuration(trainer__max_epochs=1), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_channels": 3}, r"model\.network: it is for 3 channels, but RotMNIST has 1 \(in_channels\)"),
+        ({"num_classes": 5}, r"model\.network: it is for 5 classes, but RotMNIST has 10 \(num_classes\)"),
+    ],
+)
+def test_networks_for_other_images(configuration, tmp_path, changes, message):
+    changes = {f"model__network__init_args__{name}": value for name, value in changes.items()}
+    with pytest.raises(UserError, match=message):
+        call("fit", configuration(**changes), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_networks_that_give_something_else_than_logits(configuration, tmp_path):
+    network = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 28, "out_features": 5}}
+    with pytest.raises(UserError, match=r"network: got \(8, 1, 28, 5\) for 8 images, needed .* 10 classes, \(8, 10\)"):
+        call("fit", configuration(model__network=network, model__num_classes=10), tmp_path / "run")
 
 
 def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
@@ -375,7 +654,7 @@ def test_each_part_of_an_accumulated_batch_has_a_dropout_of_its_own(configuratio
         ({}, ["--trainer.default_root_dir", "x"], "default_root_dir is not an option here"),
         ({}, ["--trainer.enable_checkpointing", "false"], "enable_checkpointing is not an option here"),
         ({}, ["--ckpt_path", "no/such.ckpt"], r"there is no file no/such\.ckpt"),
-        ({"model__warm_up": 9}, [], "warm_up: got 9.0 epochs, more than the 9 steps"),
+        ({"model__warm_up": 9}, [], "warm_up: got 9 epochs, but the training has 3"),
         ({"model__network__init_args__num_heads": 0}, [], "num_heads: got 0, needed at least 1"),
         ({"model__network__init_args__crops": [1, 2]}, [], "crops: got 2 values, needed one for each block, 1"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar, Protocol
@@ -68,9 +69,11 @@ class DataInParts(pl.LightningDataModule, ABC):
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.limits = dict(limits)
         self._sources: dict[str, Source] = {}
-        at_least(1, batch_size=batch_size, eval_batch_size=self.eval_batch_size)
+        counts = {"batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
+        counts |= {f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None}
+        integers(**counts, seed=seed, num_workers=num_workers)
+        at_least(1, **counts)
         at_least(0, seed=seed, num_workers=num_workers)
-        at_least(1, **{f"limit_{part}": limit for part, limit in self.limits.items() if limit is not None})
 
     # What a subclass fills in.
 
@@ -98,6 +101,12 @@ class DataInParts(pl.LightningDataModule, ABC):
         parts = {part: self.limits.get(part) for part in _PARTS[stage] if part not in self._sources}
         if parts:
             self._sources.update(self._load(parts))
+        for part, limit in parts.items():
+            if limit is not None and limit > (there := len(self._sources[part])):
+                warnings.warn(
+                    f"limit_{part}: got {limit}, but there are {there:,} {self.things}: all of them are used",
+                    stacklevel=2,
+                )
 
     def train_dataloader(self) -> DataLoader[Any]:
         rank, world_size = self._process()
@@ -172,6 +181,17 @@ def at_least(least: float, **values: float) -> None:
     for name, value in values.items():
         if not value >= least:
             raise UserError(f"{name} must be at least {least}, got {value}")
+
+
+def integers(**values: object) -> None:
+    """Check arguments, given by their names.
+
+    Raises:
+        UserError: one is no integer.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"{name} must be an integer, got {value!r}")
 
 
 def one_of(choices: tuple[Any, ...], **values: Any) -> None:

@@ -74,7 +74,9 @@ def test_every_image_is_evaluated_once(folder, world_size, name, count):
 
 
 def test_limits(folder):
-    module = loaded(folder, batch_size=2, limit_train=5, limit_valid=3, limit_test=100, eval_batch_size=4)
+    with pytest.warns(UserWarning, match="limit_test: got 100, but there are 9 images: all of them are used") as warned:
+        module = loaded(folder, batch_size=2, limit_train=5, limit_valid=3, limit_test=100, eval_batch_size=4)
+    assert len(warned) == 1
     train, valid, test = (
         joined(loader)[1] for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader())
     )
@@ -94,6 +96,12 @@ def test_limits(folder):
         ({"limit_train": 0}, "limit_train must be at least 1"),
         ({"limit_valid": 0}, "limit_valid must be at least 1"),
         ({"limit_test": 0}, "limit_test must be at least 1"),
+        ({"batch_size": True}, "batch_size must be an integer, got True"),
+        ({"batch_size": "8"}, "batch_size must be an integer, got '8'"),
+        ({"eval_batch_size": 2.0}, r"eval_batch_size must be an integer, got 2\.0"),
+        ({"limit_train": 0.5}, r"limit_train must be an integer, got 0\.5"),
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"num_workers": False}, "num_workers must be an integer, got False"),
     ],
 )
 @pytest.mark.parametrize("module", [RotMNIST, MNIST, CIFAR10, PatchCamelyon])
