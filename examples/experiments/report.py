@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+import statistics
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from escnn_attention.training.files import atomic_file, write_json
 from examples.experiments.runs import DATA, Run, execute
 
 _COLUMNS = ("network", "accuracy (%)", "paper (%)", "parameters", "epochs", "s per epoch")
@@ -24,9 +26,13 @@ def execute_all(
     data_dir: Path | None = None,
     epochs: int | None = None,
     seed: int = 0,
+    seeds: int = 1,
     accelerator: str = "auto",
-) -> list[dict[str, Any]]:
-    """Train and test all runs, and write and show the table after each.
+    draw: Callable[[Sequence[Run], Sequence[dict[str, Any]]], None] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Train and test all runs with every seed, and write and show the table after each.
+
+    All networks are trained with one seed, then with the next. One that fails is told of, and the others go on.
 
     Args:
         name: of the table and its files.
@@ -35,34 +41,58 @@ def execute_all(
         small: in which way the runs are a small version; it stands below the table and marks the files.
         data_dir: the folder of the data sets; by default what the configurations or the environment say.
         epochs: in place of those of the configurations.
-        seed: see :func:`execute`.
+        seed: the first of the seeds, see :func:`execute`. If it is not 0 the files are marked with the seeds.
+        seeds: how many there are, one after the other.
         accelerator: as Lightning's.
+        draw: makes a figure of the runs that are done and the first result of each.
 
     Returns:
-        one result for each run, see :func:`execute`.
+        for each run one result for each seed, see :func:`execute`.
+
+    Raises:
+        SystemExit: when all are through, if any has failed; the message names them.
     """
     console = Console()
     folder = out / ("full" if small is None else "small")
-    file = out / f"{marked(name, small)}.json"
+    file = out / f"{marked(name, small, seed, seeds)}.json"
     more: dict[str, Any] = {"trainer.accelerator": accelerator, "trainer.devices": 1}
     if data_dir is not None:
         more[f"{DATA}.folder"] = str(data_dir)
     if epochs is not None:
         more["trainer.max_epochs"] = epochs
-    results = []
-    for run in runs:
-        console.rule(run.label)
-        results.append(execute(run, folder, more, seed))
-        file.write_text(json.dumps(rows(runs, results), indent=2) + "\n", encoding="utf-8")
-        file.with_suffix(".md").write_text(markdown(runs, results, small), encoding="utf-8")
-        console.print(_table(name, runs, results, small))
-        console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
-    return results
+    found: dict[int, list[dict[str, Any]]] = {i: [] for i in range(len(runs))}
+    failed = []
+    for number in range(seed, seed + seeds):
+        for i, run in enumerate(runs):
+            label = run.label if seeds == 1 else f"{run.label}, seed {number}"
+            console.rule(label)
+            try:
+                found[i].append(execute(run, folder, more, number))
+            except Exception as error:
+                failed.append(f"{label}: {type(error).__name__}: {error}")
+                console.print("".join(traceback.format_exception(error)), highlight=False, markup=False)
+                continue
+            done = [(run, found[i]) for i, run in enumerate(runs) if found[i]]
+            write_json(file, _flat(done))
+            with atomic_file(file.with_suffix(".md"), "w") as page:
+                page.write(markdown(*zip(*done, strict=True), small))
+            console.print(_table(name, done, small))
+            console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
+    done = [(run, found[i]) for i, run in enumerate(runs) if found[i]]
+    if draw is not None and done:
+        draw([run for run, _ in done], [results[0] for _, results in done])
+    if failed:
+        raise SystemExit("\n".join([f"{len(failed)} of {len(runs) * seeds} runs failed:", *failed]))
+    return list(found.values())
 
 
-def marked(name: str, small: str | None) -> str:
-    """The name of a file, which tells a small version from a full one."""
-    return name if small is None else f"{name}-small"
+def marked(name: str, small: str | None, seed: int = 0, seeds: int = 1) -> str:
+    """The name of a file, which tells a small version from a full one, and seeds from those that begin with 0."""
+    if small is not None:
+        name = f"{name}-small"
+    if seed == 0:
+        return name
+    return f"{name}-seed{seed}" if seeds == 1 else f"{name}-seeds{seed}-{seed + seeds - 1}"
 
 
 def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -73,41 +103,71 @@ def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[st
     ]
 
 
-def markdown(runs: Sequence[Run], results: Sequence[dict[str, Any]], small: str | None = None) -> str:
-    """The table for the documentation, with what it was measured on."""
-    versions, hardware = results[0]["trained"]["versions"], results[0]["trained"]["hardware"]
+def _flat(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    pairs = [(run, result) for run, results in done for result in results]
+    return rows([run for run, _ in pairs], [result for _, result in pairs])
+
+
+def markdown(runs: Sequence[Run], results: Sequence[Sequence[Mapping[str, Any]]], small: str | None = None) -> str:
+    """The table for the documentation, with what it was measured on: for each run its results, one for each seed."""
+    first = results[0][0]
+    versions, hardware = first["trained"]["versions"], first["trained"]["hardware"]
     device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
     packages = ", ".join(f"{package} {versions[package]}" for package in ("torch", "escnn"))
-    data = results[0]["tested"]["configuration"]["data"]["init_args"]
-    images = ", ".join(f"{data.get(f'limit_{part}') or 'all'} to {part}" for part in ("train", "test"))
+    images = _images(first["tested"]["configuration"]["data"])
+    done = list(zip(runs, results, strict=True))
     lines = [
         "| " + " | ".join(_COLUMNS) + " |",
         "|---" + "|--:" * (len(_COLUMNS) - 1) + "|",
-        *("| " + " | ".join(cells) + " |" for cells in _cells(runs, results)),
+        *("| " + " | ".join(cells) + " |" for cells in _cells(done)),
         "",
-        f"Images: {images}; seed {results[0]['seed']}; {device}; {packages}.",
+        f"Images: {images}; {_seeds(results)}; {device}; {packages}.",
         *(() if small is None else ("", f"Small version: {small}.")),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, runs: Sequence[Run], results: Sequence[dict[str, Any]], small: str | None) -> Table:
-    table = Table(title=name, caption=None if small is None else f"SMALL: {small}", caption_justify="left")
+def _images(data: Mapping[str, Any]) -> str:
+    """How many images there were."""
+    options = data["init_args"]
+    held_out = data["class_path"].endswith("CIFAR10") and not options.get("full_train")
+    every = {"train": "40,000 of 50,000" if held_out else "all", "test": "all"}
+    return ", ".join(f"{options.get(f'limit_{part}') or every[part]} to {part}" for part in every)
+
+
+def _seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Which seeds a table is of."""
+    seeds = sorted({result["seed"] for each in results for result in each})
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"means ± standard deviations of {len(seeds)} seeds, {', '.join(map(str, seeds))}"
+
+
+def _table(name: str, done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]], small: str | None) -> Table:
+    caption = _seeds([results for _, results in done]) + ("" if small is None else f"; SMALL: {small}")
+    table = Table(title=name, caption=caption, caption_justify="left")
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column == _COLUMNS[0] else "right")
-    for cells in _cells(runs, results):
+    for cells in _cells(done):
         table.add_row(*cells)
     return table
 
 
-def _cells(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    for run, result in zip(runs, results, strict=False):
-        seconds = sorted(row["seconds"] for row in result["curve"])
+def _cells(done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]]) -> Iterator[list[str]]:
+    most = max(len(results) for _, results in done)
+    for run, results in done:
+        seconds = sorted(row["seconds"] for result in results for row in result["curve"])
+        accuracies = [100 * result["accuracy"] for result in results]
+        accuracy = f"{statistics.mean(accuracies):.2f}"
+        if len(results) > 1:
+            accuracy += f" ± {statistics.stdev(accuracies):.2f}"
+        if len(results) < most:
+            accuracy += f" ({len(results)} of {most})"
         yield [
             run.label,
-            f"{100 * result['accuracy']:.2f}",
+            accuracy,
             "" if run.published is None else f"{run.published:.2f}",
-            f"{result['parameters']:,}",
-            str(len(result["curve"])),
+            f"{results[0]['parameters']:,}",
+            str(len(results[0]["curve"])),
             f"{seconds[len(seconds) // 2]:.1f}" if seconds else "",
         ]

@@ -31,6 +31,7 @@ class Run:
         published: the accuracy in the paper in percent, where there is one.
         kind: what it is, such as ``"attention"`` or ``"convolution"``.
         shared: the label whose files it uses, where another table has the same run by that label.
+        variant: what tells its folder from that of the same run with other options, such as another learning rate.
     """
 
     label: str
@@ -40,18 +41,28 @@ class Run:
     published: float | None = None
     kind: str = "attention"
     shared: str | None = None
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        """For its folder: the data set and the label."""
-        name = f"{self.base.stem.partition('_')[0]}_{(self.shared or self.label).replace('×', 'x')}"
+        """For its folder: the data set, the label and the variant."""
+        name = f"{self.base.stem.partition('_')[0]}_{(self.shared or self.label).replace('×', 'x')}_{self.variant}"
         return "".join(c if c.isalnum() else "_" for c in name).strip("_").lower()
 
     def configuration(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The configuration file with the changes in it, and ``more`` of them."""
+        """The configuration file with the changes in it, and ``more`` of them.
+
+        With other epochs in ``more``, the warm-up is shorter or longer in proportion.
+        """
         config = yaml.safe_load(self.base.read_text(encoding="utf-8"))
-        for name, value in {**self.changes, **(more or {})}.items():
+        for name, value in self.changes.items():
             _set(config, name.split("."), copy.deepcopy(value))
+        planned, warm_up = config["trainer"].get("max_epochs"), config["model"].get("warm_up")
+        for name, value in (more or {}).items():
+            _set(config, name.split("."), copy.deepcopy(value))
+        epochs = config["trainer"].get("max_epochs")
+        if warm_up and planned and epochs != planned and "model.warm_up" not in (more or {}):
+            config["model"]["warm_up"] = warm_up * epochs / planned
         return config
 
 
@@ -82,13 +93,13 @@ def execute(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[
     config = yaml.safe_dump({**run.configuration(more), "seed_everything": seed}, sort_keys=False)
     if (own / TEST).exists() and file.exists() and file.read_text(encoding="utf-8") == config:
         return json.loads((own / TEST).read_text(encoding="utf-8"))
-    # A result counts as that of a request only once it is there.
-    (own / TEST).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         request = Path(temporary) / "requested.yaml"
         request.write_text(config, encoding="utf-8")
         common = ["--config", str(request), "--folder", str(own)]
         run_experiment(["fit", *common])
+        # From here on the result may be another: it counts as that of a request only once that is written beside it.
+        file.unlink(missing_ok=True)
         run_experiment(["test", *common])  # the network with the highest validation accuracy
     with atomic_file(file, "w") as kept:
         kept.write(config)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("jsonargparse")
@@ -12,6 +13,7 @@ from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
+from escnn_attention.training.data.batches import ImagesInMemory
 from escnn_attention.training.module import Classifier
 from examples.attentive_convolutions import cli, costs, tables
 from examples.experiments.runs import DATA, NETWORK
@@ -122,14 +124,15 @@ def test_the_small_table_1_has_plain_networks_of_as_many_parameters():
             assert below > 0.75 * parameters(run), run.label
 
 
-def _run(command, folder, out, monkeypatch, tiny):
+def _run(command, folder, out, monkeypatch, tiny, *more, name=None):
+    name = name or command
     monkeypatch.setattr(tables, "_SMALL", tables._SMALL | QUIET | tiny)
-    options = ["--small", "--epochs", "1", "--accelerator", "cpu", "--data-dir", str(folder), "--out", str(out)]
+    options = ["--small", "--epochs", "1", "--accelerator", "cpu", "--data-dir", str(folder), "--out", str(out), *more]
     result = CliRunner().invoke(cli.app, [command, *options], catch_exceptions=False)
     assert result.exit_code == 0
-    rows = json.loads((out / f"{command}-small.json").read_text(encoding="utf-8"))
-    page = (out / f"{command}-small.md").read_text(encoding="utf-8")
-    assert tables.SMALL[command] in page
+    rows = json.loads((out / f"{name}-small.json").read_text(encoding="utf-8"))
+    page = (out / f"{name}-small.md").read_text(encoding="utf-8")
+    assert tables.SMALL[name] in page
     for row in rows:
         assert len(row["curve"]) == 1
         assert f"| {row['label']} | {100 * row['accuracy']:.2f} |" in page
@@ -159,6 +162,46 @@ def test_table_3_runs(tmp_path, monkeypatch):
     rows = _run("table3", tmp_path, tmp_path / "out", monkeypatch, {f"{NETWORK}.blocks": 5})
     assert [row["label"] for row in rows] == ["p4 DenseNet", "α_F-p4 DenseNet"]
     assert [row["group"] for row in rows] == ["p4", "p4"]
+
+
+def test_the_small_table_2_has_all_kinds_of_networks():
+    runs = tables.table_2(small=True)
+    assert [run.label for run in runs] == [run.label for run in tables.table_2(small=False)[:6]]
+    for plain, attentive in zip(runs[::2], runs[1::2], strict=True):
+        assert parameters(plain) < parameters(attentive) < 60_000
+        network, other = (run.configuration()["model"]["network"]["init_args"] for run in (plain, attentive))
+        assert network["width"] == other["width"]
+        assert (network.get("attention"), other["attention"]) == (None, "features")
+    for run in runs:
+        config = run.configuration()
+        assert config["data"]["class_path"].endswith("HalfCIFAR10")
+        assert config["model"]["schedule"] == "one-cycle"
+        assert not config["model"]["milestones"]
+
+
+def test_table_3_without_patch_camelyon(tmp_path, monkeypatch):
+    """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
+    labels = torch.arange(80) % 10
+    source = ImagesInMemory(torch.randint(0, 256, (80, 3, 32, 32), dtype=torch.uint8), labels)
+    monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
+    monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
+    monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[-1:])
+    monkeypatch.setattr(tables, "_TWO_CLASSES", tables._TWO_CLASSES | {f"{DATA}.limit_train": 16})
+    options = ["--data", "cifar10"]
+    (row,) = _run("table3", tmp_path, tmp_path / "out", monkeypatch, {}, *options, name="table3-cifar10")
+    assert (row["label"], row["published"]) == ("α_F-p4m DenseNet", None)
+    assert row["tested"]["configuration"]["data"]["class_path"].endswith("AirplanesAndCars")
+    names = {run.name for data in ("pcam", "cifar10") for run in tables.table_3(True, data)}
+    assert len(names) == 2
+    result = CliRunner().invoke(cli.app, ["table3", *options, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--data" in result.output
+
+
+def test_learning_rates_have_folders_of_their_own():
+    names = {rate: [run.name for run in tables.table_2(False, rate)] for rate in (None, 0.01, 0.25)}
+    for i, run in enumerate(tables.table_2(False)):
+        assert len({names[rate][i] for rate in names}) == (1 if "ResNet" in run.label else 3)
 
 
 def test_costs(tmp_path, monkeypatch):

@@ -10,12 +10,14 @@ import yaml
 pytest.importorskip("jsonargparse")
 pytest.importorskip("typer")
 
-from escnn_attention.training import RotMNIST
+from escnn_attention.training import CIFAR10, RotMNIST
+from escnn_attention.training.data.batches import ImagesInMemory
 from escnn_attention.training.errors import UserError
 from examples.experiments.half_size import HalfCIFAR10, HalfPatchCamelyon, HalfRotMNIST
-from examples.experiments.report import execute_all, markdown
+from examples.experiments.report import execute_all, markdown, marked
 from examples.experiments.runs import DATA, NETWORK, Run, execute
 from examples.experiments.twins import count_parameters, parameters, widest
+from examples.experiments.two_classes import AirplanesAndCars
 from tests import samples
 
 _SPACE = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
@@ -82,17 +84,17 @@ def test_a_run_is_trained_once(run, tmp_path, monkeypatch):
 def test_tables(run, tmp_path, capsys):
     other = Run("another", run.base, {f"{NETWORK}.widths": [3]}, "C2")
     out = tmp_path / "out"
-    results = execute_all("table", [run, other], out, small="narrow ones", seed=2, accelerator="cpu")
+    results = [result for (result,) in execute_all("table", [run, other], out, small="narrow ones", accelerator="cpu")]
     rows = json.loads((out / "table-small.json").read_text(encoding="utf-8"))
     assert [row["label"] for row in rows] == ["a CNN 3×3", "another"]
     assert [(row["published"], row["kind"]) for row in rows] == [(96.5, "convolution"), (None, "attention")]
     assert [row["weights_sha256"] for row in rows] == [result["weights_sha256"] for result in results]
     assert str(tmp_path) not in json.dumps(rows)
     page = (out / "table-small.md").read_text(encoding="utf-8")
-    assert page == markdown([run, other], results, "narrow ones")
+    assert page == markdown([run, other], [[result] for result in results], "narrow ones")
     lines = page.splitlines()
     assert lines[2].startswith(f"| a CNN 3×3 | {100 * results[0]['accuracy']:.2f} | 96.50 | {parameters(run)} | 1 |")
-    assert "Images: all to train, 5 to test; seed 2" in page
+    assert "Images: all to train, 5 to test; seed 0" in page
     assert lines[-1] == "Small version: narrow ones."
     assert "SMALL: narrow ones" in capsys.readouterr().out
     # A full version has other files, and folders of its own.
@@ -100,6 +102,60 @@ def test_tables(run, tmp_path, capsys):
     assert "Small" not in (out / "table.md").read_text(encoding="utf-8")
     (row,) = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert len(row["curve"]) == 2
+
+
+def test_several_seeds(run, tmp_path, capsys):
+    """Each has a result of its own, of which the table has the mean and the sample deviation."""
+    out = tmp_path / "out"
+    drawn = []
+    (results,) = execute_all(
+        "table", [run], out, seeds=3, accelerator="cpu", draw=lambda *arguments: drawn.append(arguments)
+    )
+    accuracies = np.array([100 * result["accuracy"] for result in results])
+    assert len({result["weights_sha256"] for result in results}) == 3
+    assert drawn == [([run], [results[0]])]
+    rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert [row["seed"] for row in rows] == [0, 1, 2]
+    page = (out / "table.md").read_text(encoding="utf-8")
+    assert f"| {accuracies.mean():.2f} ± {accuracies.std(ddof=1):.2f} |" in page
+    assert "means ± standard deviations of 3 seeds, 0, 1, 2" in page
+    # Another seed by itself does not take the place of these.
+    ((alone,),) = execute_all("table", [run], out, seed=2, accelerator="cpu")
+    assert alone == results[2]
+    assert (out / "table.md").read_text(encoding="utf-8") == page
+    assert "seed 2" in (out / "table-seed2.md").read_text(encoding="utf-8")
+    assert marked("table", "small", 3, 2) == "table-small-seeds3-4"
+
+
+def test_one_that_fails_does_not_stop_the_others(run, tmp_path, capsys):
+    broken = Run("a broken one", run.base, {f"{NETWORK}.widths": [0]})
+    with pytest.raises(SystemExit) as stopped:
+        execute_all("table", [broken, run], tmp_path / "out", accelerator="cpu")
+    assert str(stopped.value).startswith("1 of 2 runs failed:\na broken one: ")
+    assert "widths: got 0" in str(stopped.value)
+    (row,) = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
+    assert row["label"] == run.label
+
+
+def test_a_network_that_failed_with_one_seed(run, tmp_path, monkeypatch):
+    """Its mean is of those that are there, and says so."""
+
+    def failing(run, folder, more, seed):
+        if (run.label, seed) == ("another", 1):
+            raise RuntimeError("out of memory")
+        return execute(run, folder, more, seed)
+
+    monkeypatch.setattr("examples.experiments.report.execute", failing)
+    other = Run("another", run.base, {f"{NETWORK}.widths": [3]}, "C2")
+    with pytest.raises(SystemExit, match="1 of 4 runs failed:\nanother, seed 1: RuntimeError: out of memory"):
+        execute_all("table", [run, other], tmp_path / "out", seeds=2, accelerator="cpu")
+    lines = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()
+    assert "±" in lines[2]
+    assert "(1 of 2) |" in lines[3]
+
+
+def test_variants_have_folders_of_their_own(run):
+    assert Run(run.label, run.base, variant="lr0.25").name == f"{run.name}_lr0_25"
 
 
 def test_runs_of_several_tables_share_their_files(run):
@@ -126,6 +182,29 @@ def test_images_of_half_the_size(run, tmp_path):
     assert (HalfCIFAR10.size, HalfPatchCamelyon.size) == (16, 48)
 
 
+@pytest.mark.parametrize("late", [0, 100])
+def test_two_classes_of_cifar10(monkeypatch, late):
+    """The first so many of them, however many others are in front."""
+    labels = torch.cat([torch.full((late,), 5), torch.arange(60) % 10])
+    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    asked = []
+
+    def read(_, folder, parts):
+        asked.append(dict(parts))
+        return {part: ImagesInMemory(images[:limit], labels[:limit]) for part, limit in parts.items()}
+
+    monkeypatch.setattr(CIFAR10, "_read", read)
+    data = AirplanesAndCars(batch_size=1, limit_train=4, limit_test=2)
+    data.setup()
+    for part, loader in (("train", data.train_dataloader()), ("test", data.test_dataloader())):
+        pixels = [float(image[0, 0, 0, 0] * data.std[0] + data.mean[0]) for image, _ in loader]
+        seen = [(round(255 * pixel) - late, int(label)) for pixel, (_, label) in zip(pixels, loader, strict=True)]
+        assert sorted(seen) == [(0, 0), (1, 1), (10, 0), (11, 1)][: data.limits[part]]
+    assert len(data.val_dataloader()) == 12
+    assert len(asked) == (2 if late else 1)  # few are read where that is enough
+    assert data.num_classes == 2
+
+
 def test_the_widest_network_within_a_budget():
     for budget in (2_000, 3_000, 3_001, 10_000):
         widths = widest(_network, (1, 2), budget)["init_args"]["widths"]
@@ -134,3 +213,20 @@ def test_the_widest_network_within_a_budget():
         assert count_parameters(_network([widths[0], widths[1] + 1])) > budget
         assert count_parameters(_network([widths[0] + 1, 2 * (widths[0] + 1)])) > budget
     assert widest(_network, (1, 2), 0)["init_args"]["widths"] == [1, 2]
+
+
+def test_fewer_epochs_have_a_shorter_warm_up(run):
+    planned = Run(run.label, run.base, {"trainer.max_epochs": 20, "model.warm_up": 10})
+    assert planned.configuration()["model"]["warm_up"] == 10
+    assert planned.configuration({"trainer.max_epochs": 4})["model"]["warm_up"] == 2
+    assert planned.configuration({"trainer.max_epochs": 4, "model.warm_up": 1})["model"]["warm_up"] == 1
+    assert "warm_up" not in run.configuration({"trainer.max_epochs": 4})["model"]
+
+
+def test_a_request_that_is_refused_leaves_the_result(run, tmp_path):
+    execute(run, tmp_path, {}, seed=1)
+    folder = tmp_path / f"{run.name}-1"
+    before = {name: (folder / name).read_bytes() for name in ("test.json", "requested.yaml", "best.ckpt")}
+    with pytest.raises(UserError, match="label_smoothing"):
+        execute(run, tmp_path, {"model.label_smoothing": 0.1}, seed=1)
+    assert {name: (folder / name).read_bytes() for name in before} == before

@@ -1,0 +1,37 @@
+"""Two classes of CIFAR-10: a small stand-in for a data set with two classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from escnn_attention.training.data import CIFAR10
+from escnn_attention.training.data.batches import ImagesInMemory
+
+_MORE = 7  # times as many images are read as are wanted: of ten, two count
+
+
+class AirplanesAndCars(CIFAR10):
+    """The airplanes (class 0) and cars (class 1) of CIFAR-10; the options are those of :class:`CIFAR10`."""
+
+    num_classes = 2
+
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
+        wider = {part: None if limit is None else _MORE * limit for part, limit in parts.items()}
+        sources = super()._read(folder, wider)
+        if sources is None:
+            return None
+        chosen = {part: _of_two(source) for part, source in sources.items()}
+        short = {part: None for part, limit in parts.items() if limit is not None and len(chosen[part]) < limit}
+        if short:
+            again = super()._read(folder, short)
+            assert again is not None
+            chosen |= {part: _of_two(source) for part, source in again.items()}
+        return chosen
+
+
+def _of_two(source: ImagesInMemory) -> ImagesInMemory:
+    kept = torch.nonzero(source.labels < AirplanesAndCars.num_classes).squeeze(1)
+    return ImagesInMemory(source.images[kept], source.labels[kept])
