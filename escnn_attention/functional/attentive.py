@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from escnn_attention.functional.convolution import convolve, views
 from escnn_attention.functional.memory import pieces_of
@@ -75,10 +76,12 @@ def attended_sum(
         geometry: how both kinds of kernels move over the grid.
 
     Returns:
-        ``(B, out_fields, out_poses, *space)``.
+        ``(B, out_fields, out_poses, *space)``. Inside the transforms of ``torch.func``, and for derivatives in forward
+        mode, all responses are there at once.
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
-    return _forward(*call).to(x.dtype)
+    out = written_out(call)[0] if _is_transformed(call) else _forward(*call)
+    return out.to(x.dtype)
 
 
 def attention_maps(
@@ -140,6 +143,16 @@ def _call(
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
     piece = pieces_of(PIECE if x.device.type == "cpu" else _WIDE_PIECE, x, copies=COPIES)
     return Arguments(*tensors, *geometry, piece)  # type: ignore[arg-type, call-arg]
+
+
+def _is_transformed(call: Arguments) -> bool:
+    """Whether derivatives in forward mode or transforms of ``torch.func`` have to see what is inside the operator.
+
+    It has a derivative in reverse mode only: they would take its tangent for zero, or stop.
+    """
+    return torch._C._are_functorch_transforms_active() or any(
+        t is not None and unpack_dual(t).tangent is not None for t in call.leaves
+    )
 
 
 def _by_images(call: Arguments) -> Iterator[Arguments]:

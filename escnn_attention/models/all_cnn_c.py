@@ -58,7 +58,8 @@ class AllCNNC(EquivariantClassifier):
             48 for p4 and 96 for the trivial group, as published, and 32 for groups of order 8, as published for p4m.
         attention: where the convolutions attend; see :class:`GroupCNN`. In the paper None and ``"features"``.
         ratio: by how much the hidden layers of channel attention are narrower than the input; on the image it is 1.
-        attention_size: the odd width of the kernels of spatial attention.
+            Only with channel attention.
+        attention_size: the odd width of the kernels of spatial attention. Only with that.
         input_dropout: of the pixels.
         dropout: behind the third and the sixth convolution.
 
@@ -67,7 +68,8 @@ class AllCNNC(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, or, on application, images too small.
+        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
+            have, or, on application, images too small.
 
     Example:
         >>> import torch
@@ -95,7 +97,7 @@ class AllCNNC(EquivariantClassifier):
         input_dropout: float = 0.2,
         dropout: float = 0.5,
     ):
-        check_attention(attention)
+        check_attention(attention, ratio=(ratio, 16), attention_size=(attention_size, 7))
         if width is None and gspace.fibergroup.order() == 8:
             width = 32
         width = width_for(gspace, width, 96)

@@ -12,6 +12,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
+from escnn_attention.models.exports import exported
 from escnn_attention.nn._arguments import check_input, check_regular
 from escnn_attention.plain.classifier import Classifier, invariant
 
@@ -93,17 +94,17 @@ class EquivariantClassifier(torch.nn.Module):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, from images ``(B, in_type.size, *space)`` to logits.
 
-        It gives the same values and needs no escnn, neither to run nor to be loaded.
+        It gives the same values in the precision and on the device of the network, and needs no escnn, neither to run
+        nor to be loaded.
         """
         self.eval()
-        exported = OrderedDict((name, cast(EquivariantModule, stage).export()) for name, stage in self.stages.items())
-        stages = torch.nn.Sequential(exported)
-        return Classifier(stages, self.order, copy.deepcopy(self.head)).eval()
+        stages = OrderedDict((name, exported(cast(EquivariantModule, stage))) for name, stage in self.stages.items())
+        return Classifier(torch.nn.Sequential(stages), self.order, copy.deepcopy(self.head)).eval()
 
     def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:
         if isinstance(input, Tensor):
             input = GeometricTensor(input, self.in_type)
-        return check_input(input, self.in_type, type(self).__name__)
+        return check_input(input, self.in_type, self)
 
 
 class InvariantLogits(EquivariantModule):

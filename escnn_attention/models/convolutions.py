@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, PointwiseDropout, ReLU, SequentialModule
 
 from escnn_attention.fibers import fibers
-from escnn_attention.nn._arguments import check_int, check_probability
+from escnn_attention.nn._arguments import check_int, check_probability, check_unused
 from escnn_attention.nn.attentive_conv import AttentiveConv
-from escnn_attention.nn.feature_attention import FeatureAttention
+from escnn_attention.nn.feature_attention import FeatureAttention, check_attention_size
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.plain.attentive_conv import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.feature_attention import FeatureAttention as PlainFeatureAttention
@@ -29,6 +29,7 @@ __all__ = [
     "draw_as_published",
     "drop",
     "norm_and_relu",
+    "options_of",
     "sequence",
     "width_for",
 ]
@@ -40,11 +41,39 @@ EPS = 2e-5
 """Of the batch norms, in all published networks."""
 
 
-def check_attention(attention: str | None) -> None:
-    """It is one of the kinds, or None."""
+_CHANNEL = ("full", "channel", "features")
+_SPATIAL = ("full", "spatial", "features")
+# The options of attention, and the kinds that have them.
+_KINDS = {
+    "ratio": _CHANNEL,
+    "hidden": _CHANNEL,
+    "attention_size": _SPATIAL,
+    "attention_dilation": _SPATIAL,
+    "image_dilation": _SPATIAL,
+}
+
+
+def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> None:
+    """It is one of the kinds, or None, and it has the options that were given.
+
+    Args:
+        attention: the kind.
+        options: of attention, by name: the value and the default. What the kind does not have must be left alone.
+    """
     kinds = get_args(Attention)
     if attention is not None and attention not in kinds:
         raise ValueError(f"attention: got {attention!r}, needed None or one of {', '.join(map(repr, kinds))}")
+    for name, (value, default) in options.items():
+        if value is not None:
+            check_attention_size(name, value) if name == "attention_size" else check_int(name, value)
+        if attention not in _KINDS[name]:
+            part = "channel" if _KINDS[name] is _CHANNEL else "spatial"
+            check_unused(name, value, default, f"attention={attention!r} has no {part} attention")
+
+
+def options_of(attention: Attention | None, **options: Any) -> dict[str, Any]:
+    """Those of the options that a kind of attention has."""
+    return {name: value for name, value in options.items() if attention in _KINDS[name]}
 
 
 def attended(
@@ -67,32 +96,29 @@ def attended(
     Args:
         in_type, out_type, kernel_size, padding: of the convolution.
         attention: where to attend; None for nowhere.
-        ratio: by how much the hidden layers of channel attention are narrower than the input.
-        attention_size, attention_dilation: of the kernels of spatial attention.
+        ratio: by how much the hidden layers of channel attention are narrower than the input, where there is any.
+        attention_size, attention_dilation: of the kernels of spatial attention, where there is any.
 
     Returns:
         the modules by name: ``"convolution"``, and ``"attention"`` in front of it where it attends to its input.
     """
     check_attention(attention)
     modules: OrderedDict[str, EquivariantModule] = OrderedDict()
+    options: dict[str, Any] = {
+        "channel": attention in ("full", "channel"),
+        "spatial": attention in ("full", "spatial"),
+    }
+    if options["channel"]:
+        options["ratio"] = ratio
+    if options["spatial"]:
+        options |= {"attention_size": attention_size, "attention_dilation": attention_dilation}
     if attention == "features":
         modules["attention"] = FeatureAttention(
             in_type, ratio=ratio, kernel_size=attention_size, dilation=attention_dilation
         )
     elif attention == "poses":
         modules["attention"] = PoseAttention(in_type)
-    modules["convolution"] = AttentiveConv(
-        in_type,
-        out_type,
-        kernel_size,
-        channel=attention in ("full", "channel"),
-        spatial=attention in ("full", "spatial"),
-        ratio=ratio,
-        attention_size=attention_size,
-        attention_dilation=attention_dilation if attention in ("full", "spatial") else 1,
-        padding=padding,
-        bias=False,
-    )
+    modules["convolution"] = AttentiveConv(in_type, out_type, kernel_size, padding=padding, bias=False, **options)
     return modules
 
 

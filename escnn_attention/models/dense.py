@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from escnn.nn import FieldType, GeometricTensor, tensor_directsum
 
-from escnn_attention.models.convolutions import Attention, attended, norm_and_relu, sequence
+from escnn_attention.models.convolutions import Attention, attended, check_attention, norm_and_relu, sequence
+from escnn_attention.models.exports import exported
 from escnn_attention.nn._arguments import check_input, check_int, check_regular, check_type
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import Crop
@@ -28,15 +29,16 @@ class DenseBlock(GridModule):
         kernel_size: the odd width of the kernel.
         attention: where the convolution attends; see :class:`GroupCNN`.
         hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-        attention_size, attention_dilation: of the kernel of spatial attention.
+            Only with channel attention.
+        attention_size, attention_dilation: of the kernel of spatial attention. Only with that.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, in_type.size + growth * |H|, *(n - kernel_size + 1 for n in space))``.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: fields that are not regular, an even ``kernel_size``, an unknown attention, or, on application, a
-            grid that is too small.
+        ValueError: fields that are not regular, an even ``kernel_size``, an unknown attention, an option that the
+            attention does not have, or, on application, a grid that is too small.
 
     Example:
         >>> import torch
@@ -65,6 +67,12 @@ class DenseBlock(GridModule):
         check_regular("in_type", check_type("in_type", in_type), "a dense block")
         if check_int("kernel_size", kernel_size) % 2 == 0:
             raise ValueError(f"kernel_size: got {kernel_size}, needed an odd width, whose margin can be cropped")
+        check_attention(
+            attention,
+            hidden=(hidden, 2),
+            attention_size=(attention_size, 7),
+            attention_dilation=(attention_dilation, 1),
+        )
         new = FieldType(in_type.gspace, check_int("growth", growth) * [in_type.gspace.regular_repr])
         super().__init__(in_type, new + in_type)
         self.branch = sequence(
@@ -74,7 +82,7 @@ class DenseBlock(GridModule):
                 new,
                 kernel_size,
                 attention,
-                ratio=max(1, len(in_type) // check_int("hidden", hidden)),
+                ratio=max(1, len(in_type) // hidden),
                 attention_size=attention_size,
                 attention_dilation=attention_dilation,
             ),
@@ -82,7 +90,7 @@ class DenseBlock(GridModule):
         self.crop = Crop(in_type, kernel_size // 2)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         return tensor_directsum([self.branch(x), self.crop(x)])
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,4 +101,4 @@ class DenseBlock(GridModule):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
         self.eval()
-        return PlainDenseBlock(self.branch.export(), self.crop.export()).eval()
+        return PlainDenseBlock(exported(self.branch), self.crop.export()).eval()

@@ -15,6 +15,7 @@ from escnn_attention.models.convolutions import (
     check_attention,
     draw_as_published,
     norm_and_relu,
+    options_of,
     sequence,
     width_for,
 )
@@ -54,16 +55,17 @@ class GroupDenseNet(EquivariantClassifier):
         attention: where the convolutions attend, those of transitions and the last one included; see
             :class:`GroupCNN`. In the paper None and ``"features"``.
         hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it. On the
-            image there are as many as channels.
+            image there are as many as channels. Only with channel attention.
         attention_size: the odd width of the kernels of spatial attention; at most 5 in the last block, and 3 in the
-            last convolution.
+            last convolution. Only with that.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, or, on application, images too small.
+        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
+            have, or, on application, images too small.
 
     Example:
         >>> import torch
@@ -90,9 +92,8 @@ class GroupDenseNet(EquivariantClassifier):
         hidden: int = 2,
         attention_size: int = 7,
     ):
-        check_attention(attention)
+        check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         check_int("blocks", blocks)
-        check_int("hidden", hidden)
         growth = width_for(gspace, width, 26)
 
         def pointwise(fields: FieldType, out: FieldType, size: int, dilation: int) -> dict[str, EquivariantModule]:
@@ -121,9 +122,12 @@ class GroupDenseNet(EquivariantClassifier):
                 fields,
                 growth,
                 attention=attention,
-                hidden=hidden,
-                attention_size=min(5, attention_size) if i == blocks else attention_size,
-                attention_dilation=dilation,
+                **options_of(
+                    attention,
+                    hidden=hidden,
+                    attention_size=min(5, attention_size) if i == blocks else attention_size,
+                    attention_dilation=dilation,
+                ),
             )
             fields = block.out_type
         classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])

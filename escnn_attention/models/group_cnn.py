@@ -19,7 +19,7 @@ from escnn_attention.models.convolutions import (
     sequence,
     width_for,
 )
-from escnn_attention.nn._arguments import check_int
+from escnn_attention.nn._arguments import check_int, check_ints
 from escnn_attention.nn.resample import HalvingPool
 
 __all__ = ["GroupCNN"]
@@ -65,8 +65,8 @@ class GroupCNN(EquivariantClassifier):
         convolutions: how many there are in front of the pooling and behind it, the last one not counted.
         last_kernel: the width of the last convolution.
         ratio: by how much the hidden layers of channel attention are narrower than the input, which has ``width``
-            fields; on the image it is 1.
-        attention_size: the odd width of the kernels of spatial attention.
+            fields; on the image it is 1. Only with channel attention.
+        attention_size: the odd width of the kernels of spatial attention. Only with that.
         image_dilation: the dilation of that kernel on the image; by default 4 for ``"features"`` and 1 for the others,
             as published.
         dropout: behind every layer but the last and the one in front of the pooling.
@@ -76,8 +76,8 @@ class GroupCNN(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, or, on application, images too small for the
-            convolutions.
+        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
+            have, or, on application, images too small for the convolutions.
 
     Example:
         >>> import torch
@@ -107,14 +107,14 @@ class GroupCNN(EquivariantClassifier):
         image_dilation: int | None = None,
         dropout: float = 0.3,
     ):
-        check_attention(attention)
-        if len(convolutions) != 2:
-            raise ValueError(f"convolutions: got {len(convolutions)} numbers, needed two")
-        before, behind = check_int("convolutions", convolutions[0]), check_int("convolutions", convolutions[1], least=0)
+        check_attention(
+            attention, ratio=(ratio, 2), attention_size=(attention_size, 7), image_dilation=(image_dilation, None)
+        )
+        before, behind = check_ints("convolutions", convolutions, 2, "in front of the pooling and behind", least=0)
+        check_int("convolutions", before)
         check_int("last_kernel", last_kernel)
         if image_dilation is None:
             image_dilation = 4 if attention == "features" else 1
-        check_int("image_dilation", image_dilation)
         options: dict[str, Any] = {"attention": attention, "attention_size": attention_size}
 
         fields = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])

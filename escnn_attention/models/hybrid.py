@@ -11,7 +11,7 @@ from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Con
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.nn._arguments import check_int
+from escnn_attention.nn._arguments import check_int, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock
@@ -50,6 +50,7 @@ class HybridNet(EquivariantClassifier):
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
+        TypeError: an argument is of another type.
         ValueError: lists whose lengths do not agree, a stage with nothing in it, or an even width of a kernel.
 
     Example:
@@ -88,6 +89,8 @@ class HybridNet(EquivariantClassifier):
         dropout: float = 0.0,
         backend: str = "auto",
     ):
+        for name, numbers in {"widths": widths, "convolutions": convolutions, "attention": attention}.items():
+            check_sequence(name, numbers, "one number for each stage")
         if not len(widths) == len(convolutions) == len(attention) >= 1:
             raise ValueError(
                 "widths, convolutions, attention: needed one number for each stage, got "
@@ -138,5 +141,8 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
     dimensions = in_type.gspace.dimensionality
     if dimensions not in kinds:
         raise ValueError(f"gspace: {in_type.gspace.name} has {dimensions} dimensions, needed 2 or 3 to convolve over")
-    convolution = kinds[dimensions](in_type, out_type, kernel_size, padding=kernel_size // 2, bias=False)
+    # Without recompute=True all convolutions that are alike share a basis: a change of precision would reach other
+    # networks.
+    options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
+    convolution = kinds[dimensions](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, InnerBatchNorm(out_type), ReLU(out_type, inplace=True))

@@ -233,7 +233,7 @@ class PointTransformer(torch.nn.Module):
             input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
         elif coords is not None:
             raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        x = check_points(input, self.in_type, type(self).__name__)
+        x = check_points(input, self.in_type, self)
         num_clouds = count_clouds(batch, x.coords, mask)
         check_cloud(x.coords, edge_index, batch, mask, measure)
         features = x.tensor

@@ -33,12 +33,13 @@ __all__ = ["from_published_attgconv"]
 def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> EquivariantClassifier:
     r"""The network that published weights of attentive group convolutions belong to, with these weights.
 
-    Serves every network of the published implementation, by the names and the shapes of its tensors: on rotated MNIST
+    Serves every network that the published scripts train, by the names and the shapes of its tensors: on rotated MNIST
     the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
     :math:`\alpha_{RH}` (co-attention), and the network without a group (:class:`GroupCNN`); the All-CNN-C
     (:class:`AllCNNC`), the ResNet44 (:class:`ResNet44`) and the DenseNet (:class:`GroupDenseNet`), without a group, on
     p4 and on p4m, plain and with :math:`\alpha_F`. Numbers of channels, fields, classes and blocks are read off the
-    shapes.
+    shapes. The All-CNN-Cs with attention on responses, which the published code has classes for and never trains, are
+    refused.
 
     The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi` on p4m. Here it is
     part of the weights; those of the attention on responses are divided by it, so that the attention sees what it saw.
@@ -48,8 +49,10 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
             Torch tensors or numpy arrays of any floating-point type.
 
     Returns:
-        the network, in eval mode and in PyTorch's default precision. It takes normalised images, for rotated MNIST
-        ``(B, 1, 28, 28)``, as a ``GeometricTensor`` of type ``network.in_type`` or as a plain tensor, and gives logits.
+        the network, in eval mode and in PyTorch's default precision. It takes images as a ``GeometricTensor`` of type
+        ``network.in_type`` or as a plain tensor, and gives logits. They have to be normalised as for the training:
+        those of rotated MNIST, ``(B, 1, 28, 28)``, are ``(pixels / 255 - 0.13249) / 0.29277``, transposed as in the
+        published files.
 
     Raises:
         TypeError: a value is no array.

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule
 
-from escnn_attention.models.convolutions import Attention, attended, norm_and_relu, sequence
-from escnn_attention.nn._arguments import check_input, check_int, check_regular, check_same_gspace, check_type
+from escnn_attention.models.convolutions import Attention, attended, check_attention, norm_and_relu, sequence
+from escnn_attention.models.exports import exported
+from escnn_attention.nn._arguments import (
+    check_bool,
+    check_input,
+    check_int,
+    check_regular,
+    check_same_gspace,
+    check_type,
+)
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.plain.residual import ResidualBlock as PlainResidualBlock
@@ -32,14 +40,16 @@ class ResidualBlock(GridModule):
         halve: whether the grid is halved.
         attention: where all the convolutions attend, that of the shortcut included; see :class:`GroupCNN`.
         hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-        attention_size: the odd width of the kernels of spatial attention.
+            Only with channel attention.
+        attention_size: the odd width of the kernels of spatial attention. Only with that.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or to half the space.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: fields that are not regular, another gspace, an even ``kernel_size``, an unknown attention.
+        ValueError: fields that are not regular, another gspace, an even ``kernel_size``, an unknown attention, an
+            option that the attention does not have.
 
     Example:
         >>> import torch
@@ -70,7 +80,8 @@ class ResidualBlock(GridModule):
         check_same_gspace(in_type, out_type)
         if check_int("kernel_size", kernel_size) % 2 == 0:
             raise ValueError(f"kernel_size: got {kernel_size}, needed an odd width, which keeps the grid")
-        check_int("hidden", hidden)
+        check_bool("halve", halve)
+        check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         super().__init__(in_type, out_type)
 
         def convolution(fields: FieldType, size: int) -> dict[str, EquivariantModule]:
@@ -98,7 +109,7 @@ class ResidualBlock(GridModule):
         self.halve = halve
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         return self.shortcut(x) + self.branch(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -108,7 +119,7 @@ class ResidualBlock(GridModule):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
         self.eval()
-        return PlainResidualBlock(self.branch.export(), self.shortcut.export()).eval()
+        return PlainResidualBlock(exported(self.branch), exported(self.shortcut)).eval()
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", halve=True" if self.halve else "")

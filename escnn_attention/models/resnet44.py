@@ -16,12 +16,13 @@ from escnn_attention.models.convolutions import (
     check_attention,
     draw_as_published,
     norm_and_relu,
+    options_of,
     sequence,
     width_for,
 )
 from escnn_attention.models.pose_mean import PoseMean
 from escnn_attention.models.residual import ResidualBlock
-from escnn_attention.nn._arguments import check_int
+from escnn_attention.nn._arguments import check_int, check_ints
 
 __all__ = ["ResNet44"]
 
@@ -45,15 +46,16 @@ class ResNet44(EquivariantClassifier):
         attention: where the convolutions attend, those of shortcuts and the last one included; see :class:`GroupCNN`.
             In the paper None and ``"features"``.
         hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-        attention_size: the odd width of the kernels of spatial attention.
+            Only with channel attention.
+        attention_size: the odd width of the kernels of spatial attention. Only with that.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, other than three widths, an unknown attention, or, on application,
-            images too small.
+        ValueError: a number that is not positive, other than three widths, an unknown attention, an option that the
+            attention does not have, or, on application, images too small.
 
     Example:
         >>> import torch
@@ -80,12 +82,11 @@ class ResNet44(EquivariantClassifier):
         hidden: int = 2,
         attention_size: int = 7,
     ):
-        check_attention(attention)
+        check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         check_int("blocks", blocks)
-        check_int("hidden", hidden)
-        if width is not None and (isinstance(width, int) or len(width) != 3):
-            raise ValueError(f"width: got {width!r}, needed three numbers of fields, one for each stage")
-        widths = [width_for(gspace, None if width is None else width[i], n) for i, n in enumerate((32, 64, 128))]
+        widths = [width_for(gspace, None, n) for n in (32, 64, 128)]
+        if width is not None:
+            widths = list(check_ints("width", width, 3, "one for each stage"))
 
         image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = FieldType(gspace, widths[0] * [gspace.regular_repr])
@@ -100,8 +101,7 @@ class ResNet44(EquivariantClassifier):
                     wider,
                     halve=stage > 1 and i == 1,
                     attention=attention,
-                    hidden=hidden,
-                    attention_size=attention_size,
+                    **options_of(attention, hidden=hidden, attention_size=attention_size),
                 )
                 fields = wider
         classes = FieldType(gspace, check_int("num_classes", num_classes) * [gspace.regular_repr])

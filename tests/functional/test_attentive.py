@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 
 from escnn_attention.functional import attentive, working_memory
 from escnn_attention.functional.attentive import Geometry, attended_sum, attention_maps, written_out
@@ -30,6 +31,16 @@ def case(kind, *, batch=3, outs=3, out_poses=2, ins=3, in_poses=2, size=6, kerne
 def with_gradients(y, tensors):
     weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
     return [y, *torch.autograd.grad(y, [t for t in tensors if t is not None], weight)]
+
+
+def as_function(tensors, geometry):
+    """Of the tensors that are there."""
+
+    def function(*given):
+        left = iter(given)
+        return attended_sum(*(None if t is None else next(left) for t in tensors), geometry)
+
+    return function, tuple(t.detach() for t in tensors if t is not None)
 
 
 def formula(tensors, geometry):
@@ -101,13 +112,43 @@ def test_operators_are_what_compilers_take_them_for(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_derivatives(kind):
     tensors, geometry = case(kind, batch=1, outs=1, out_poses=1, ins=2, in_poses=1, size=3, kernel=2)
-    present = [t for t in tensors if t is not None]
+    function, _ = as_function(tensors, geometry)
+    torch.autograd.gradgradcheck(function, [t for t in tensors if t is not None])
 
-    def function(*given):
-        left = iter(given)
-        return attended_sum(*(None if t is None else next(left) for t in tensors), geometry)
 
-    torch.autograd.gradgradcheck(function, present)
+@pytest.mark.parametrize("kind", KINDS)
+def test_derivatives_in_forward_mode(kind):
+    """In the direction of all tensors together, against finite differences."""
+    tensors, geometry = case(kind, batch=1, ins=2, padding=1, size=4)
+    function, values = as_function(tensors, geometry)
+    directions = tuple(torch.randn_like(t) for t in values)
+    step = 1e-6
+    ends = [function(*(t + sign * step * d for t, d in zip(values, directions, strict=True))) for sign in (1, -1)]
+    expected = (ends[0] - ends[1]) / (2 * step)
+    y, tangent = torch.func.jvp(function, values, directions)
+    torch.testing.assert_close(tangent, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(y, function(*values))
+    with dual_level():
+        dual = function(*(make_dual(t, d) for t, d in zip(values, directions, strict=True)))
+        torch.testing.assert_close(unpack_dual(dual).tangent, tangent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transforms(kind):
+    """Gradients image by image are those of each image alone, and Jacobians agree in both modes."""
+    tensors, geometry = case(kind, ins=2, padding=1, size=4)
+    function, (x, *parameters) = as_function(tensors, geometry)
+
+    def energy(image, *parameters):
+        return function(image[None], *parameters).sin().sum()
+
+    of_kernel = torch.func.vmap(torch.func.grad(energy, 1), (0, *[None] * len(parameters)))(x, *parameters)
+    for image, got in zip(x, of_kernel, strict=True):
+        kernel = parameters[0].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(energy(image, kernel, *parameters[1:]), kernel)
+        torch.testing.assert_close(got, expected)
+    jacobians = [of(function)(x[:1], *parameters) for of in (torch.func.jacfwd, torch.func.jacrev)]
+    torch.testing.assert_close(*jacobians)
 
 
 def test_parameters_that_need_no_gradient():

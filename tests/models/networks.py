@@ -47,10 +47,16 @@ def broken(module, kind):
 
 
 def assert_exported(module, *shape):
-    """The export is plain and does the same. In float32, in which escnn exports its batch norms whatever they are."""
-    module = copy.deepcopy(module).float()
-    plain = module.export()
-    assert not any(isinstance(m, EquivariantModule) for m in plain.modules())
-    x = torch.randn(*shape)
-    y = module(module.in_type(x))
-    torch.testing.assert_close(plain(x), y if isinstance(y, torch.Tensor) else y.tensor, atol=1e-4, rtol=1e-4)
+    """The export is plain, and does the same in the same precision: to rounding error, so that nothing in it was ever
+    rounded to another one.
+    """
+    for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 1e-4)):
+        module = copy.deepcopy(module).to(dtype)
+        plain = module.export()
+        assert not any(isinstance(m, EquivariantModule) for m in plain.modules())
+        assert {t.dtype for t in plain.state_dict().values() if t.is_floating_point()} == {dtype}
+        assert torch.get_default_dtype() == torch.float32
+        x = torch.randn(*shape, dtype=dtype)
+        y = module(module.in_type(x))
+        y = y if isinstance(y, torch.Tensor) else y.tensor
+        torch.testing.assert_close(plain(x), y, atol=tolerance, rtol=tolerance)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, equivariance_report
 from escnn_attention.models import AllCNNC
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
 
@@ -48,7 +49,8 @@ def test_equivariant_for_any_group_size_and_attention(data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
     gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
     attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    network = AllCNNC(gspace, 2, 3, width=1, attention=attention, attention_size=3, ratio=data.draw(st.integers(1, 16)))
+    options = options_of(attention, attention_size=3, ratio=data.draw(st.integers(1, 16)))
+    network = AllCNNC(gspace, 2, 3, width=1, attention=attention, **options)
     shape = (2, *spaces.shape_of(gspace, data.draw(st.integers(4, 7))))
     network = settled(network, 2, *shape, spread=20)
     assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT

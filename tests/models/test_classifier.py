@@ -32,11 +32,12 @@ def test_export():
     gsa = GSANet(gspace, 1, 3, channels=6, blocks=(1,), pool=(True,), num_heads=1, input_dropout=0.2, pool_dropout=0.1)
     hybrid = HybridNet(gspace, 1, 3, widths=(2, 3), convolutions=(1, 1), attention=(0, 1), num_heads=1, dropout=0.1)
     for network in (EquivariantClassifier(stages(gspace), 3), gsa, hybrid):
-        images = torch.randn(4, 1, 8, 9)
-        network(images)  # the statistics of batch norms
-        plain = network.export()
-        assert not any(isinstance(module, EquivariantModule) for module in plain.modules())
-        torch.testing.assert_close(plain(images), network(images))
+        for dtype in (torch.float32, torch.float64):
+            images = torch.randn(4, 1, 8, 9, dtype=dtype)
+            network.to(dtype).train()(images)  # the statistics of batch norms
+            plain = network.export()
+            assert not any(isinstance(module, EquivariantModule) for module in plain.modules())
+            torch.testing.assert_close(plain(images), network(images))
 
 
 def test_logits_are_invariant():
@@ -66,3 +67,5 @@ def test_other_inputs_are_refused():
     other = spaces.random_field(spaces.scalars(gspaces.rot2dOnR2(2), 1), 5, 5)
     with pytest.raises(ValueError, match="input: EquivariantClassifier got a tensor on the gspace"):
         network(other)
+    with pytest.raises(TypeError, match="input: EquivariantClassifier got a tensor of float64, but its parameters are"):
+        network(torch.randn(1, 1, 5, 5, dtype=torch.float64))

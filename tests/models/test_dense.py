@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import FeatureAttention, equivariance_report
 from escnn_attention.models import DenseBlock
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, settled
 
@@ -40,8 +41,7 @@ def test_equivariant(data):
         in_type,
         data.draw(st.integers(1, 2)),
         attention=attention,
-        attention_size=3,
-        attention_dilation=data.draw(st.integers(1, 2)),
+        **options_of(attention, attention_size=3, attention_dilation=data.draw(st.integers(1, 2))),
     )
     shape = (in_type.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
     block = settled(block, 2, *shape, spread=2)

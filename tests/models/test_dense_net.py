@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import FeatureAttention, equivariance_report
 from escnn_attention.models import GroupDenseNet
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
 
@@ -86,7 +87,9 @@ def test_equivariant_for_any_group_size_and_attention(data):
         data.draw(st.sampled_from(["trivial", "flip", "C3", "C4", "D4", "mirror"]))
     ]()
     attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    network = GroupDenseNet(gspace, 1, 3, width=1, blocks=2, attention=attention, attention_size=3)
+    network = GroupDenseNet(
+        gspace, 1, 3, width=1, blocks=2, attention=attention, **options_of(attention, attention_size=3)
+    )
     shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(10, 12))))
     network = settled(network, 2, *shape, spread=2)
     assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
 from escnn_attention.models import GroupCNN
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
 
@@ -27,7 +28,12 @@ TABLE_1 = [
     (11, None, None, "29.05K"),
     (10, "features", 29_462, "29.46K"),
 ]
-SMALL = {"width": 2, "convolutions": (1, 1), "last_kernel": 2, "attention_size": 3}
+SMALL = {"width": 2, "convolutions": (1, 1), "last_kernel": 2}
+
+
+def narrow(attention):
+    """Small kernels of spatial attention, where there is any."""
+    return options_of(attention, attention_size=3)
 
 
 @pytest.mark.parametrize(("width", "attention", "published", "paper"), TABLE_1)
@@ -89,7 +95,8 @@ def test_equivariant_and_exported(attention):
 @pytest.mark.parametrize("attention", ["full", "features", "poses"])
 def test_in_train_mode(attention):
     """With the statistics of the batch, which an element of the group does not change."""
-    network = GroupCNN(P4, 2, 3, **SMALL | {"attention": attention, "dropout": 0.0}).double().train()
+    network = GroupCNN(P4, 2, 3, **SMALL | {"attention": attention, "dropout": 0.0}, **narrow(attention))
+    network = network.double().train()
     x = spaces.random_field(network.in_type, 10, 10, batch=2)
     y = network(x)
     for g in P4.testing_elements:
@@ -102,11 +109,12 @@ def test_equivariant_for_any_group_size_and_attention(data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4"] if flat else ["trivial 3D", "mirror", "C4 3D"]
     gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
     options = {"attention": data.draw(st.sampled_from(KINDS)), "convolutions": (data.draw(st.integers(1, 2)), 1)}
-    options |= {"width": data.draw(st.integers(1, 3)), "ratio": data.draw(st.integers(1, 3)), "dropout": 0.1}
-    options |= {"last_kernel": data.draw(st.integers(1, 2)) if flat else 1, "attention_size": 3}
+    options |= {"width": data.draw(st.integers(1, 3)), "dropout": 0.1}
+    options |= {"last_kernel": data.draw(st.integers(1, 2)) if flat else 1}
+    options |= options_of(options["attention"], ratio=data.draw(st.integers(1, 3)), attention_size=3)
     if not all(abs(m).round(6).max() == 1 for m in map(gspace.basespace_action, gspace.fibergroup.elements)):
         options["last_kernel"] = 1  # escnn has no 2×2 kernels for the others
-    size = data.draw(st.integers(10, 13 if flat else 11))
+    size = data.draw(st.integers(12 if options["last_kernel"] == 2 else 10, 13 if flat else 11))
     network = GroupCNN(gspace, data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), **options)
     shape = (network.in_type.size, *spaces.shape_of(gspace, size))
     network = settled(network, 2, *shape)
@@ -118,7 +126,7 @@ def test_equivariant_for_any_group_size_and_attention(data):
     ("attention", "kind"), [(None, "kernel"), ("full", "squeeze"), ("full", "spatial"), ("features", "excite")]
 )
 def test_a_broken_kernel_is_found_out(attention, kind):
-    network = settled(GroupCNN(P4, 1, 3, **SMALL, attention=attention), 2, 1, 10, 10, spread=3)
+    network = settled(GroupCNN(P4, 1, 3, **SMALL, attention=attention, **narrow(attention)), 2, 1, 10, 10, spread=3)
     assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error < EXACT
     network.stages["classes"] = broken(network.stages["classes"], kind)
     assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error > 1e-4
@@ -222,7 +230,7 @@ def test_options_reach_the_layers():
 
 def test_trains():
     torch.manual_seed(0)
-    network = GroupCNN(P4, 1, 2, **SMALL, attention="full", dropout=0.0)
+    network = GroupCNN(P4, 1, 2, **SMALL, attention="full", attention_size=3, dropout=0.0)
     images, labels = torch.randn(8, 1, 10, 10), torch.arange(8) % 2
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
     losses = []
@@ -243,11 +251,16 @@ def test_trains():
         ({"width": 0}, "width: got 0, needed at least 1"),
         ({"convolutions": (0, 4)}, "convolutions: got 0, needed at least 1"),
         ({"convolutions": (2, -1)}, "convolutions: got -1, needed at least 0"),
-        ({"convolutions": (2, 2, 2)}, "convolutions: got 3 numbers, needed two"),
+        ({"convolutions": (2, 2, 2)}, "convolutions: got 3 values, needed 2, in front of the pooling and behind"),
         ({"last_kernel": 0}, "last_kernel: got 0, needed at least 1"),
         ({"attention": "channel", "ratio": 0}, "ratio: got 0, needed at least 1"),
         ({"attention": "spatial", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
+        ({"attention": "features", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
         ({"image_dilation": 0}, "image_dilation: got 0, needed at least 1"),
+        ({"image_dilation": 4}, "image_dilation: got 4, but attention=None has no spatial attention; leave it at None"),
+        ({"ratio": 5}, "ratio: got 5, but attention=None has no channel attention; leave it at 2"),
+        ({"attention": "spatial", "ratio": 5}, "ratio: got 5, but attention='spatial' has no channel attention"),
+        ({"attention": "poses", "attention_size": 5}, "attention_size: got 5, but attention='poses' has no spatial"),
         ({"dropout": 1.0}, "dropout: got 1.0, needed a probability"),
     ],
 )
@@ -256,6 +269,8 @@ def test_mistakes(options, message):
         GroupCNN(P4, 1, 10, **options)
     with pytest.raises(TypeError, match=r"in_channels: got 1\.0, needed an integer"):
         GroupCNN(P4, 1.0, 10)
+    with pytest.raises(TypeError, match="convolutions: got 3, needed a list or a tuple, in front of the pooling"):
+        GroupCNN(P4, 1, 10, convolutions=3)
 
 
 def test_images_that_are_too_small_are_refused():

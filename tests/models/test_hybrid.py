@@ -65,6 +65,18 @@ def test_without_attention_it_is_a_convolutional_network():
     assert network(torch.randn(2, 1, 8, 8)).shape == (2, 5)
 
 
+def test_precisions_do_not_reach_other_networks():
+    """Which they would through the bases that convolutions of escnn share."""
+    options = {"widths": (2,), "convolutions": (1,), "attention": (0,)}
+    networks = [HybridNet(gspaces.rot2dOnR2(4), 1, 2, **options) for _ in range(2)]
+    networks[0].double()
+    types = networks[0].stages["convolution_1_1"].in_type, networks[0].stages["convolution_1_1"].out_type
+    R2Conv(*types, 5).double()
+    networks.append(HybridNet(gspaces.rot2dOnR2(4), 1, 2, **options))
+    for network, dtype in zip(networks, (torch.float64, torch.float32, torch.float32), strict=True):
+        assert network(torch.randn(1, 1, 7, 7, dtype=dtype)).dtype == dtype
+
+
 def test_attention_alone_can_widen():
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, widths=(3, 6), convolutions=(1, 0), attention=(0, 1), num_heads=4)
     block = layers(network, TransformerBlock)[0]
@@ -101,6 +113,8 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
+    with pytest.raises(TypeError, match="widths: got 16, needed a list or a tuple, one number for each stage"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, widths=16)
 
 
 def test_a_point_has_nothing_to_convolve_over():

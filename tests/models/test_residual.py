@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, equivariance_report
 from escnn_attention.models import ResidualBlock
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, settled
 
@@ -51,7 +52,9 @@ def test_equivariant(data):
     gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
     ins, outs = (spaces.regular(gspace, data.draw(st.integers(1, 2))) for _ in range(2))
     attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    block = ResidualBlock(ins, outs, halve=data.draw(st.booleans()), attention=attention, attention_size=3)
+    block = ResidualBlock(
+        ins, outs, halve=data.draw(st.booleans()), attention=attention, **options_of(attention, attention_size=3)
+    )
     shape = (ins.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
     block = settled(block, 2, *shape, spread=2)
     assert equivariance_report(block, (1, *shape)).relative_error < EXACT

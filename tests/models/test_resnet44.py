@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FeatureAttention, equivariance_report
 from escnn_attention.models import ResidualBlock, ResNet44
+from escnn_attention.models.convolutions import options_of
 from tests import spaces
 from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
 
@@ -61,7 +62,9 @@ def test_equivariant_for_any_group_size_and_attention(data):
         data.draw(st.sampled_from(["trivial", "flip", "C4", "C8", "D4", "mirror"]))
     ]()
     attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
-    network = ResNet44(gspace, 1, 3, width=(1, 1, 2), blocks=1, attention=attention, attention_size=3)
+    network = ResNet44(
+        gspace, 1, 3, width=(1, 1, 2), blocks=1, attention=attention, **options_of(attention, attention_size=3)
+    )
     shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(5, 7))))
     network = settled(network, 2, *shape, spread=2)
     assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
@@ -92,9 +95,12 @@ def test_a_broken_kernel_is_found_out():
 def test_widths_and_mistakes():
     network = ResNet44(P4, 3, 10, blocks=1)
     assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
-    for width in (16, (16, 32)):
-        with pytest.raises(ValueError, match=r"width: got .*, needed three numbers of fields"):
-            ResNet44(P4, 3, 10, width=width)
+    with pytest.raises(ValueError, match="width: got 2 values, needed 3, one for each stage"):
+        ResNet44(P4, 3, 10, width=(16, 32))
+    with pytest.raises(TypeError, match="width: got 16, needed a list or a tuple, one for each stage"):
+        ResNet44(P4, 3, 10, width=16)
+    with pytest.raises(ValueError, match="hidden: got 3, but attention=None has no channel attention; leave it at 2"):
+        ResNet44(P4, 3, 10, hidden=3)
     with pytest.raises(ValueError, match="blocks: got 0, needed at least 1"):
         ResNet44(P4, 3, 10, blocks=0)
     with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
