@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from escnn.group import Representation
 from escnn.nn import FieldType, GeometricTensor
 
@@ -12,17 +13,21 @@ from escnn_attention.fibers import Fibers, is_regular, regular_fields
 from escnn_attention.positions import Window
 
 __all__ = [
+    "check_bool",
     "check_field",
     "check_input",
     "check_int",
+    "check_ints",
     "check_option",
     "check_points",
     "check_pointwise",
     "check_probability",
     "check_regular",
     "check_same_gspace",
+    "check_sequence",
     "check_shape",
     "check_type",
+    "check_unused",
     "choose_head_fields",
     "choose_window",
     "is_pointwise",
@@ -75,6 +80,34 @@ def check_int(name: str, value: Any, *, least: int = 1) -> int:
     return value
 
 
+def check_ints(name: str, value: Any, count: int, what: str, *, least: int = 1) -> tuple[int, ...]:
+    """``value`` as a tuple, if it is a sequence of ``count`` integers of at least ``least``; ``what`` says of what."""
+    check_sequence(name, value, what)
+    if len(value) != count:
+        raise ValueError(f"{name}: got {len(value)} values, needed {count}, {what}")
+    return tuple(check_int(name, number, least=least) for number in value)
+
+
+def check_sequence(name: str, value: Any, what: str) -> Sequence[Any]:
+    """``value``, if it is a list or a tuple; ``what`` says of what."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name}: got {value!r}, needed a list or a tuple, {what}")
+    return value
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """``value``, if it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, needed True or False")
+    return value
+
+
+def check_unused(name: str, value: Any, default: Any, why: str) -> None:
+    """An option that nothing here uses was left alone."""
+    if value != default:
+        raise ValueError(f"{name}: got {value!r}, but {why}; leave it at {default!r}")
+
+
 def check_option(name: str, value: Any, options: Iterable[str]) -> Any:
     """``value``, if it is one of the options."""
     options = tuple(options)
@@ -90,36 +123,55 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_field(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type``, on a grid or at points."""
+def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type``, on a grid or at points.
+
+    Args:
+        x: what a layer was given.
+        in_type: what it needs.
+        layer: the layer, whose precision ``x`` has to have.
+    """
+    name = type(layer).__name__
     if not isinstance(x, GeometricTensor):
-        raise TypeError(f"input: {layer} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
+        raise TypeError(f"input: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
     if x.type.gspace != in_type.gspace:
         raise ValueError(
-            f"input: {layer} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
+            f"input: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
         )
     if x.type != in_type:
-        raise ValueError(f"input: {layer} got a tensor of type {x.type}, needed {in_type}")
+        raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
+    _check_precision(x, layer)
     return x
 
 
-def check_points(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` at points."""
+def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
+    """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
+    there = {p.dtype: None for p in layer.parameters() if p.is_floating_point()}
+    if there and x.tensor.dtype not in there and not torch.is_autocast_enabled(x.tensor.device.type):
+        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, next(iter(there))))
+        raise TypeError(
+            f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "
+            f"with .to(torch.{needed}), or the layer with .to(torch.{got})"
+        )
+
+
+def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` at points; see :func:`check_field`."""
     x = check_field(x, in_type, layer)
     if x.coords is None:
         raise ValueError(
-            f"input: {layer} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered points: "
-            f"GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
+            f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "
+            f"points: GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
         )
     return x
 
 
-def check_input(x: Any, in_type: FieldType, layer: str) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` on a grid."""
+def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+    """``x``, if it is a feature field of type ``in_type`` on a grid; see :func:`check_field`."""
     x = check_field(x, in_type, layer)
     if x.coords is not None:
         raise ValueError(
-            f"input: {layer} got scattered points (coords are set), needed features on a grid, of shape "
+            f"input: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of shape "
             f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
         )
     return x

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention.nn._arguments import check_input, check_int, check_same_gspace, check_shape, check_type
+from escnn_attention.nn._arguments import (
+    check_bool,
+    check_input,
+    check_int,
+    check_same_gspace,
+    check_shape,
+    check_type,
+    check_unused,
+)
 from escnn_attention.nn.feature_attention import GAIN, AttentionMaps, check_attention_size
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
@@ -51,14 +59,16 @@ class AttentiveConv(PlainModule):
         channel: whether there is channel attention.
         spatial: whether there is spatial attention.
         ratio: by how much the hidden layer of channel attention is narrower than the input. It has ``fields // ratio``
-            fields, and at least one.
-        attention_size: the odd width of the kernel of spatial attention, which is padded with zeros.
+            fields, and at least one. Only with channel attention.
+        attention_size: the odd width of the kernel of spatial attention, which is padded with zeros. Only with spatial
+            attention.
         attention_dilation: of that kernel.
         stride, padding, dilation: of the convolution, as those of ``R2Conv``. A stride keeps the equivariance exact
             only where it reaches the last position of the padded grid: ``(n + 2 * padding - dilation * (kernel_size -
             1) - 1) % stride == 0``.
         bias: whether each output field has a bias.
         residual: whether the responses are multiplied by :math:`1 - \alpha` or by :math:`\alpha`, as Eq. 19 prints it.
+            Only with attention.
         basis: of the kernels: ``"complete"`` for all equivariant kernels, ``"bandlimited"`` for those of escnn's
             defaults, ``"auto"`` for the complete ones where the group maps the grid onto itself. There a complete
             kernel has one weight for each orbit of its entries: between regular fields
@@ -69,9 +79,11 @@ class AttentiveConv(PlainModule):
         convolution.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
+            where autocast does not choose it.
         ValueError: another gspace, fields that are neither all regular nor all trivial, no grid, an even
-            ``attention_size``, an unknown option; on application, a grid smaller than the kernel.
+            ``attention_size``, an unknown option, an option of an attention that is turned off; on application, a grid
+            smaller than the kernel.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -117,9 +129,18 @@ class AttentiveConv(PlainModule):
         in_poses, out_poses = poses_of("in_type", in_type, name), poses_of("out_type", out_type, name)
         check_grid("in_type", space, name)
         check_int("kernel_size", kernel_size)
+        for option, value in {"channel": channel, "spatial": spatial, "bias": bias, "residual": residual}.items():
+            check_bool(option, value)
         check_int("ratio", ratio)
         check_attention_size("attention_size", attention_size)
         check_int("attention_dilation", attention_dilation)
+        if not channel:
+            check_unused("ratio", ratio, 2, "there is no channel attention")
+        if not spatial:
+            check_unused("attention_size", attention_size, 7, "there is no spatial attention")
+            check_unused("attention_dilation", attention_dilation, 1, "there is no spatial attention")
+        if not (channel or spatial):
+            check_unused("residual", residual, True, "there is no attention")
         check_int("stride", stride)
         check_int("padding", padding, least=0)
         check_int("dilation", dilation)
@@ -145,7 +166,7 @@ class AttentiveConv(PlainModule):
             padding=padding,
             dilation=dilation,
             attention_dilation=attention_dilation,
-            residual=bool(residual),
+            residual=residual,
         )
         super().__init__(in_type, out_type, plain)
         self.kernel_size = kernel_size
@@ -153,7 +174,7 @@ class AttentiveConv(PlainModule):
         self.attention_size = attention_size
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))
         return super().forward(x)
 
@@ -182,7 +203,7 @@ class AttentiveConv(PlainModule):
         Raises:
             TypeError, ValueError: as ``forward``.
         """
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))
         return self.plain.attention_maps(x.tensor)
 

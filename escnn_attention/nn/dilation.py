@@ -513,7 +513,7 @@ class PerScale(GridModule):
             TypeError: ``input`` is not a GeometricTensor.
             ValueError: it has another gspace or type, or lies on scattered points.
         """
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         each = self.module(GeometricTensor(split_scales(x.tensor, self.scales.count), self.module.in_type))
         return GeometricTensor(join_scales(each.tensor, self.scales.count), self.out_type)
 

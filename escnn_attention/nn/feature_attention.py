@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention.fibers import fibers
-from escnn_attention.nn._arguments import check_input, check_int, check_option, check_type
+from escnn_attention.nn._arguments import (
+    check_bool,
+    check_input,
+    check_int,
+    check_option,
+    check_type,
+    check_unused,
+)
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.feature_attention import AttentionMaps
@@ -43,8 +50,10 @@ class FeatureAttention(PlainModule):
         channel: whether there is channel attention.
         spatial: whether there is spatial attention.
         ratio: by how much the hidden layer of channel attention is narrower than the input. It has ``fields // ratio``
-            fields, and at least one. The paper has 2 on rotated MNIST, 16 on CIFAR-10, and 1 on images.
-        kernel_size: the odd width of the kernel of spatial attention, which is padded with zeros.
+            fields, and at least one. The paper has 2 on rotated MNIST, 16 on CIFAR-10, and 1 on images. Only with
+            channel attention.
+        kernel_size: the odd width of the kernel of spatial attention, which is padded with zeros. Only with spatial
+            attention, like its ``dilation`` and its ``basis``.
         dilation: of that kernel.
         statistics: ``"mean"``, ``"max"`` or both.
         residual: whether the output is :math:`(1 - \alpha) f` or :math:`\alpha f`.
@@ -55,9 +64,10 @@ class FeatureAttention(PlainModule):
         ``(B, in_type.size, *space)`` to the same, in two or three dimensions.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
+            where autocast does not choose it.
         ValueError: fields that are neither all regular nor all trivial, no grid, neither kind of attention, an even
-            kernel, an unknown option.
+            kernel, an unknown option, an option of an attention that is turned off.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -95,17 +105,27 @@ class FeatureAttention(PlainModule):
         space = in_type.gspace
         poses = poses_of("in_type", in_type, type(self).__name__)
         check_grid("in_type", space, type(self).__name__)
+        for option, value in {"channel": channel, "spatial": spatial, "residual": residual}.items():
+            check_bool(option, value)
         if not (channel or spatial):
             raise ValueError("channel, spatial: got False for both, which leaves no attention")
         check_int("ratio", ratio)
         check_int("dilation", dilation)
         check_attention_size("kernel_size", kernel_size)
+        if not isinstance(statistics, (str, Sequence)):
+            raise TypeError(f"statistics: got {statistics!r}, needed 'mean', 'max' or both")
         statistics = (statistics,) if isinstance(statistics, str) else tuple(statistics)
         if not statistics or len(set(statistics)) < len(statistics):
             raise ValueError(f"statistics: got {statistics!r}, needed 'mean', 'max' or both")
         for statistic in statistics:
             check_option("statistics", statistic, ("mean", "max"))
         check_option("basis", basis, ("auto", "complete", "bandlimited"))
+        if not channel:
+            check_unused("ratio", ratio, 2, "there is no channel attention")
+        if not spatial:
+            check_unused("kernel_size", kernel_size, 7, "there is no spatial attention")
+            check_unused("dilation", dilation, 1, "there is no spatial attention")
+            check_unused("basis", basis, "auto", "there is no spatial attention")
         fields, hidden = len(in_type), max(1, len(in_type) // ratio)
         layers: tuple[PoseKernel, PoseKernel] | None = None
         if channel:
@@ -123,7 +143,7 @@ class FeatureAttention(PlainModule):
             kernel,
             statistics=statistics,
             dilation=dilation,
-            residual=bool(residual),
+            residual=residual,
         )
         super().__init__(in_type, in_type, plain)
         self.ratio = ratio
@@ -142,7 +162,7 @@ class FeatureAttention(PlainModule):
         Raises:
             TypeError, ValueError: as ``forward``.
         """
-        return self.plain.attention_maps(check_input(input, self.in_type, type(self).__name__).tensor)
+        return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
     def extra_repr(self) -> str:
         parts = [super().extra_repr()]

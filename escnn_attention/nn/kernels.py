@@ -251,15 +251,17 @@ def _sampled(
     types = [FieldType(gspace, [gspace.regular_repr if n > 1 else gspace.trivial_repr]) for n in (in_poses, out_poses)]
     make = {2: R2Conv, 3: R3Conv}[gspace.dimensionality]
     try:
-        convolution = make(*types, kernel_size, bias=False, initialize=False, **options)
+        # Without recompute=True the basis is that of all convolutions that are alike, in the precision that the last of
+        # them was given.
+        convolution = make(*types, kernel_size, bias=False, initialize=False, recompute=True, **options)
     except ValueError as error:
         raise ValueError(
             f"kernel_size: got {kernel_size}, at which escnn's band-limited basis is empty; needed another size or "
             'basis="complete"'
         ) from error
     # Of one pair of representations, whose expansion vmap can follow: for large groups that saves seconds.
-    ones = torch.eye(len(convolution.weights))
-    elements = torch.func.vmap(convolution.basisexpansion, chunk_size=64)(ones).double().flatten(1).numpy()
+    ones = torch.eye(len(convolution.weights), dtype=torch.float64)
+    elements = torch.func.vmap(convolution.basisexpansion.double(), chunk_size=64)(ones).flatten(1).numpy()
     where = orbits.flatten()
     return np.stack([np.bincount(where, e) / np.bincount(where) for e in elements])
 

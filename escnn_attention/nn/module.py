@@ -92,11 +92,11 @@ class PlainModule(GridModule):
             features of type ``out_type`` on the same grid, or at the same points.
 
         Raises:
-            TypeError: ``input`` is not a GeometricTensor.
+            TypeError: ``input`` is not a GeometricTensor, or of another precision than the parameters.
             ValueError: it has another gspace or type, or lies on scattered points and the module needs a grid.
         """
         check = check_field if self.pointwise else check_input
-        x = check(input, self.in_type, type(self).__name__)
+        x = check(input, self.in_type, self)
         return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
 
     def export(self) -> torch.nn.Module:

@@ -151,7 +151,7 @@ class PointLayer(PointModule):
                 ``num_neighbours`` of its own.
         """
         name = type(self).__name__
-        x = check_points(x, self.in_type, name)
+        x = check_points(x, self.in_type, self)
         rule = self.plain.neighbourhood
         if edge_index is not None and not rule.is_global:
             raise ValueError(

@@ -42,7 +42,7 @@ class PointBlock(PointModule):
 
         The output at points that a mask hides is zero.
         """
-        x = check_points(x, self.in_type, type(self).__name__)
+        x = check_points(x, self.in_type, self)
         if mask is None:
             return self._of_all(x, edge_index, batch, measure)
         check_cloud(x.coords, edge_index, batch, mask, measure)

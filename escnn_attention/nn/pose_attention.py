@@ -5,7 +5,7 @@ from __future__ import annotations
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.nn._arguments import check_input, check_type
+from escnn_attention.nn._arguments import check_bool, check_input, check_type
 from escnn_attention.nn.kernels import pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_attention import PoseAttention as PlainPoseAttention
@@ -34,7 +34,7 @@ class PoseAttention(PlainModule):
         ``(B, in_type.size, *space)`` to the same.
 
     Raises:
-        TypeError: ``in_type`` is no field type.
+        TypeError: an argument is of another type.
         ValueError: fields that are neither all regular nor all trivial.
         NotImplementedError: the fiber group is continuous.
 
@@ -58,9 +58,10 @@ class PoseAttention(PlainModule):
 
     def __init__(self, in_type: FieldType, *, residual: bool = True):
         check_type("in_type", in_type)
+        check_bool("residual", residual)
         poses = poses_of("in_type", in_type, type(self).__name__)
         weight = pose_kernel(in_type.gspace, 1, poses, len(in_type), poses, None, gain=1 / 3)
-        super().__init__(in_type, in_type, PlainPoseAttention(poses, weight, bool(residual)))
+        super().__init__(in_type, in_type, PlainPoseAttention(poses, weight, residual))
 
     def attention_maps(self, input: GeometricTensor) -> Tensor:
         """The maps, between 0 and 1: with ``residual`` what is suppressed is where they are large.
@@ -74,7 +75,7 @@ class PoseAttention(PlainModule):
         Raises:
             TypeError, ValueError: as ``forward``.
         """
-        return self.plain.attention_maps(check_input(input, self.in_type, type(self).__name__).tensor)
+        return self.plain.attention_maps(check_input(input, self.in_type, self).tensor)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.plain.residual else ", residual=False")

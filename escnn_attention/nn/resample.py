@@ -43,7 +43,7 @@ class Crop(PlainModule):
         self.margin = margin
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))
         return super().forward(x)
 
@@ -103,7 +103,7 @@ class HalvingPool(PlainModule):
         self.kind = kind
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         self.evaluate_output_shape(tuple(x.shape))
         return super().forward(x)
 

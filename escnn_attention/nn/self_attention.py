@@ -206,7 +206,7 @@ class _SelfAttention(PlainModule):
             >>> maps.shape
             torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
         """
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         shape = x.tensor.shape[2:]
         index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
         if index.shape[1] != len(shape):

@@ -198,7 +198,7 @@ class SphereSelfAttention(PointLayer):
         measure: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the layer; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1."""
-        check_sphere(check_points(x, self.in_type, type(self).__name__), mask)
+        check_sphere(check_points(x, self.in_type, self), mask)
         return super().forward(x, edge_index, batch, mask=mask, measure=measure)
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:

@@ -208,7 +208,7 @@ class TransformerBlock(GridModule):
             TypeError: ``input`` is not a GeometricTensor.
             ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``.
         """
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
         return y + self.feed_forward(y)
 
@@ -226,7 +226,7 @@ class TransformerBlock(GridModule):
 
         See :meth:`GroupSelfAttention.attention_maps`.
         """
-        x = check_input(input, self.in_type, type(self).__name__)
+        x = check_input(input, self.in_type, self)
         return self.attention.attention_maps(self.before(x), positions, poses)
 
     def export(self) -> torch.nn.Module:

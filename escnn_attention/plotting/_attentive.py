@@ -207,9 +207,13 @@ def look(
     layers: Mapping[str, AttentiveLayer],
     field: int | None = None,
 ) -> tuple[GeometricTensor, Callable[[GeometricTensor], dict[str, Attended]]]:
-    """The image as fields, and a function from such images to what each layer does to them."""
+    """The image as fields in the precision of the model, and a function from such images to what each layer does to
+    them.
+    """
     call, x = on_fields(model, x)
     check_image(x)
+    precision = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.tensor.dtype)
+    x = GeometricTensor(x.tensor.to(precision), x.type)
     for layer in layers.values():
         if x.type.gspace != layer.in_type.gspace:
             raise ValueError(f"x: its gspace is {x.type.gspace.name}, that of the layer {layer.in_type.gspace.name}")

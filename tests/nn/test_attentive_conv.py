@@ -38,9 +38,14 @@ def drawn(module, scale=1.0):
 
 
 def layer_on(gspace, fields=(2, 2), kinds=("regular", "regular"), size=3, **options):
+    """A layer with those of the options that its attention has."""
     make = {"regular": spaces.regular, "trivial": spaces.scalars}
     types = [make[k](gspace, n) for k, n in zip(kinds, fields, strict=True)]
-    return drawn(AttentiveConv(*types, size, **{"attention_size": 3, "ratio": 1} | options), 0.5)
+    options = {"attention_size": 3, "ratio": 1, "channel": True, "spatial": True} | options
+    absent = [] if options["channel"] else ["ratio"]
+    absent += [] if options["spatial"] else ["attention_size", "attention_dilation"]
+    absent += [] if options["channel"] or options["spatial"] else ["residual"]
+    return drawn(AttentiveConv(*types, size, **{n: v for n, v in options.items() if n not in absent}), 0.5)
 
 
 def input_of(layer, size=5, **options):
@@ -175,8 +180,9 @@ def test_as_many_parameters_as_published(ratio, numbers):
     image, fields = spaces.scalars(gspace, 1), spaces.regular(gspace, 10)
 
     def attention(**options):
-        first = AttentiveConv(image, fields, 3, bias=False, ratio=1, **options)
-        second = AttentiveConv(fields, fields, 3, bias=False, ratio=ratio, **options)
+        ratios = [{"ratio": n} if options.get("channel", True) else {} for n in (1, ratio)]
+        first = AttentiveConv(image, fields, 3, bias=False, **ratios[0], **options)
+        second = AttentiveConv(fields, fields, 3, bias=False, **ratios[1], **options)
         layers = [first, *[second] * 6]
         return sum(p.numel() for m in layers for n, p in m.named_parameters() if not n.startswith("plain.kernel"))
 
@@ -431,6 +437,30 @@ def test_autocast():
     assert (y - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize("variant", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("residual", [True, False])
+def test_derivatives_in_forward_mode_are_finite_differences(variant, residual):
+    layer = layer_on(gspaces.rot2dOnR2(4), padding=1, residual=residual, **VARIANTS[variant])
+    x, direction = (input_of(layer, batch=1).tensor for _ in range(2))
+    step = 1e-6
+    with torch.no_grad():
+        expected = (layer.plain(x + step * direction) - layer.plain(x - step * direction)) / (2 * step)
+    got = torch.func.jvp(layer.plain, (x,), (direction,))[1]
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    assert (got - layer.plain(direction)).abs().max() > 1e-2  # it is not linear
+
+
+def test_a_tensor_of_another_precision_is_named():
+    layer = layer_on(gspaces.rot2dOnR2(4)).float()
+    x = input_of(layer)
+    for call in (layer, layer.attention_maps):
+        with pytest.raises(TypeError, match="input: AttentiveConv got a tensor of float64, but its parameters are fl"):
+            call(x)
+    layer.double()(x)
+    with torch.autocast("cpu", torch.bfloat16):  # which mixes precisions
+        layer.float()(layer.in_type(x.tensor.bfloat16()))
+
+
 def test_repr():
     layer = layer_on(gspaces.rot2dOnR2(4), (1, 1), stride=2, residual=False, bias=False, spatial=False)
     for part in ("kernel_size=3", "ratio=1", "spatial=False", "stride=2", "residual=False", "bias=False"):
@@ -458,6 +488,17 @@ def test_mistakes():
         AttentiveConv(fields, fields, 3, attention_size=4)
     with pytest.raises(ValueError, match="basis: got 'full'"):
         AttentiveConv(fields, fields, 3, basis="full")
+    for argument in ("channel", "spatial", "bias", "residual"):
+        with pytest.raises(TypeError, match=f"{argument}: got 'no', needed True or False"):
+            AttentiveConv(fields, fields, 3, **{argument: "no"})
+    for off, argument, value in (
+        ({"channel": False}, "ratio", 7),
+        ({"spatial": False}, "attention_size", 9),
+        ({"spatial": False}, "attention_dilation", 2),
+        (VARIANTS["none"], "residual", False),
+    ):
+        with pytest.raises(ValueError, match=rf"{argument}: got {value}, but there is no .*; leave it at"):
+            AttentiveConv(fields, fields, 3, **off, **{argument: value})
     with pytest.raises(ValueError, match="input: a grid of 4×6 with padding 0 is smaller than the kernel, which cov"):
         AttentiveConv(fields, fields, 5)(spaces.random_field(fields, 4, 6, dtype=torch.float32))
     with pytest.raises(TypeError, match="input: AttentiveConv got Tensor"):

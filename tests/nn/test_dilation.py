@@ -556,7 +556,7 @@ class TestModule:
         assert grid_error(module.float().double(), x) < 1e-12
 
     def test_a_batch_of_nothing(self, name):
-        module = MODULES[name]()
+        module = MODULES[name]().double()
         x = random_field(module.in_type, 4, 4, batch=0)
         assert module(x).shape == module.evaluate_output_shape(tuple(x.shape))
 

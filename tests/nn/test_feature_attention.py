@@ -19,7 +19,11 @@ VARIANTS = {"both": {}, "channel": {"spatial": False}, "spatial": {"channel": Fa
 
 
 def attention_on(field_type, **options):
-    module = FeatureAttention(field_type, **{"kernel_size": 3} | options)
+    """A layer with those of the options that its attention has."""
+    options = {"kernel_size": 3, "channel": True, "spatial": True} | options
+    absent = [] if options["channel"] else ["ratio"]
+    absent += [] if options["spatial"] else ["kernel_size", "dilation", "basis"]
+    module = FeatureAttention(field_type, **{n: v for n, v in options.items() if n not in absent})
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -250,6 +254,10 @@ def test_mistakes():
     fields = spaces.regular(gspace, 2)
     with pytest.raises(TypeError, match="in_type: got str"):
         FeatureAttention("fields")
+    with pytest.raises(
+        TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are float32"
+    ):
+        FeatureAttention(fields)(spaces.random_field(fields, 5, 5))
     with pytest.raises(ValueError, match="in_type: FeatureAttention needs regular fields only, or trivial fields only"):
         FeatureAttention(spaces.mixed(gspace))
     with pytest.raises(ValueError, match=r"in_type: FeatureAttention .* got quotient"):
@@ -268,6 +276,21 @@ def test_mistakes():
     for statistics in ((), ("mean", "mean")):
         with pytest.raises(ValueError, match=r"statistics: got .*, needed 'mean', 'max' or both"):
             FeatureAttention(fields, statistics=statistics)
+    with pytest.raises(TypeError, match="statistics: got 2, needed 'mean', 'max' or both"):
+        FeatureAttention(fields, statistics=2)
+    for argument in ("channel", "spatial", "residual"):
+        with pytest.raises(TypeError, match=f"{argument}: got 'yes', needed True or False"):
+            FeatureAttention(fields, **{argument: "yes"})
+    for off, argument, value in (
+        ("channel", "ratio", 7),
+        ("spatial", "kernel_size", 9),
+        ("spatial", "dilation", 2),
+        ("spatial", "basis", "bandlimited"),
+    ):
+        with pytest.raises(ValueError, match=f"{argument}: got {value!r}, but there is no {off} attention; leave it"):
+            FeatureAttention(fields, **{off: False, argument: value})
+    with pytest.raises(TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are floa"):
+        FeatureAttention(fields).attention_maps(spaces.random_field(fields, 5, 5))
     with pytest.raises(ValueError, match="basis: got 'all'"):
         FeatureAttention(fields, basis="all")
     with pytest.raises(ValueError, match="input: FeatureAttention got a tensor of type"):

@@ -248,3 +248,18 @@ def test_the_state_holds_the_basis():
     copy.load_state_dict(source.state_dict())
     assert torch.equal(copy(), source())
     assert set(pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, gain=1.0).state_dict()) == {"weight"}
+
+
+def test_the_precision_of_other_convolutions_does_not_matter():
+    """escnn gives all convolutions that are alike one basis, which changes its precision with any of them."""
+    gspace = gspaces.rot2dOnR2(8)
+    expected = pose_kernel(gspace, 1, 8, 1, 8, 3, gain=1.0)
+    fields = spaces.regular(gspace, 1)
+    other = R2Conv(fields, fields, 3, bias=False, initialize=False)
+    try:
+        other.double()
+        found = pose_kernel(gspace, 1, 8, 1, 8, 3, gain=1.0)
+    finally:
+        other.float()
+    assert found.basis.dtype == torch.float32
+    torch.testing.assert_close(found.basis, expected.basis, atol=0, rtol=0)

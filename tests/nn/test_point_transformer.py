@@ -75,7 +75,7 @@ def test_pointwise_modules_take_points():
         one_each = GeometricTensor(x.tensor[:, :, None, None], regular)
         torch.testing.assert_close(module(one_each).tensor[:, :, 0, 0], y.tensor)
     with pytest.raises(ValueError, match="coords"):
-        FieldLayerNorm(regular, scope="sample")(x)
+        FieldLayerNorm(regular, scope="sample").double()(x)
 
 
 def test_bad_arguments():
@@ -90,7 +90,7 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             PointTransformerBlock(in_type, in_type, **arguments)
-    block, x = PointTransformerBlock(in_type, in_type), cloud(in_type)
+    block, x = PointTransformerBlock(in_type, in_type).double(), cloud(in_type)
     with pytest.raises(ValueError, match="mask"):
         block(x, mask=torch.ones(3, dtype=torch.bool))
     everyone = torch.ones(len(x.tensor), dtype=torch.bool)

@@ -104,6 +104,13 @@ def test_mistakes():
         PoseAttention(None)
     with pytest.raises(ValueError, match="in_type: PoseAttention needs regular fields only, or trivial fields only"):
         PoseAttention(spaces.mixed(gspace))
+    with pytest.raises(TypeError, match="residual: got 1, needed True or False"):
+        PoseAttention(spaces.regular(gspace, 1), residual=1)
+    fields = spaces.regular(gspace, 1)
+    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+        PoseAttention(fields).attention_maps(spaces.random_field(fields, 3, 3))
+    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+        PoseAttention(fields)(spaces.random_field(fields, 3, 3))
     with pytest.raises(TypeError, match="input: PoseAttention got Tensor"):
         PoseAttention(spaces.regular(gspace, 1))(torch.zeros(1, 4, 3, 3))
     assert "residual=False" in repr(PoseAttention(spaces.regular(gspace, 1), residual=False))

@@ -22,8 +22,10 @@ def network(gspace=C4, size=9, **options):
     image = nn.FieldType(gspace, [gspace.trivial_repr])
     fields = nn.FieldType(gspace, 3 * [gspace.regular_repr])
     lifting = AttentiveConv(image, fields, 3, channel=False, spatial=False)
+    if options.get("spatial", True):
+        options["attention_size"] = 3
     model = nn.SequentialModule(
-        lifting, FeatureAttention(fields, kernel_size=3), AttentiveConv(fields, fields, 3, attention_size=3, **options)
+        lifting, FeatureAttention(fields, kernel_size=3), AttentiveConv(fields, fields, 3, **options)
     )
     return image(torch.randn(1, 1, size, size)), model
 
@@ -247,6 +249,15 @@ def test_the_mode_of_the_model_is_restored_and_any_precision():
         figure = plot_attentive_maps(x.to(dtype), model.to(dtype), "1", **UPRIGHT)
         for ax, other in zip(figure.axes[:6], before.axes[:6], strict=True):
             np.testing.assert_allclose(shown(ax), shown(other), atol=1e-5 if dtype == torch.float64 else 0.15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_image_gets_the_precision_of_the_model(dtype):
+    x, model = network()
+    expected = [opacity(ax) for ax in plot_attentive_maps(x, model, "1", **UPRIGHT).axes[1:5]]
+    figure = plot_attentive_maps(x.type(x.tensor.double()), model.to(dtype), "1", **UPRIGHT)
+    for ax, values in zip(figure.axes[1:5], expected, strict=True):
+        np.testing.assert_allclose(opacity(ax), values, atol=1e-4)
 
 
 def test_mistakes_are_named():
