@@ -25,8 +25,8 @@ __all__ = ["Mix", "Normalization", "Scores", "mix_values", "point_attention"]
 
 Normalization = Literal["softmax", "count"]
 
-# The least scores of a piece: fewer pay for more operations.
-_FASTEST = 2**19
+# The least numbers of a piece: fewer pay for more operations, and more leave the cache.
+_FASTEST = {"cpu": 2**21}  # Elsewhere 2**26: a GPU wants much at once.
 
 
 class Scores(Protocol):
@@ -70,6 +70,7 @@ def point_attention(
     scores: Scores,
     mix: Mix = mix_values,
     log_measure: Tensor | None = None,
+    width: int = 1,
     query: QueryMode = "own",
     keys: KeyMode = "all",
     normalization: Normalization = "softmax",
@@ -90,6 +91,7 @@ def point_attention(
         mix: of the values.
         log_measure: ``(N or 1, P or 1)``, the logarithm of the measure of the keys, which is added to the scores; with
             ``keys="own"`` it is the same for all poses.
+        width: how many numbers ``scores`` and ``mix`` make for every score.
         query, keys, dropout: as in :func:`escnn_attention.functional.attention`.
         normalization: ``"softmax"``, or ``"count"``, which divides the scores by the measure of the keys instead: their
             number, where all have measure 1. Weights then may be negative.
@@ -101,8 +103,11 @@ def point_attention(
     key_poses = k.shape[2]
     own_keys = keys == "own" and key_poses > 1
     pairs = heads * num_poses * (1 if query == "own" else poses) * (1 if own_keys else key_poses)
+    # A score, its exponential, its probability, and the gradient.
+    width = max(4, width)
     # The backward pass of every piece makes a gradient of all keys.
-    pieces = neighbours.pieces(max(1, pieces_of(max(_FASTEST, k.numel()), q, copies=6) // pairs))
+    fastest = max(_FASTEST.get(q.device.type, 2**26), 4 * k.numel()) // width
+    pieces = neighbours.pieces(max(1, pieces_of(fastest, q, copies=max(6, width)) // pairs))
     measure = None if log_measure is None else log_measure.expand(number, -1)
     if any(piece.padded for piece in pieces):
         # One more point is what fills up: it keeps values that are not finite from those who do not see them. It lies

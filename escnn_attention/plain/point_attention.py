@@ -242,6 +242,7 @@ class PointAttention(PointModule, ExactBuffers):
             scores=scores,
             mix=mix_values if self.values is None else self.values.bind(self.quotient, self.relative),
             log_measure=self._log_measure(measure),
+            width=self._width(),
             query=query,
             keys=keys,
             normalization=self.normalization,
@@ -262,6 +263,11 @@ class PointAttention(PointModule, ExactBuffers):
         else:
             seen = self.relation(*(turned(x, inverse) for x in (query, key)))
         return seen.unsqueeze(-2).to(self.inverse_action.dtype)
+
+    def _width(self) -> int:
+        """How many numbers there are for every score while it is made and used."""
+        kernel = self.encoding.hidden if isinstance(self.encoding, PairKernel) else 1
+        return kernel if self.values is None else max(kernel, self.values.features)
 
     def _scores(self) -> Scores:
         if isinstance(self.encoding, PairKernel):
@@ -372,6 +378,7 @@ class ConvolvedValues(torch.nn.Module):
     ):
         super().__init__()
         self.num_poses = num_poses
+        self.features = features
         self.kernel = torch.nn.Sequential(
             torch.nn.Linear(dim, 2 * features), torch.nn.SiLU(), torch.nn.Linear(2 * features, features)
         )
