@@ -106,7 +106,7 @@ def point_attention(
     # A score, its exponential, its probability, and the gradient.
     width = max(4, width)
     # The backward pass of every piece makes a gradient of all keys.
-    fastest = max(_FASTEST.get(q.device.type, 2**26), 4 * k.numel()) // width
+    fastest = max(_FASTEST.get(q.device.type, 2**26), k.numel()) // width
     pieces = neighbours.pieces(max(1, pieces_of(fastest, q, copies=max(6, width)) // pairs))
     measure = None if log_measure is None else log_measure.expand(number, -1)
     if any(piece.padded for piece in pieces):
@@ -132,8 +132,13 @@ def point_attention(
             near, values = near.transpose(2, 3)[:, :, None, :, :, None], values[:, :, None]
         mu = None if measure is None else _take(measure, keys)[:, None, None, None, None]
         p = F.dropout(normalize(scores(asking, near, seen), unseen, mu), dropout)
-        # In the mode "all" keys of the query's own pose stand on the axis of the query poses.
-        p = p[..., 0].movedim(3, -1) if own_keys and query == "all" else p.sum(3)
+        if own_keys and query == "all":
+            # Keys of the query's own pose stand on the axis of the query poses.
+            p = p[..., 0].movedim(3, -1)
+        elif query == "all":
+            p = p.sum(3)
+        else:
+            p = p.squeeze(3)
         return mix(p.to(values.dtype), values, seen).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
     def normalize(weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:

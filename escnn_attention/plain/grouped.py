@@ -17,13 +17,22 @@ __all__ = ["collect", "spread"]
 def spread(x: Tensor, weight: Tensor) -> Tensor:
     """``x`` times the transposed weight of every group: ``(n, s)`` and ``(G, o, s)`` to ``(G, n, o)``."""
     x, weight = _of_one_precision(x, weight)
+    if _in_one(weight):
+        return (x @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2]).transpose(0, 1).contiguous()
     return _Spread.apply(x, weight)
 
 
 def collect(y: Tensor, weight: Tensor) -> Tensor:
     """The sum over the groups of ``y`` times the weight: ``(G, n, o)`` and ``(G, o, s)`` to ``(n, s)``."""
     y, weight = _of_one_precision(y, weight)
+    if _in_one(weight):
+        return y.transpose(0, 1).flatten(1) @ weight.flatten(0, 1)
     return _Collect.apply(y, weight)
+
+
+def _in_one(weight: Tensor) -> bool:
+    """Whether to take one product and move its result: group by group ``x`` is read again for every group."""
+    return len(weight) > 1 and weight.shape[2] >= 6 * weight.shape[1]
 
 
 def _of_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -43,6 +44,7 @@ class LayerNorm(ExactBuffers):
         super().__init__()
         self.scope = scope
         self.eps = eps
+        self.centred = bool((mean == 1).all())
         self.register_buffer("field", torch.as_tensor(field), persistent=False)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
@@ -52,6 +54,11 @@ class LayerNorm(ExactBuffers):
     def forward(self, x: Tensor) -> Tensor:
         # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if self.centred and self.scope == "position":
+            # What torch has in one pass. Channels last is what projections, which mostly follow, take without a copy.
+            weight = None if self.weight is None else self.weight.index_select(0, self.field).to(y.dtype)
+            bias = None if self.bias is None else (self.invariants @ self.bias).to(y.dtype)
+            return F.layer_norm(y.movedim(1, -1), y.shape[1:2], weight, bias, self.eps).movedim(-1, 1).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         has_mean = self.mean.to(y.dtype).view(shape)
@@ -59,7 +66,7 @@ class LayerNorm(ExactBuffers):
         y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
         if self.weight is not None:
-            y = y * self.weight[self.field].to(y.dtype).view(shape)
+            y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)
         if self.bias is not None:
             y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
         return y.to(x.dtype)

@@ -314,6 +314,10 @@ class _RelativeScores:
         self._encoding = encoding
 
     def __call__(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+        q, poses = q / math.sqrt(q.shape[-1]), self._poses
+        if poses is not None and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
+            # Fewer numbers than scores, where many queries share the keys.
+            k, poses = k + poses[:, :, None, None], None
         score = products(q, k)
         features, readout = _features(self._encoding, seen)
         if features is not None and readout is not None:
@@ -324,11 +328,11 @@ class _RelativeScores:
             reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
             features = features.expand(q.shape[1], *features.shape[1:])
             score = score + torch.einsum("gmhjac,mgakhpc->gmhjakp", reads, features)
-        if self._poses is not None:
+        if poses is not None:
             reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
-            poses = self._poses.expand(q.shape[1], -1, -1, -1)
+            poses = poses.expand(q.shape[1], -1, -1, -1)
             score = score + torch.einsum("gmhjac,mhpc->gmhjap", reads, poses).unsqueeze(-2)
-        return score / math.sqrt(q.shape[-1])
+        return score
 
 
 def _against(reads: Tensor, features: Tensor) -> Tensor:

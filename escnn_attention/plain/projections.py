@@ -45,13 +45,17 @@ class _Frames(ExactBuffers):
 
     def __init__(self, segments: Sequence[Segment]):
         super().__init__()
-        self._num_segments = len(segments)
         order = np.concatenate([s.columns.ravel() for s in segments])
         if (order == np.arange(len(order))).all():
             self.order = None
         else:
             self.register_buffer("order", torch.as_tensor(order.argsort()), persistent=False)
+        self._stretches: list[slice | None] = []
         for i, segment in enumerate(segments):
+            columns = segment.columns.ravel()
+            # Channels that lie side by side are a view, whose gradient is one too.
+            together = bool((columns == columns[0] + np.arange(len(columns))).all())
+            self._stretches.append(slice(int(columns[0]), int(columns[0]) + len(columns)) if together else None)
             self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
             # A gather saves work only where matrices are large: its gradient is slow.
             if segment.permutation is None or segment.matrices.size <= 2**14:
@@ -61,8 +65,10 @@ class _Frames(ExactBuffers):
 
     def forward(self, weight: Tensor) -> Tensor:
         parts = []
-        for i in range(self._num_segments):
-            fields = weight[:, getattr(self, f"columns_{i}")]
+        for i, stretch in enumerate(self._stretches):
+            columns = getattr(self, f"columns_{i}")
+            of_fields = weight.index_select(1, columns.flatten()) if stretch is None else weight[:, stretch]
+            fields = of_fields.unflatten(1, columns.shape)
             if f"permutation_{i}" in self._buffers:
                 seen = fields[:, :, getattr(self, f"permutation_{i}")].permute(2, 0, 1, 3)
             else:

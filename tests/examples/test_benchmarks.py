@@ -148,7 +148,12 @@ def test_points(tmp_path):
     }
     assert all(report["notes"] == [] for report in stored.values())  # nothing failed
     assert stored["points"]["checks"] == stored["points-frames"]["checks"] == []  # nothing to compare with
-    assert list(stored["points"]["networks"]) == ["kernel of the reference", "MLP, the default", "no encoding"]
+    assert list(stored["points"]["networks"]) == [
+        "kernel of the reference",
+        "MLP",
+        "MLP, poses mixed by every map",
+        "no encoding",
+    ]
     for name, network in stored["points"]["networks"].items():
         assert name in run.stdout
         assert 0 < network["seconds"] <= network["median_seconds"]
@@ -181,7 +186,7 @@ def test_points_are_judged_against_the_reference(monkeypatch, seconds, peak, met
 
     monkeypatch.setattr(points, "measure_all", found)
     report = points.run(Conditions(), "somewhere", None, lambda _: None)
-    # The kernel of the reference and the default; the network that sees no positions has no target.
+    # The kernel of the reference and the MLP; the network that sees no positions has no target.
     assert [check.met for check in report.checks] == 4 * [met]
     assert [check.value for check in report.checks] == pytest.approx(2 * [seconds, peak / 100])
     assert all("no encoding" not in check.name for check in report.checks)

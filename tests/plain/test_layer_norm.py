@@ -13,21 +13,22 @@ def layer_norm(field=(0, 0, 0, 1, 1, 2), mean=(1, 1, 1, 0, 0, 1), scope="positio
     return LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine)
 
 
+@pytest.mark.parametrize("has_mean", [[0, 1, 2, 5], [0, 1, 2, 3, 4, 5]])
 @pytest.mark.parametrize("scope", ["position", "sample"])
 @pytest.mark.parametrize("space", [(), (4,), (4, 3), (2, 3, 2)])
-def test_is_the_formula(scope, space):
-    module = layer_norm(scope=scope, eps=0.1).double()
+def test_is_the_formula(scope, space, has_mean):
+    module = layer_norm(mean=[float(c in has_mean) for c in range(6)], scope=scope, eps=0.1).double()
     with torch.no_grad():
         module.weight.copy_(torch.tensor([2.0, 3.0, 5.0]))
         module.bias.copy_(torch.tensor([0.75, -0.25]))
     x = 3 + 2 * torch.randn(2, 6, *space).double()
     y = module(x).detach().flatten(2) if space else module(x).detach()[..., None]
     x = x.flatten(2) if space else x[..., None]
-    scale, shift, has_mean = [2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25], [0, 1, 2, 5]
+    scale, shift = [2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25]
     for b in range(2):
         for n in range(x.shape[2]):
             seen = x[b, :, n : n + 1] if scope == "position" else x[b]
-            mean = sum(v.item() for c in has_mean for v in seen[c]) / (4 * seen.shape[1])
+            mean = sum(v.item() for c in has_mean for v in seen[c]) / (len(has_mean) * seen.shape[1])
             centred = seen.clone()
             centred[has_mean] -= mean
             variance = sum(v.item() ** 2 for v in centred.flatten()) / centred.numel()

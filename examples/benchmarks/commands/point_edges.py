@@ -13,11 +13,11 @@ from examples.benchmarks.results import Check
 from examples.benchmarks.subjects import PointAttention, PointConvolution, Subject
 from examples.benchmarks.subjects.subject import Poses
 
-_POINTS = (1000, 2000, 4000, 8000, 20000)  # with _DEGREE neighbours each
+_POINTS = (1000, 3000, 8000, 20000)  # with _DEGREE neighbours each
 _DEGREE = 32
 _DEGREES = (16, 32, 64, 128)  # of _FIXED points
 _FIXED = 4000
-_LIMIT = 8.0  # seconds; a curve ends with the first step that takes longer
+_LIMIT = 5.0  # seconds; a curve ends with the first step that takes longer
 _SEGMENTS = 2  # between the sizes over which slopes are taken: memory grows in steps of a working memory
 _SLOPE = 1.1  # memory grows like the edges to this power at most
 

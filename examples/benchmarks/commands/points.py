@@ -36,7 +36,7 @@ class Case:
     num_layers: int = 4
     num_heads: int = 8
 
-    def ours(self, encoding: str | None) -> PointNetwork:
+    def ours(self, encoding: str | None, projection: str) -> PointNetwork:
         """Our network."""
         return PointNetwork(
             f"c{self.poses}",
@@ -46,6 +46,7 @@ class Case:
             self.num_layers,
             self.num_heads,
             encoding=encoding,
+            projection=projection,
         )
 
     def reference(self, checkout: str, lie_conv: str | None) -> LieTransformer:
@@ -62,14 +63,16 @@ class Case:
         )
 
 
-ENCODINGS: dict[str | None, str] = {
-    "pair kernel": "kernel of the reference",
-    None: "MLP, the default",
-    "none": "no encoding",
+NETWORKS: dict[str, tuple[str | None, str]] = {
+    "kernel of the reference": ("pair kernel", "pointwise"),
+    "MLP": (None, "pointwise"),
+    "MLP, poses mixed by every map": (None, "group"),
+    "no encoding": ("none", "pointwise"),
 }
-"""The encodings of our network, and what the tables call them."""
+"""Our networks, by encoding and projection. The reference has pointwise linear maps; our default is the third."""
 
-_JUDGED = ("pair kernel", None)  # what sees no positions shows what is left without them, and meets no target
+# What sees no positions shows what is left without them, and other linear maps are another network.
+_JUDGED = ("kernel of the reference", "MLP")
 
 
 def run(conditions: Conditions, checkout: str | None, lie_conv: str | None, say: Say) -> Report:
@@ -82,7 +85,7 @@ def run(conditions: Conditions, checkout: str | None, lie_conv: str | None, say:
         say: is told what is being measured.
     """
     case = Case(points=4, batch=2, channels=8, num_layers=1, num_heads=2) if conditions.quick else Case()
-    ours = {encoding: case.ours(encoding) for encoding in ENCODINGS}
+    ours = {name: case.ours(*options) for name, options in NETWORKS.items()}
     reference = None if checkout is None else case.reference(checkout, lie_conv)
     results = measure_all([*([] if reference is None else [reference]), *ours.values()], conditions, say)
 
@@ -91,15 +94,15 @@ def run(conditions: Conditions, checkout: str | None, lie_conv: str | None, say:
     if reference is not None:
         report.data["LieTransformer"] = results[reference].as_dict()
         rows.append(["LieTransformer", *cost(results[reference]), "", ""])
-    for encoding, name in ENCODINGS.items():
-        mine = results[ours[encoding]]
+    for name, subject in ours.items():
+        mine = results[subject]
         report.data["networks"][name] = mine.as_dict()
         cells = ["", ""]
         if reference is not None:
             factor = ratio(results[reference], mine)
             report.data["networks"][name]["reference_over_this"] = factor.as_dict()
             cells = [times(factor.seconds), times(factor.peak)]
-            if encoding in _JUDGED:
+            if name in _JUDGED:
                 checks = [
                     Check(f"SE(2) network, {name}: time of LieTransformer / ours", factor.seconds, "≥", _FASTER),
                     Check(f"SE(2) network, {name}: memory of LieTransformer / ours", factor.peak, "≥", _SMALLER),

@@ -131,6 +131,7 @@ class PointNetwork(Subject):
         fields, num_blocks, num_heads: of the network, whose pointwise networks are as wide as its blocks.
         num_neighbours: the points that each point sees; None for all.
         encoding: as of :class:`PointAttention`.
+        projection: of the blocks.
         features: the scalars at each point.
         labels: the number of labels; None for the invariant.
     """
@@ -143,12 +144,14 @@ class PointNetwork(Subject):
     num_heads: int
     num_neighbours: int | None = None
     encoding: str | None = None
+    projection: str = "group"
     features: int = 2
     labels: int | None = None
 
     def __str__(self) -> str:
         what = "network" if self.labels is None else "training step"
-        return f"{what} {self.space} {self.batch} clouds of {self.points} points, {self.encoding or 'mlp'}"
+        options = f"{self.encoding or 'mlp'}, {self.projection}"
+        return f"{what} {self.space} {self.batch} clouds of {self.points} points, {options}"
 
     def load(self) -> None:
         importlib.import_module("escnn_attention.models")
@@ -169,7 +172,11 @@ class PointNetwork(Subject):
             fields=self.fields,
             num_blocks=self.num_blocks,
             num_heads=self.num_heads,
-            attention={"num_neighbours": self.num_neighbours, "hidden_fields": self.fields},
+            attention={
+                "num_neighbours": self.num_neighbours,
+                "hidden_fields": self.fields,
+                "projection": self.projection,
+            },
             encoding=_encoding(self.encoding),
             pool="mean" if self.labels is None else None,
         ).to(**place(conditions))
