@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from escnn import nn as enn
@@ -99,9 +99,15 @@ def _pooling(kind: enn.FieldType, pooled: bool) -> list[enn.EquivariantModule]:
     return [enn.PointwiseMaxPool2D(kind, kernel_size=2, stride=2)] if pooled else []
 
 
+def _convolution(in_type: enn.FieldType, out_type: enn.FieldType, kernel_size: int, **options: Any) -> enn.R2Conv:
+    # Without recompute=True all convolutions that are alike share a basis: a change of precision would reach other
+    # networks.
+    return enn.R2Conv(in_type, out_type, kernel_size, recompute=True, **options)
+
+
 def _steerable(source: enn.FieldType, hidden: enn.FieldType, kernel_size: int, pooled: bool) -> enn.SequentialModule:
     return enn.SequentialModule(
-        enn.R2Conv(source, hidden, kernel_size, padding=kernel_size // 2, bias=False),
+        _convolution(source, hidden, kernel_size, padding=kernel_size // 2, bias=False),
         enn.InnerBatchNorm(hidden),
         enn.ReLU(hidden, inplace=True),
         *_pooling(hidden, pooled),
@@ -115,7 +121,7 @@ def steerable_cnn(gspace: GSpace, size: int, num_classes: int, width: int, featu
     stages: dict[str, enn.EquivariantModule] = {"lifting": _steerable(image, hidden, _FIRST_KERNEL, first.pooled)}
     for i, stage in enumerate(others, start=2):
         stages[f"convolution_{i}"] = _steerable(hidden, hidden, _KERNEL, stage.pooled)
-    stages["features"] = enn.R2Conv(hidden, final, 1)
+    stages["features"] = _convolution(hidden, final, 1)
     return EquivariantClassifier(stages, num_classes)
 
 
@@ -129,7 +135,7 @@ def hybrid(gspace: GSpace, size: int, num_classes: int, width: int, features: in
     }
     for i, stage in enumerate(others, start=1):
         stages[f"attention_{i}"] = _attention(hidden, "pre", stage)
-    stages["features"] = enn.SequentialModule(FieldLayerNorm(hidden), enn.R2Conv(hidden, final, 1))
+    stages["features"] = enn.SequentialModule(FieldLayerNorm(hidden), _convolution(hidden, final, 1))
     return EquivariantClassifier(stages, num_classes)
 
 
@@ -147,7 +153,7 @@ def gsa_net(gspace: GSpace, size: int, num_classes: int, width: int, features: i
     }
     for i, stage in enumerate(others, start=1):
         stages[f"attention_{i}"] = _attention(hidden, "gsa", stage)
-    stages["features"] = enn.R2Conv(hidden, final, 1)
+    stages["features"] = _convolution(hidden, final, 1)
     return EquivariantClassifier(stages, num_classes)
 
 

@@ -191,7 +191,7 @@ def test_points_are_judged_against_the_reference(monkeypatch, seconds, peak, met
     assert [check.value for check in report.checks] == pytest.approx(2 * [seconds, peak / 100])
     assert all("no encoding" not in check.name for check in report.checks)
     networks = report.data["networks"]
-    assert len(networks) == 3
+    assert len(networks) == 4
     assert all(network["reference_over_this"]["seconds"] == seconds for network in networks.values())
 
 
