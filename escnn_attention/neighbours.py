@@ -82,9 +82,7 @@ class Lists(Neighbours):
         lengths = degree[: int((degree > 0).sum())].tolist()
         out = []
         for i, j in _cuts(lengths, [1] * len(lengths), limit):
-            place = torch.arange(lengths[i], device=degree.device)
-            there = place < degree[i:j, None]
-            keys = torch.where(there, self._keys[torch.where(there, start[i:j, None] + place, 0)], -1)
+            keys = _rows(self._keys, start[i:j], degree[i:j], lengths[i])
             out.append(Piece(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
         return out
 
@@ -97,8 +95,7 @@ class WholeClouds(Neighbours):
     """
 
     def __init__(self, cloud: Tensor):
-        self._order = cloud.argsort(stable=True)
-        self._counts = torch.unique_consecutive(cloud[self._order], return_counts=True)[1]
+        self._order, self._counts = _in_order(cloud)
 
     def pieces(self, limit: int) -> list[Piece]:
         counts, clouds = self._counts.sort(descending=True, stable=True)
@@ -106,13 +103,18 @@ class WholeClouds(Neighbours):
         lengths = counts.tolist()
         out = []
         for i, j in _cuts(lengths, lengths, limit):
-            place = torch.arange(lengths[i], device=counts.device)
-            there = place < counts[i:j, None]
-            keys = torch.where(there, self._order[torch.where(there, start[i:j, None] + place, 0)], -1)
+            keys = _rows(self._order, start[i:j], counts[i:j], lengths[i])
             # One cloud may be too much at once: some of its points then are.
             size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
             out += [Piece(part, keys, lengths[j - 1] < lengths[i]) for part in keys.split(size, dim=1)]
         return out
+
+
+def _rows(entries: Tensor, start: Tensor, number: Tensor, longest: int) -> Tensor:
+    """The stretches of entries that begin at ``start``, ``(rows,)``, as ``(rows, longest)``; -1 fills up."""
+    place = torch.arange(longest, device=entries.device)
+    there = place < number[:, None]
+    return torch.where(there, entries[torch.where(there, start[:, None] + place, 0)], -1)
 
 
 def _cuts(keys: Sequence[int], queries: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
@@ -190,17 +192,18 @@ class Neighbourhood:
         # As the tree does: the same points are neighbours on every device.
         x = x.to(working_precision(x.dtype) if x.device.type == "mps" else torch.float64)
         bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
-        order, start, counts = _in_order(cloud)
+        order, sizes = _in_order(cloud)
+        # For every point where its cloud starts in this order, and how many points it has.
+        start, counts = (t.repeat_interleave(sizes) for t in (sizes.cumsum(0) - sizes, sizes))
         edges = []
-        # All distances of a few queries at a time, to the points of their clouds, which are `counts` from `start` on.
+        # All distances of a few queries at a time, to the points of their clouds.
         size = max(1, _DISTANCES // int(counts.max()))
         for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
-            place = torch.arange(int(number.max()), device=x.device)
-            there = place < number[:, None]
-            keys = order[torch.where(there, first[:, None] + place, 0)]
+            keys = _rows(order, first, number, int(number.max()))
+            there = keys >= 0
             square = (x[keys] - x[queries][:, None]).square().sum(-1).masked_fill(~there, torch.inf)
             # A point is the nearest to itself, also where others lie at the same place.
-            square = square.masked_fill((keys == queries[:, None]) & there, -1.0)
+            square = square.masked_fill(keys == queries[:, None], -1.0)
             if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
                 square, nearest = square.topk(self.num_neighbours, largest=False)
                 keys = keys.gather(1, nearest)
@@ -251,12 +254,10 @@ def where_present(
     return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
 
 
-def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The points cloud by cloud; for each of them where its cloud starts in this order, and how many points it has."""
+def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:
+    """The points cloud by cloud, and how many each cloud has."""
     order = cloud.argsort(stable=True)
-    _, counts = torch.unique_consecutive(cloud[order], return_counts=True)
-    start = counts.cumsum(0) - counts
-    return order, start.repeat_interleave(counts), counts.repeat_interleave(counts)
+    return order, torch.unique_consecutive(cloud[order], return_counts=True)[1]
 
 
 class Cloud(Positions):
