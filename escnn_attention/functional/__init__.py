@@ -4,6 +4,7 @@ r"""Attention on plain tensors: no escnn, and no group but for index tables and 
 
 - :mod:`~escnn_attention.functional.reference`: the formula, written out.
 - :mod:`~escnn_attention.functional.blocked`: bounded pieces, on every device.
+- :mod:`~escnn_attention.functional.native`: windows on the CPU, where there is a C++ compiler.
 - :mod:`~escnn_attention.functional.tiled`: windows on the CPU, and global attention with terms that factorise.
 - :mod:`~escnn_attention.functional.dense`: standard attention on widened vectors, by PyTorch's fused kernels.
 - :mod:`~escnn_attention.functional.flex`: windows, and tables of offsets, on CUDA.
@@ -24,7 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention.functional import blocked, dense, flex, reference, tiled
+from escnn_attention.functional import blocked, dense, flex, native, reference, tiled
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage, refuse_the_impossible, working_memory
 from escnn_attention.functional.reference import probabilities
@@ -70,6 +71,7 @@ class Backend:
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.attention),
     "blocked": Backend(blocked.attention),
+    "native": Backend(native.attention, native.refuses, contains=True),
     "tiled": Backend(tiled.attention, tiled.refuses, contains=True),
     "dense": Backend(dense.attention, dense.refuses),
     "flex": Backend(flex.attention, flex.refuses),
@@ -82,7 +84,7 @@ def preference(q: Tensor) -> tuple[str, ...]:
 
     ``"flex"`` is for calling by name: it compiles a kernel for every shape, which takes some seconds each.
     """
-    return {"cpu": ("tiled", "blocked"), "cuda": ("dense", "blocked")}.get(q.device.type, ("blocked",))
+    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("dense", "blocked")}.get(q.device.type, ("blocked",))
 
 
 def check_backend(backend: str) -> str:

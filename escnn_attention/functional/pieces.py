@@ -21,69 +21,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.operators import LOG2E, Arguments, empty_gradients, empty_output
 from escnn_attention.functional.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
-from escnn_attention.positions import WindowShape
 
-__all__ = ["LOG2E", "Arguments", "backward_pass", "empty_gradients", "empty_results", "forward_pass"]
-
-LOG2E = math.log2(math.e)
+__all__ = ["backward_pass", "empty_sums", "forward_pass"]
 
 
-class Arguments(NamedTuple):
-    """What there is to compute, in numbers and tensors that an operator takes.
+def _padded(call: Arguments) -> list[int]:
+    """The shape of a buffer for whole tiles of queries."""
+    if call.kernel_size:
+        size = _tile_size(call.kernel_size)
+        return [call.dilation * size * n for n in tile_counts(call.shape, call.dilation, size)]
+    return _chunks(call).padded(0)
 
-    Attributes:
-        q: ``(B, M, J, N, C)``, scaled, so that scores are in units of log 2.
-        k, v, spatial, pose: as every backend takes them.
-        cos, sin, readout: of waves; None in a window.
-        seed: ``(1,)``; for dropout.
-        num_poses: :math:`|H|`.
-        shape: the grid.
-        kernel_size, window, dilation: the window; a size of 0 is everything.
-        summed: whether every output pose has all query poses.
-        dropout: the probability.
-        piece: how many scores are worked on at once.
-    """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    spatial: Tensor | None
-    pose: Tensor | None
-    cos: Tensor | None
-    sin: Tensor | None
-    readout: Tensor | None
-    seed: Tensor | None
-    num_poses: int
-    shape: list[int]
-    kernel_size: int
-    window: WindowShape
-    dilation: int
-    summed: bool
-    dropout: float
-    piece: int
-
-    @property
-    def leaves(self) -> tuple[Tensor | None, ...]:
-        """The tensors that there are gradients for: the first of the arguments."""
-        return (self.q, self.k, self.v, self.spatial, self.pose, self.cos, self.sin, self.readout)
-
-    def padded(self) -> list[int]:
-        """The shape of a buffer for whole tiles of queries."""
-        if self.kernel_size:
-            size = _tile_size(self.kernel_size)
-            return [self.dilation * size * n for n in tile_counts(self.shape, self.dilation, size)]
-        return self.chunks().padded(0)
-
-    def chunks(self) -> Chunks:
-        """Stretches of queries, where everything is seen."""
-        positions = self.q.shape[3]
-        return chunks_of(positions, self.q.shape[2] * self.k.shape[2] * positions, self.piece)
+def _chunks(call: Arguments) -> Chunks:
+    """Stretches of queries, where everything is seen."""
+    positions = call.q.shape[3]
+    return chunks_of(positions, call.q.shape[2] * call.k.shape[2] * positions, call.piece)
 
 
 class _Call:
@@ -100,7 +59,7 @@ class _Call:
         self.cos, self.sin, self.readout = arguments.cos, arguments.sin, arguments.readout
         self.num_poses, self.summed, self.dropout = arguments.num_poses, arguments.summed, arguments.dropout
         self.everything, self.limit = arguments.kernel_size == 0, arguments.piece
-        self.tiles = arguments.chunks() if self.everything else _tiles(arguments)
+        self.tiles = _chunks(arguments) if self.everything else _tiles(arguments)
         self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
         self.key_poses = k.shape[2]
         self.num_queries, self.num_places = self.tiles.rows.shape
@@ -526,7 +485,7 @@ class _Piece:
 def forward_pass(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """The output ``(B, M, H, N, C)``, and the logarithms of the sums ``(B, M, frames, J, *padded)``."""
     call = _Call(arguments)
-    out, sums = empty_results(arguments)
+    out, sums = empty_output(arguments), empty_sums(arguments)
     for number, some, images, head in call.work(backward=False):
         images.load(head, some)
         for piece in images.pieces:
@@ -560,23 +519,11 @@ def backward_pass(arguments: Arguments, grad: Tensor, out: Tensor, sums: Tensor)
     return [grad_q, grad_k, grad_v, *terms]
 
 
-def empty_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
-    """Room for what the forward pass returns."""
+def empty_sums(arguments: Arguments) -> Tensor:
+    """Room for the logarithms of the sums ``(B, M, frames, J, *padded)``."""
     q = arguments.q
-    batch, heads, query_poses, positions, channels = q.shape
     frames = arguments.num_poses if arguments.summed else 1
-    return (
-        _as_projected(q, batch, heads, arguments.num_poses, positions, channels),
-        q.new_empty(batch, heads, frames, query_poses, *arguments.padded()),
-    )
-
-
-def empty_gradients(arguments: Arguments) -> list[Tensor | None]:
-    """Room for what the backward pass returns."""
-    return [
-        *(_as_projected(t, *t.shape) for t in (arguments.q, arguments.k, arguments.v)),
-        *(None if t is None else torch.empty_like(t) for t in arguments.leaves[3:]),
-    ]
+    return q.new_empty(*q.shape[:2], frames, q.shape[2], *_padded(arguments))
 
 
 def _add_up(slabs: Sequence[Tensor], out: Tensor, weights: Sequence[Tensor] | None = None) -> None:
@@ -600,12 +547,6 @@ def _of_head(table: Tensor, head: int) -> Tensor:
 
 def _longest(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1).amax() if vectors.numel() else vectors.new_zeros(())
-
-
-def _as_projected(like: Tensor, *shape: int) -> Tensor:
-    """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
-    batch, heads, poses, positions, channels = shape
-    return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
 
 
 def _width(channels: int) -> int:

@@ -33,12 +33,14 @@ def test_needs_a_positive_number(value):
         working_memory(value)
 
 
-@pytest.mark.parametrize("backend", ["blocked", "tiled", "dense"])
+@pytest.mark.parametrize("backend", ["blocked", "native", "tiled", "dense"])
 @pytest.mark.parametrize("window", [Window(), Window(3)], ids=["global", "local"])
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_results_are_the_same_also_when_the_bound_ends_before_the_backward_pass(backend, window, query):
     arguments = (*case(2, 2, 2, (5, 6), window, {"waves", "pose"}), query)
-    assert refusal(backend, *arguments) is None
+    assert (refusal(backend, *arguments) is None) != (backend == "native" and window == Window())
+    if refusal(backend, *arguments) is not None:
+        return
     expected = outputs_and_gradients("reference", *arguments)
     with working_memory(20_000):
         got = outputs_and_gradients(backend, *arguments)

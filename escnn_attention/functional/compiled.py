@@ -1,0 +1,110 @@
+"""C++ of this package as libraries, built where they are first needed.
+
+A library is built by the compiler that is there, for the processor that is there. It is kept in the folder that
+``ESCNN_ATTENTION_CACHE`` names, ``~/.cache/escnn_attention`` without it, under a name that changes with the source, the
+compiler and the processor. The compiler is ``CXX``, or the first of g++, clang++ and c++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+__all__ = ["NotBuilt", "library"]
+
+_logger = logging.getLogger(__name__)
+
+_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+_PROCESSORS = ("-march=native", "-mcpu=native")  # compilers and processors differ in which they know
+
+
+class NotBuilt(OSError):
+    """There is no library, and why."""
+
+
+@cache
+def library(source: Path, *definitions: str) -> ctypes.CDLL:
+    """The library of a C++ file.
+
+    Args:
+        source: the file.
+        definitions: macros, ``NAME=VALUE``.
+
+    Raises:
+        NotBuilt: there is no compiler, or it fails.
+    """
+    compiler = _compiler()
+    processor, target = _processor(compiler)
+    options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
+    told = "\0".join([source.read_text(encoding="utf-8"), target, *compiler, *options])
+    name = f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
+    try:
+        folder = _folder()
+        if not (folder / name).exists():
+            _logger.info("compiling %s with %s, once on this machine", source.name, compiler[0])
+            with tempfile.TemporaryDirectory(dir=folder) as building:
+                built = Path(building, name)
+                _run([*compiler, *options, str(source), "-o", str(built)])
+                os.replace(built, folder / name)
+        return ctypes.CDLL(str(folder / name))
+    except OSError as error:
+        raise (
+            error if isinstance(error, NotBuilt) else NotBuilt(f"{source.name} could not be built: {error}")
+        ) from error
+
+
+def _folder() -> Path:
+    """Where libraries are kept: where none can be, a folder of this process."""
+    if chosen := os.environ.get("ESCNN_ATTENTION_CACHE"):
+        folder = Path(chosen).expanduser()
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "escnn_attention"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        _logger.info("%s cannot be written to (%s): libraries are built for this process only", folder, error)
+        return Path(_temporary_folder().name)
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="escnn_attention")
+
+
+def _compiler() -> list[str]:
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in ("g++", "clang++", "c++"):
+        if found := shutil.which(name):
+            return [found]
+    raise NotBuilt("there is no C++ compiler: no g++, clang++ or c++, and CXX is not set")
+
+
+def _processor(compiler: list[str]) -> tuple[list[str], str]:
+    """The option that means this processor, and everything the compiler says of it and of itself."""
+    for option in ([p] for p in _PROCESSORS):
+        try:
+            return option, _run([*compiler, *option, "-dM", "-E", "-x", "c++", os.devnull])
+        except NotBuilt as error:
+            reason = error
+    raise reason
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NotBuilt(f"{command[0]} does not run: {error}") from error
+    if done.returncode:
+        raise NotBuilt(f"{command[0]} failed: {done.stderr.strip()[-1000:]}")
+    return done.stdout

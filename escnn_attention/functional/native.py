@@ -1,0 +1,190 @@
+"""Windows on the CPU, by a loop that is compiled for the machine.
+
+``native.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
+product with the values, so that no score leaves the cache; its backward pass makes them again. It needs a C++ compiler
+(:mod:`~escnn_attention.functional.compiled`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.compiled import NotBuilt, library
+from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.operators import LOG2E, Arguments, Operators, as_projected, empty_output
+from escnn_attention.functional.terms import QueryMode, Terms, working_precision
+from escnn_attention.positions import Grid, Positions, Window
+
+__all__ = ["PIECE", "attention", "refuses"]
+
+PIECE = 2**19
+"""The numbers of an image that each thread has laid out at once. 2 MB in float32."""
+
+_PARTS = 8
+"""Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
+
+
+def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+    """Why this backend cannot serve a call."""
+    if q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {q.device}"
+    if not isinstance(positions, Grid):
+        return "it needs a grid"
+    if len(q) == 0:
+        return "there are no images"
+    if positions.complete:
+        return "it needs a window"
+    if not positions.shape:
+        return "there is no base space for a window"
+    return _not_built(working_precision(q.dtype))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
+) -> Tensor:
+    """See :func:`escnn_attention.functional.attention`."""
+    assert isinstance(positions, Grid)
+    piece = pieces_of(PIECE, q, copies=_threads())
+    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+
+
+@cache
+def _kernel(dtype: torch.dtype) -> Callable[..., int]:
+    number = {torch.float32: "float", torch.float64: "double"}[dtype]
+    return library(Path(__file__).with_name("native.cpp"), f"NUMBER={number}").escnn_attention
+
+
+@torch.compiler.assume_constant_result
+def _not_built(dtype: torch.dtype) -> str | None:
+    try:
+        _kernel(dtype)
+    except NotBuilt as reason:
+        return str(reason)
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+_TENSORS = ["q", "k", "v", "spatial", "pose", "out", "sums", "grad"]
+_TENSORS += ["grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose", "shape", "steps"]
+_NUMBERS = ["dim", "heads", "images", "query_poses", "key_poses", "frames", "offsets", "channels"]
+_NUMBERS += ["spatial_heads", "pose_heads", "pad", "rows", "parts", "threads", "seed", "summed"]
+
+
+class _Arguments(ctypes.Structure):
+    """The arguments of the kernel, in its order."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _TENSORS),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
+        *((name, ctypes.c_double) for name in ("dropout", "unit")),
+    )
+
+
+def _run(call: Arguments, **tensors: Tensor | None) -> None:
+    """Run the kernel on the arguments and on further tensors, which it reads or fills."""
+    q, k = call.q, call.k
+    images, heads, query_poses, _, channels = q.shape
+    steps, pad = _steps(len(call.shape), call.kernel_size, call.window, call.dilation)
+    tensors |= {
+        "q": _projected(q),
+        "k": _projected(k),
+        "v": _projected(call.v),
+        "spatial": None if call.spatial is None else call.spatial.contiguous(),
+        "pose": None if call.pose is None else call.pose.contiguous(),
+        "shape": torch.tensor(call.shape),
+        "steps": steps,
+    }
+    numbers: dict[str, Any] = {
+        "dim": len(call.shape),
+        "heads": heads,
+        "images": images,
+        "query_poses": query_poses,
+        "key_poses": k.shape[2],
+        "frames": call.num_poses,
+        "offsets": len(steps),
+        "channels": channels,
+        "spatial_heads": 1 if call.spatial is None else len(call.spatial),
+        "pose_heads": 1 if call.pose is None else len(call.pose),
+        "pad": pad,
+        "rows": _rows(call, pad),
+        "parts": min(images, _PARTS),
+        "threads": _threads(),
+        "seed": 0 if call.seed is None else int(call.seed),
+        "summed": call.summed,
+        "dropout": call.dropout,
+        "unit": 1 / LOG2E,
+    }
+    pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
+    if _kernel(q.dtype)(ctypes.byref(_Arguments(**pointers, **numbers))):
+        raise RuntimeError("native: can't allocate memory")
+
+
+def _projected(t: Tensor) -> Tensor:
+    """``(M, B, N, P, C)``, contiguous: as projections leave them, so that this copies nothing where they made it."""
+    return t.permute(1, 0, 3, 2, 4).contiguous()
+
+
+@lru_cache(maxsize=64)
+def _steps(dim: int, kernel_size: int, window: str, dilation: int) -> tuple[Tensor, int]:
+    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
+    grid = Grid((kernel_size,) * dim, Window(kernel_size, window))
+    # Of the position in the middle every offset is on the grid.
+    positions = torch.arange(grid.num_positions)
+    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
+    steps = torch.stack(torch.unravel_index(seen, grid.shape), dim=-1) - kernel_size // 2
+    return (dilation * steps).contiguous(), dilation * (kernel_size // 2)
+
+
+def _rows(call: Arguments, pad: int) -> int:
+    """The rows of a band, as many as the piece allows for."""
+    channels, frames = call.q.shape[-1], call.num_poses * (call.q.shape[2] if call.summed else 1)
+    row = math.prod(n + pad for n in call.shape[1:])
+    of_queries = (2 * call.q.shape[2] + call.num_poses) * channels + frames
+    of_keys = 4 * call.k.shape[2] * channels
+    return max(1, min(call.shape[0], (call.piece // row - 2 * pad * of_keys) // (of_queries + of_keys)))
+
+
+def _empty_sums(call: Arguments) -> Tensor:
+    """Room for the logarithms of the sums."""
+    batch, heads, poses, positions, _ = call.q.shape
+    return call.q.new_empty(heads, batch, call.num_poses if call.summed else 1, poses, positions)
+
+
+def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
+    out, sums = empty_output(call), _empty_sums(call)
+    _run(call, out=_projected(out), sums=sums)
+    return out, sums
+
+
+def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    grad_q, grad_k, grad_v = (as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
+    grad_spatial, grad_pose = (
+        None if t is None else torch.zeros(t.shape, dtype=torch.float64) for t in (call.spatial, call.pose)
+    )
+    _run(
+        call,
+        sums=sums,
+        grad=_projected(grad),
+        grad_q=_projected(grad_q),
+        grad_k=_projected(grad_k.zero_()),
+        grad_v=_projected(grad_v.zero_()),
+        grad_spatial=grad_spatial,
+        grad_pose=grad_pose,
+    )
+    tables = (None if t is None else t.to(grad.dtype) for t in (grad_spatial, grad_pose))
+    return [grad_q, grad_k, grad_v, *tables]
+
+
+_operators = Operators("native", _forward_pass, _backward_pass, _empty_sums)

@@ -1,0 +1,248 @@
+"""Attention by loops of its own, as operators: the arguments, what compilers see, derivatives of the second order.
+
+A backend that computes its passes itself has to tell autograd its gradients, and compilers that there is one node whose
+loops are not to be followed. It gives :class:`Operators` its passes, which take :class:`Arguments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional import blocked
+from escnn_attention.functional.terms import QueryMode, Terms, working_precision
+from escnn_attention.positions import Grid, Window, WindowShape, trimmed
+
+__all__ = ["LOG2E", "Arguments", "Operators", "as_projected", "empty_gradients", "empty_output"]
+
+LOG2E = math.log2(math.e)
+
+
+class Arguments(NamedTuple):
+    """What there is to compute, in numbers and tensors that an operator takes.
+
+    Attributes:
+        q: ``(B, M, J, N, C)``, scaled, so that scores are in units of log 2.
+        k, v, spatial, pose: as every backend takes them.
+        cos, sin, readout: of waves; None in a window.
+        seed: ``(1,)``; for dropout.
+        num_poses: :math:`|H|`.
+        shape: the grid.
+        kernel_size, window, dilation: the window; a size of 0 is everything.
+        summed: whether every output pose has all query poses.
+        dropout: the probability.
+        piece: how many numbers are worked on at once.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spatial: Tensor | None
+    pose: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    readout: Tensor | None
+    seed: Tensor | None
+    num_poses: int
+    shape: list[int]
+    kernel_size: int
+    window: WindowShape
+    dilation: int
+    summed: bool
+    dropout: float
+    piece: int
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """The tensors that there are gradients for: the first of the arguments."""
+        return (self.q, self.k, self.v, self.spatial, self.pose, self.cos, self.sin, self.readout)
+
+
+_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor? spatial, Tensor? pose, Tensor? cos, Tensor? sin, Tensor? readout, "
+    "Tensor? seed, int num_poses, int[] shape, int kernel_size, str window, int dilation, bool summed, float dropout, "
+    "int piece"
+)
+_TENSORS = 9  # How many of the arguments are tensors.
+
+
+class Operators:
+    """The passes of a backend as operators of PyTorch.
+
+    Args:
+        name: of the backend.
+        forward_pass: gives the output ``(B, M, H, N, C)``, and numbers that the backward pass needs.
+        backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
+            the leaves, None for those that there are not.
+        empty_sums: room for those numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
+        backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
+        empty_sums: Callable[[Arguments], Tensor],
+    ):
+        self.name = name
+
+        def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+            return _contained(forward_pass, Arguments(*arguments))
+
+        def backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
+            return [t for t in backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
+
+        def empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+            call = Arguments(*arguments)
+            return empty_output(call), empty_sums(call)
+
+        def empty_backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
+            return [t for t in empty_gradients(Arguments(*arguments)) if t is not None]
+
+        self._forward = torch.library.custom_op(
+            f"escnn_attention::{name}",
+            forward,
+            mutates_args=(),
+            device_types="cpu",
+            schema=f"({_SCHEMA}) -> (Tensor, Tensor)",
+        )
+        self._backward = torch.library.custom_op(
+            f"escnn_attention::{name}_backward",
+            backward,
+            mutates_args=(),
+            device_types="cpu",
+            schema=f"(Tensor grad, Tensor out, Tensor sums, {_SCHEMA}) -> Tensor[]",
+        )
+        self._forward.register_fake(empty_forward)
+        self._backward.register_fake(empty_backward)
+        self._forward.register_autograd(self._differentiate, setup_context=_save)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Grid,
+        terms: Terms,
+        *,
+        query: QueryMode,
+        dropout: float,
+        piece: int,
+    ) -> Tensor:
+        """The output, of the arguments of a backend; ``piece`` is how many numbers are worked on at once."""
+        window = positions.window
+        cos = sin = readout = None
+        if not positions.complete:
+            terms = terms.explicit(positions)
+            # What is beyond the grid would be places that are not there.
+            window, rows = trimmed(positions.shape, window)
+            if rows is not None and terms.spatial is not None:
+                terms = replace(terms, spatial=terms.spatial[:, :, rows])
+        elif terms.waves is not None:
+            readout = terms.waves.readout
+            cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
+        if query == "all" and q.shape[2] == 1:
+            # One query for all output poses: there is nothing to sum.
+            q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
+        dtype, exact = v.dtype, working_precision(v.dtype)
+        q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
+        others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
+        seed = torch.randint(2**62, (1,)) if dropout else None
+        options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
+        out, _ = self._forward(q, *others, seed, *options, query == "all", dropout, piece)
+        return out.to(dtype)
+
+    def _differentiate(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        out, sums, *tensors = ctx.saved_tensors
+        arguments = Arguments(*tensors, *ctx.options)
+        leaves = arguments.leaves
+        found: Iterator[Tensor | None] = iter(())
+        if grad is not None and torch.is_grad_enabled():
+            found = iter(self._differentiate_twice(grad, arguments))
+        elif grad is not None:
+            found = iter(self._backward(grad, out, sums, *arguments))
+        grads = (None if t is None else next(found, None) for t in leaves)
+        return (*grads, *[None] * (len(arguments) - len(leaves)))
+
+    def _differentiate_twice(self, grad: Tensor, call: Arguments) -> list[Tensor | None]:
+        """Gradients that have gradients of their own, by operations that autograd looks through."""
+        if call.dropout:
+            raise RuntimeError(
+                f"backend {self.name!r} has no second derivatives with dropout; needed backend='blocked'"
+            )
+        query: QueryMode = "all" if call.summed else "own"
+        natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
+        if call.kernel_size:
+            grid = Grid(tuple(call.shape), Window(call.kernel_size, call.window, call.dilation))
+            terms = Terms(call.num_poses, call.spatial, call.pose)
+            out = blocked.attention(natural, call.k, call.v, grid, terms, query=query)
+        else:
+            out = _everything_at_once(natural, call, query)
+        needed = [t for t in call.leaves if t is not None and t.requires_grad]
+        grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True, allow_unused=True))
+        return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
+
+
+def _contained(forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]], call: Arguments) -> tuple[Tensor, Tensor]:
+    """The pass, where a value that is not finite spoils the queries that see it and no others.
+
+    A masked key has the probability 0, and 0 · NaN is NaN. Whom a value reaches is what an attention of equal weights
+    brings something of it.
+    """
+    if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
+        return forward_pass(call)
+    finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
+    spoilt = 1 - finite.all(2, keepdim=True).to(call.q.dtype)
+    nothing = torch.zeros_like(spoilt)
+    even = call._replace(q=nothing, k=nothing, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
+    reached = forward_pass(even)[0] > 0
+    k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
+    out, sums = forward_pass(call._replace(k=k, v=v))
+    return out.masked_fill(reached, torch.nan), sums
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
+    ctx.save_for_backward(*output, *tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
+    """Global attention with all scores held, of queries that are not scaled."""
+    pose, cos, sin, readout = call.pose, call.cos, call.sin, call.readout
+    q = (q.unsqueeze(3) if query == "own" else q.unsqueeze(2)).expand(-1, -1, call.num_poses, -1, -1, -1)
+    score = torch.einsum("bmhjnc,bmpkc->bmhjnpk", q, call.k)
+    if pose is not None:
+        score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose).unsqueeze(-1)
+    if cos is not None and sin is not None and readout is not None:
+        a, b = (q @ readout[:, None, None]).chunk(2, dim=-1)
+        c, s = cos.unsqueeze(2), sin.unsqueeze(2)
+        wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
+        score = score + torch.einsum("bmhjnf,mhkf->bmhjnk", wide, waves).unsqueeze(-2)
+    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
+    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, call.v)
+
+
+def empty_output(call: Arguments) -> Tensor:
+    """Room for the output."""
+    batch, heads, _, positions, channels = call.q.shape
+    return as_projected(call.q, batch, heads, call.num_poses, positions, channels)
+
+
+def empty_gradients(call: Arguments) -> list[Tensor | None]:
+    """Room for the gradients of the leaves."""
+    return [
+        *(as_projected(t, *t.shape) for t in (call.q, call.k, call.v)),
+        *(None if t is None else torch.empty_like(t) for t in call.leaves[3:]),
+    ]
+
+
+def as_projected(like: Tensor, *shape: int) -> Tensor:
+    """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
+    batch, heads, poses, positions, channels = shape
+    return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)

@@ -1,0 +1,223 @@
+"""The loop that is compiled for the machine, against the formula."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.functional import Terms, attention, compiled, native, working_memory
+from escnn_attention.positions import Grid, Window
+from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
+
+try:
+    compiled.library(Path(native.__file__).with_name("native.cpp"), "NUMBER=double")
+except compiled.NotBuilt as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+
+@given(cases(), st.sampled_from([1, 3000, 2**19]))
+def test_agrees_with_the_reference_in_bands_of_any_size(arguments, piece):
+    if refusal("native", *arguments) is not None:
+        assert arguments[1].complete or not arguments[1].shape
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "PIECE", piece)
+        got = outputs_and_gradients("native", *arguments)
+    assert_same(got, outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [((19, 18), Window(5)), ((40,), Window(7, "square", 3)), ((5, 6, 7), Window(3, "disc")), ((3, 37), Window(9))],
+    ids=str,
+)
+def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, window):
+    for order, key_poses, channels in ((1, 1, 1), (5, 10, 9), (6, 6, 6), (7, 7, 3)):
+        arguments = (*case(order, key_poses, order, shape, window, {"spatial", "pose"}, channels=channels), query)
+        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("size", [1.0, 30.0], ids=["moderate", "large"])
+def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query, size):
+    tensors, grid, terms = case(4, 4, 4, (6, 5), Window(3), {"spatial", "pose"}, dtype=dtype)
+    if size > 1:
+        if dtype == torch.bfloat16:
+            pytest.skip("scores in the hundreds are not known to 2 % in bfloat16")
+        tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
+        tolerance *= size
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("native", tensors, grid, terms, query)
+    expected = outputs_and_gradients("reference", exact, grid, exact_terms, query)
+    assert all(t.dtype == dtype for t in got)
+    assert_same(got, expected, tolerance)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("size", [1e3, 1e8])
+def test_scores_of_any_size(query, size):
+    """Exponentials would overflow, and others are less than the smallest number."""
+    tensors, grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
+    tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
+    got, expected = (outputs_and_gradients(b, tensors, grid, terms, query) for b in ("native", "reference"))
+    assert_same(got, expected, 1e-8)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_first_and_second_derivatives(query):
+    tensors, grid, terms = case(2, 2, 2, (2, 2), Window(3), {"spatial", "pose"}, heads=1, channels=1, batch=1)
+
+    def function(q, k, v, *_):
+        return attention(q, k, v, grid, terms, query=query, backend="native")
+
+    inputs = tuple(leaves(tensors, terms))
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(3), {"spatial", "pose"})
+
+    def function(*leaves):
+        torch.manual_seed(3)
+        q, k, v, spatial, pose = leaves
+        return attention(q, k, v, grid, Terms(2, spatial, pose), query=query, dropout=0.4, backend="native")
+
+    inputs = (q, k, v, terms.spatial, terms.pose)
+    assert torch.autograd.gradcheck(function, inputs)
+    whole = function(*inputs)
+    with working_memory(1):
+        torch.testing.assert_close(function(*inputs), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_drops_at_its_rate_and_independently(rate, query, dtype):
+    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
+    torch.manual_seed(0)
+    positions, keys = 30 * 30, 4 * 49 * (4 if query == "all" else 1)
+    q, k, v = (torch.zeros(2, 2, 4, positions, 3, dtype=dtype) for _ in range(3))
+    grid = Grid((30, 30), Window(7))
+
+    def draw():
+        out = attention(q, k, v + 1, grid, Terms(4), query=query, dropout=rate, backend="native")
+        return (out / (4 if query == "all" else 1))[..., 0].unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
+
+    inside = draw()
+    variance = rate / (1 - rate) / keys
+    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
+    assert inside.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (inside - inside.mean()).flatten(3)
+    neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
+    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves,
+    draws = {
+        "images": (flat[0], flat[1]),
+        "heads": (flat[:, 0], flat[:, 1]),
+        "poses": (flat[:, :, 0], flat[:, :, 1]),
+        "calls": (flat, (draw() - inside.mean()).flatten(3)),
+    }
+    for name, (one, other) in draws.items():  # and so do these
+        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_any_number_of_threads_gives_the_same_bits(query):
+    arguments = (*case(4, 4, 4, (9, 9), Window(3), {"spatial", "pose", "shared"}, batch=11, heads=3), query)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(outputs_and_gradients("native", *arguments))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
+def test_narrower_vectors(monkeypatch, tmp_path, instructions):
+    """What a processor without them gets."""
+    compiler = " ".join(compiled._compiler())
+    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
+        pytest.skip("this processor has no wider ones")
+    monkeypatch.setenv("CXX", f"{compiler} {instructions}")
+    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
+    kernel = compiled.library.__wrapped__(Path(native.__file__).with_name("native.cpp"), "NUMBER=double")
+    monkeypatch.setattr(native, "_kernel", lambda dtype: kernel.escnn_attention)
+    for query in ("own", "all"):
+        arguments = (*case(5, 5, 5, (6, 11), Window(5), {"spatial", "pose"}, channels=7), query)
+        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+def _cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def test_operators_are_what_compilers_take_them_for():
+    (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
+    options = (2, list(grid.shape), 3, "square", 1, True, 0.0, 1000)
+    call = (q, k, v, terms.spatial, terms.pose, None, None, None, None, *options)
+    torch.library.opcheck(native._operators._forward, call)
+
+    def function(q, k, v):
+        return attention(q, k, v, grid, terms, backend="native")
+
+    compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same([compiled_function(q, k, v)], [function(q, k, v)])
+
+
+def test_holds_a_bounded_piece_of_an_image():
+    """Its threads lay out bands of rows, as many as fit."""
+    grid, call = (200, 100), None
+
+    def watched(arguments):
+        nonlocal call
+        call = arguments
+        return native._forward_pass(arguments)
+
+    operators = native.Operators("native_watched", watched, native._backward_pass, native._empty_sums)
+    tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
+    for piece in (2**14, 2**18):
+        operators(*tensors, positions, terms, query="own", dropout=0.0, piece=piece)
+        rows, row = native._rows(call, pad=2), 102
+        held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
+        assert rows == 1 or 0.5 * piece < held <= piece
+        assert rows > 1 or piece == 2**14
+
+
+def test_refuses_what_it_cannot_serve(monkeypatch):
+    tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"spatial"})
+    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: it needs a window"):
+        attention(*tensors, grid, terms, backend="native")
+    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"}, batch=0)
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there are no images"):
+        attention(*tensors, grid, terms, backend="native")
+
+
+def test_without_a_compiler_others_serve(monkeypatch):
+    def none(_):
+        raise compiled.NotBuilt("there is no C++ compiler")
+
+    monkeypatch.setattr(native, "_kernel", none)
+    arguments = (*case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}), "all")
+    assert_same(outputs_and_gradients("auto", *arguments), outputs_and_gradients("reference", *arguments))
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there is no C\\+\\+ compiler"):
+        outputs_and_gradients("native", *arguments)
+
+
+def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
+    monkeypatch.setattr(native, "_kernel", lambda _: lambda _: 1)
+    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"})
+    with pytest.raises(MemoryError, match=r"out of memory with backend 'native'.*working_memory"):
+        attention(*tensors, grid, terms, backend="native")
