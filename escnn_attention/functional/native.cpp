@@ -204,6 +204,7 @@ template <class T> struct Worker {
         : a(a), s(s), J(a.query_poses), P(a.key_poses), H(a.summed ? a.frames : 1), O(a.frames), L(a.offsets),
           C(a.channels), S(L * P), dropout(a.dropout), backward(a.grad != nullptr) {
         mask = Buffer<T>(s.keys);
+        near.resize(L);
         q = Buffer<T>(s.queries * J * C), k = Buffer<T>(s.keys * P * C), v = Buffer<T>(s.keys * P * C);
         out = Buffer<T>(s.queries * O * C);
         sums = Buffer<T>(s.queries * H * J);
@@ -307,8 +308,8 @@ template <class T> struct Worker {
 
     // Products of queries (C, G) with all keys of the window: (S, G). They start from what offsets and poses add.
     template <int G> void products(const W* x, const Buffer<T>& keys, int64_t i, const W* by_offset, const W* by_pose, W* to) const {
-        for (int64_t l = 0; l < L; l++) {
-            const T* at = keys.data + s.start + i + s.offset[l];
+        for (int64_t l = 0; l < num_near; l++) {
+            const T* at = keys.data + s.start + i + s.offset[near[l]];
             int64_t p = 0;
             for (; p + BLOCK <= P; p += BLOCK) products<G, BLOCK>(x, at, p, by_offset, by_pose, l, to);
             for (; p < P; p++) products<G, 1>(x, at, p, by_offset, by_pose, l, to);
@@ -342,8 +343,8 @@ template <class T> struct Worker {
         W y[K][G];
         for (int r = 0; r < K; r++)
             for (int g = 0; g < G; g++) y[r][g] = to[(c + r) * G + g];
-        for (int64_t l = 0; l < L; l++) {
-            const T* at = values.data + s.start + i + s.offset[l] + c * P * s.keys;
+        for (int64_t l = 0; l < num_near; l++) {
+            const T* at = values.data + s.start + i + s.offset[near[l]] + c * P * s.keys;
             for (int64_t p = 0; p < P; p++, weight += G)
                 for (int r = 0; r < K; r++) {
                     const W value = load(at + (r * P + p) * s.keys);
@@ -356,8 +357,8 @@ template <class T> struct Worker {
 
     // Its transpose: weights (S, G) times (C, G), summed over the group, added to the window.
     template <int G> void spread(const W* weight, const W* x, Buffer<T>& to, int64_t i) const {
-        for (int64_t l = 0; l < L; l++) {
-            T* at = to.data + s.start + i + s.offset[l];
+        for (int64_t l = 0; l < num_near; l++) {
+            T* at = to.data + s.start + i + s.offset[near[l]];
             int64_t p = 0;
             for (; p + BLOCK <= P; p += BLOCK) spread<G, BLOCK>(weight + (l * P + p) * G, x, at, p);
             for (; p < P; p++) spread<G, 1>(weight + (l * P + p) * G, x, at, p);
@@ -376,50 +377,71 @@ template <class T> struct Worker {
             }
     }
 
-    // Products of queries (C, G) with n rows of a table, one for each pose of the group at this distance, or one for all.
-    template <int G> void tabulate(const W* x, const T* table, int64_t distance, int64_t n, W* to) const {
+    // Products of queries (C, G) with rows of a table, one table for each pose of the group at this distance, or one for
+    // all: n rows, the first or those that are named.
+    template <int G> void tabulate(const W* x, const T* table, int64_t distance, int64_t n, const int64_t* rows, W* to) const {
         for (int64_t r = 0; r < n; r++) {
+            const T* row = table + (rows ? rows[r] : r) * C;
             W y[G] = {};
             for (int64_t c = 0; c < C; c++)
-                for (int g = 0; g < G; g++) y[g] += x[c * G + g] * table[g * distance + r * C + c];
+                for (int g = 0; g < G; g++) y[g] += x[c * G + g] * row[g * distance + c];
             for (int g = 0; g < G; g++) to[r * G + g] = y[g];
         }
     }
     // Back from gradients (n, G), to the queries and the table.
-    template <int G> void tabulate_backward(const W* x, const T* table, int64_t distance, int64_t n, const W* grad, W* grad_x, W* grad_table) const {
+    template <int G>
+    void tabulate_backward(const W* x, const T* table, int64_t distance, int64_t n, const int64_t* rows, const W* grad,
+                           W* grad_x, W* grad_table) const {
         for (int64_t r = 0; r < n; r++) {
+            const int64_t start = (rows ? rows[r] : r) * C;
             W y[G];
             for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
             for (int64_t c = 0; c < C; c++) {
                 if (distance == 0) {
-                    W z = grad_table[r * C + c];
+                    W z = grad_table[start + c];
                     for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
-                    grad_table[r * C + c] = z;
+                    grad_table[start + c] = z;
                 } else {
-                    for (int g = 0; g < G; g++) grad_table[g * distance + r * C + c] += y[g] * x[c * G + g];
+                    for (int g = 0; g < G; g++) grad_table[g * distance + start + c] += y[g] * x[c * G + g];
                 }
-                for (int g = 0; g < G; g++) grad_x[c * G + g] += y[g] * table[g * distance + r * C + c];
+                for (int g = 0; g < G; g++) grad_x[c * G + g] += y[g] * table[g * distance + start + c];
             }
         }
     }
 
     uint32_t row_key(int64_t h, int64_t j) const { return Dropout<T>::mix(key + uint32_t(h * J + j)); }
-    W kept(uint32_t row, int64_t n, int64_t i) const { return dropout.mask(Dropout<T>::mix(row + uint32_t(n)), first + uint32_t(i)); }
+    W kept(uint32_t row, int64_t n, int64_t i) const {
+        const uint32_t place = uint32_t(near[n / P] * P + n % P);
+        return dropout.mask(Dropout<T>::mix(row + place), first + uint32_t(i));
+    }
 
     // What offsets and poses add to the scores of a group from j on, seen from frame h, or each from its own.
     template <int G> void terms(const W* x, int64_t h, int64_t j, bool own) {
-        if (spatial) tabulate<G>(x, spatial + (own ? j : h) * L * C, own ? L * C : 0, L, of_offsets.data);
-        if (pose) tabulate<G>(x, pose + (own ? j : h) * P * C, own ? P * C : 0, P, of_poses.data);
+        const int64_t frame = own ? j : h;
+        if (spatial) tabulate<G>(x, spatial + frame * L * C, own ? L * C : 0, num_near, near.data(), of_offsets.data);
+        if (pose) tabulate<G>(x, pose + frame * P * C, own ? P * C : 0, P, nullptr, of_poses.data);
     }
-    template <int G> void terms_backward(const W* x, int64_t h, int64_t j, bool own, const W* by_offset, const W* by_pose, W* grad_x) {
+    template <int G> void terms_backward(const W* x, int64_t h, int64_t j, bool own, W* grad_x) {
         const int64_t frame = own ? j : h;
         if (spatial)
-            tabulate_backward<G>(x, spatial + frame * L * C, own ? L * C : 0, L, by_offset, grad_x, grad_spatial.data + frame * L * C);
-        if (pose) tabulate_backward<G>(x, pose + frame * P * C, own ? P * C : 0, P, by_pose, grad_x, grad_pose.data + frame * P * C);
+            tabulate_backward<G>(x, spatial + frame * L * C, own ? L * C : 0, num_near, near.data(), of_offsets.data, grad_x,
+                                 grad_spatial.data + frame * L * C);
+        if (pose)
+            tabulate_backward<G>(x, pose + frame * P * C, own ? P * C : 0, P, nullptr, of_poses.data, grad_x,
+                                 grad_pose.data + frame * P * C);
+    }
+    // Offsets at which no query of the vector at i has a key are left out.
+    void look(int64_t i) {
+        num_near = 0;
+        for (int64_t l = 0; l < L; l++) {
+            const T* at = mask.data + s.start + i + s.offset[l];
+            if (std::any_of(at, at + width, [](T x) { return x == 0; })) near[num_near++] = l;
+        }
+        num_keys = num_near * P;
     }
     template <int G> void add_mask(int64_t i) {
-        for (int64_t l = 0; l < L; l++) {
-            const W m = load(mask.data + s.start + i + s.offset[l]);
+        for (int64_t l = 0; l < num_near; l++) {
+            const W m = load(mask.data + s.start + i + s.offset[near[l]]);
             for (int g = 0; g < G; g++) of_offsets[l * G + g] = spatial ? of_offsets[l * G + g] + m : m;
         }
     }
@@ -428,9 +450,9 @@ template <class T> struct Worker {
     template <int G> void exponentials(W* x, W* total_of, T* logs, int64_t stride) const {
         W most[G];
         for (int g = 0; g < G; g++) most[g] = x[g], total_of[g] = W{};
-        for (int64_t n = 1; n < S; n++)
+        for (int64_t n = 1; n < num_keys; n++)
             for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
-        for (int64_t n = 0; n < S; n++)
+        for (int64_t n = 0; n < num_keys; n++)
             for (int g = 0; g < G; g++) total_of[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g]);
         for (int g = 0; g < G; g++)
             for (int lane = 0; lane < width; lane++) logs[g * stride + lane] = most[g][lane] + std::log2(total_of[g][lane]);
@@ -447,6 +469,7 @@ template <class T> struct Worker {
     }
 
     void forward_own(int64_t i) {
+        look(i);
         by_group([&](auto size, int64_t j) {
             constexpr int G = size;
             gather<G>(q, J, j, i, here.data);
@@ -469,11 +492,12 @@ template <class T> struct Worker {
         if (!dropout.on) return;
         for (int g = 0; g < G; g++) {
             const uint32_t row = row_key(h, j + g);
-            for (int64_t n = 0; n < S; n++) x[n * G + g] *= kept(row, n, i);
+            for (int64_t n = 0; n < num_keys; n++) x[n * G + g] *= kept(row, n, i);
         }
     }
 
     void backward_own(int64_t i) {
+        look(i);
         by_group([&](auto size, int64_t j) {
             constexpr int G = size;
             gather<G>(q, J, j, i, here.data);
@@ -484,18 +508,18 @@ template <class T> struct Worker {
             products<G>(there.data, v, i, nullptr, nullptr, grads.data);
             const T* logs = sums.data + j * s.queries + i;
             W inner[G] = {};
-            for (int64_t n = 0; n < S; n++)
+            for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - load(logs + g * s.queries));
-            if (dropout.on) std::copy_n(scores.data, S * G, probabilities().data), drop<G>(0, j, i, scores.data);
+            if (dropout.on) std::copy_n(scores.data, num_keys * G, probabilities().data), drop<G>(0, j, i, scores.data);
             const W* p = dropout.on ? undropped.data : scores.data;
-            for (int64_t n = 0; n < S; n++)
+            for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++) inner[g] += scores[n * G + g] * grads[n * G + g];
-            for (int64_t n = 0; n < S; n++)
+            for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++) grads[n * G + g] = scores[n * G + g] * grads[n * G + g] - p[n * G + g] * inner[g];
             W* grad_x = grad_here.data;
             std::fill_n(grad_x, C * G, W{});
             sum_terms<G>(grads.data);
-            terms_backward<G>(here.data, 0, j, true, of_offsets.data, of_poses.data, grad_x);
+            terms_backward<G>(here.data, 0, j, true, grad_x);
             combine<G>(grads.data, k, i, grad_x);
             for (int64_t c = 0; c < C; c++)
                 for (int g = 0; g < G; g++) store(grad_q.data + (c * J + j + g) * s.queries + i, grad_x[c * G + g]);
@@ -507,7 +531,7 @@ template <class T> struct Worker {
     // The gradients of what offsets and poses add: sums of those of the scores, (S, G).
     template <int G> void sum_terms(const W* grad) {
         if (pose) std::fill_n(of_poses.data, P * G, W{});
-        for (int64_t l = 0; l < L; l++) {
+        for (int64_t l = 0; l < num_near; l++) {
             W by_offset[G] = {};
             for (int64_t p = 0; p < P; p++)
                 for (int g = 0; g < G; g++) {
@@ -525,11 +549,12 @@ template <class T> struct Worker {
 
     // The scores without the terms of a frame, for all query poses: group by group, (S, G) each.
     void make_content(int64_t i) {
+        look(i);
         by_group([&](auto size, int64_t j) {
             constexpr int G = size;
             gather<G>(q, J, j, i, here.data + C * j);
-            for (int64_t l = 0; l < L; l++) {
-                const W m = load(mask.data + s.start + i + s.offset[l]);
+            for (int64_t l = 0; l < num_near; l++) {
+                const W m = load(mask.data + s.start + i + s.offset[near[l]]);
                 for (int g = 0; g < G; g++) of_offsets[l * G + g] = m;
             }
             products<G>(here.data + C * j, k, i, of_offsets.data, nullptr, content.data + S * j);
@@ -538,7 +563,7 @@ template <class T> struct Worker {
     template <int G> void add_terms(int64_t h, int64_t j, W* to) {
         terms<G>(here.data + C * j, h, j, false);
         const W* from = content.data + S * j;
-        for (int64_t l = 0; l < L; l++)
+        for (int64_t l = 0; l < num_near; l++)
             for (int64_t p = 0; p < P; p++)
                 for (int g = 0; g < G; g++) {
                     const int64_t n = (l * P + p) * G + g;
@@ -556,7 +581,7 @@ template <class T> struct Worker {
         make_content(i);
         by_frames([&](auto frames, int64_t h) {
             constexpr int F = frames;
-            std::fill_n(summed.data, S * F, W{});
+            std::fill_n(summed.data, num_keys * F, W{});
             for (int f = 0; f < F; f++)
                 by_group([&](auto size, int64_t j) {
                     constexpr int G = size;
@@ -565,7 +590,7 @@ template <class T> struct Worker {
                     exponentials<G>(scores.data, total_of, sums.data + ((h + f) * J + j) * s.queries + i, s.queries);
                     drop<G>(h + f, j, i, scores.data);
                     for (int g = 0; g < G; g++) total_of[g] = T(1) / total_of[g];
-                    for (int64_t n = 0; n < S; n++)
+                    for (int64_t n = 0; n < num_keys; n++)
                         for (int g = 0; g < G; g++) summed[n * F + f] += scores[n * G + g] * total_of[g];
                 });
             std::fill_n(there.data, C * F, W{});
@@ -583,7 +608,7 @@ template <class T> struct Worker {
             constexpr int F = frames;
             gather<F>(out, O, h, i, there.data);
             products<F>(there.data, v, i, nullptr, nullptr, of_values.data);
-            std::fill_n(summed.data, S * F, W{});
+            std::fill_n(summed.data, num_keys * F, W{});
             for (int f = 0; f < F; f++)
                 by_group([&](auto size, int64_t j) {
                     constexpr int G = size;
@@ -592,7 +617,7 @@ template <class T> struct Worker {
                     W inner[G] = {}, log[G];
                     uint32_t row[G];
                     for (int g = 0; g < G; g++) log[g] = load(logs + g * s.queries), row[g] = row_key(h + f, j + g);
-                    for (int64_t n = 0; n < S; n++) {
+                    for (int64_t n = 0; n < num_keys; n++) {
                         const W value = of_values[n * F + f];
                         W together = summed[n * F + f];
                         for (int g = 0; g < G; g++) {
@@ -605,13 +630,13 @@ template <class T> struct Worker {
                         summed[n * F + f] = together;
                     }
                     W* sum_of = total.data + S * j;
-                    for (int64_t n = 0; n < S; n++)
+                    for (int64_t n = 0; n < num_keys; n++)
                         for (int g = 0; g < G; g++) {
                             const W grad = grads[n * G + g] - scores[n * G + g] * inner[g];
                             grads[n * G + g] = grad, sum_of[n * G + g] += grad;
                         }
                     sum_terms<G>(grads.data);
-                    terms_backward<G>(here.data + C * j, h + f, j, false, of_offsets.data, of_poses.data, grad_here.data + C * j);
+                    terms_backward<G>(here.data + C * j, h + f, j, false, grad_here.data + C * j);
                 });
             spread<F>(summed.data, there.data, grad_v, i);
         });
@@ -627,7 +652,9 @@ template <class T> struct Worker {
 
     const Arguments& a;
     const Layout& s;
-    const int64_t J, P, H, O, L, C, S;
+    const int64_t J, P, H, O, L, C, S;   // S: the most keys that a query has
+    std::vector<int64_t> near;           // the offsets at which any of the queries of a vector has a key,
+    int64_t num_near = 0, num_keys = 0;  // how many these are, and how many keys that makes
     const Dropout<T> dropout;
     const bool backward;
     uint32_t key = 0, first = 0;

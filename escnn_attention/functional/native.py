@@ -1,4 +1,4 @@
-"""Windows on the CPU, by a loop that is compiled for the machine.
+"""Windows on the CPU, and global attention there with tables of offsets, by a loop that is compiled for the machine.
 
 ``native.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
 product with the values, so that no score leaves the cache; its backward pass makes them again. It needs a C++ compiler
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from escnn_attention.functional.compiled import NotBuilt, library
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import LOG2E, Arguments, Operators, as_projected, empty_output
+from escnn_attention.functional.operators import LOG2E, Arguments, Operators, empty_gradients, empty_output
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window
 
@@ -27,6 +27,8 @@ __all__ = ["PIECE", "attention", "refuses"]
 
 PIECE = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
+
+_MOST_KEYS = 2**16  # Each of some tables of the scores of a vector has 16 MB then.
 
 _PARTS = 8
 """Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
@@ -40,10 +42,12 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
         return "it needs a grid"
     if len(q) == 0:
         return "there are no images"
-    if positions.complete:
-        return "it needs a window"
     if not positions.shape:
         return "there is no base space for a window"
+    if positions.complete and terms.spatial is None:
+        return "without a window it needs an encoding that does not factorise: MLP, separable"
+    if positions.complete and len(positions.offsets) * terms.num_poses > _MOST_KEYS:
+        return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
     return _not_built(working_precision(q.dtype))
 
 
@@ -96,7 +100,7 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
     """Run the kernel on the arguments and on further tensors, which it reads or fills."""
     q, k = call.q, call.k
     images, heads, query_poses, _, channels = q.shape
-    steps, pad = _steps(len(call.shape), call.kernel_size, call.window, call.dilation)
+    steps, pad = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation)
     tensors |= {
         "q": _projected(q),
         "k": _projected(k),
@@ -137,14 +141,15 @@ def _projected(t: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _steps(dim: int, kernel_size: int, window: str, dilation: int) -> tuple[Tensor, int]:
+def _steps(shape: tuple[int, ...], kernel_size: int, window: str, dilation: int) -> tuple[Tensor, int]:
     """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
-    grid = Grid((kernel_size,) * dim, Window(kernel_size, window))
-    # Of the position in the middle every offset is on the grid.
+    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
+    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
+    grid = Grid(sides, Window(max(sides), window))
     positions = torch.arange(grid.num_positions)
     seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
-    steps = torch.stack(torch.unravel_index(seen, grid.shape), dim=-1) - kernel_size // 2
-    return (dilation * steps).contiguous(), dilation * (kernel_size // 2)
+    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
+    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)
 
 
 def _rows(call: Arguments, pad: int) -> int:
@@ -169,22 +174,18 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    grad_q, grad_k, grad_v = (as_projected(t, *t.shape) for t in (call.q, call.k, call.v))
-    grad_spatial, grad_pose = (
-        None if t is None else torch.zeros(t.shape, dtype=torch.float64) for t in (call.spatial, call.pose)
-    )
-    _run(
-        call,
-        sums=sums,
-        grad=_projected(grad),
-        grad_q=_projected(grad_q),
-        grad_k=_projected(grad_k.zero_()),
-        grad_v=_projected(grad_v.zero_()),
-        grad_spatial=grad_spatial,
-        grad_pose=grad_pose,
-    )
-    tables = (None if t is None else t.to(grad.dtype) for t in (grad_spatial, grad_pose))
-    return [grad_q, grad_k, grad_v, *tables]
+    grads = empty_gradients(call)
+    sums_of_tables = {
+        name: None if t is None else torch.zeros(t.shape, dtype=torch.float64)
+        for name, t in (("grad_spatial", call.spatial), ("grad_pose", call.pose))
+    }
+    names = ("grad_q", "grad_k", "grad_v")
+    zeroed = {name: _projected(t.zero_()) for name, t in zip(names, grads, strict=False) if t is not None}
+    _run(call, sums=sums, grad=_projected(grad), **zeroed, **sums_of_tables)
+    for to, table in zip(grads[3:], sums_of_tables.values(), strict=False):
+        if to is not None and table is not None:
+            to.copy_(table)
+    return grads
 
 
 _operators = Operators("native", _forward_pass, _backward_pass, _empty_sums)

@@ -18,7 +18,7 @@ from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Window, WindowShape, trimmed
 
-__all__ = ["LOG2E", "Arguments", "Operators", "as_projected", "empty_gradients", "empty_output"]
+__all__ = ["LOG2E", "Arguments", "Operators", "empty_gradients", "empty_output"]
 
 LOG2E = math.log2(math.e)
 
@@ -146,9 +146,6 @@ class Operators:
         elif terms.waves is not None:
             readout = terms.waves.readout
             cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
-        if query == "all" and q.shape[2] == 1:
-            # One query for all output poses: there is nothing to sum.
-            q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
         dtype, exact = v.dtype, working_precision(v.dtype)
         q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
         others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
@@ -177,8 +174,8 @@ class Operators:
             )
         query: QueryMode = "all" if call.summed else "own"
         natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
-        if call.kernel_size:
-            grid = Grid(tuple(call.shape), Window(call.kernel_size, call.window, call.dilation))
+        if call.kernel_size or call.spatial is not None:
+            grid = Grid(tuple(call.shape), Window(call.kernel_size or None, call.window, call.dilation))
             terms = Terms(call.num_poses, call.spatial, call.pose)
             out = blocked.attention(natural, call.k, call.v, grid, terms, query=query)
         else:
@@ -231,18 +228,18 @@ def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
 def empty_output(call: Arguments) -> Tensor:
     """Room for the output."""
     batch, heads, _, positions, channels = call.q.shape
-    return as_projected(call.q, batch, heads, call.num_poses, positions, channels)
+    return _as_projected(call.q, batch, heads, call.num_poses, positions, channels)
 
 
 def empty_gradients(call: Arguments) -> list[Tensor | None]:
     """Room for the gradients of the leaves."""
     return [
-        *(as_projected(t, *t.shape) for t in (call.q, call.k, call.v)),
+        *(_as_projected(t, *t.shape) for t in (call.q, call.k, call.v)),
         *(None if t is None else torch.empty_like(t) for t in call.leaves[3:]),
     ]
 
 
-def as_projected(like: Tensor, *shape: int) -> Tensor:
+def _as_projected(like: Tensor, *shape: int) -> Tensor:
     """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
     batch, heads, poses, positions, channels = shape
     return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)

@@ -42,5 +42,8 @@ def attention(
 ) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
     assert isinstance(positions, Grid)
+    if query == "all" and q.shape[2] == 1:
+        # One query for all output poses: there is nothing to sum.
+        q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
     piece = pieces_of(PIECE, q, copies=7)
     return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
