@@ -14,6 +14,7 @@ from escnn_attention.models.convolutions import (
     check_attention,
     draw_as_published,
     drop,
+    image_type,
     norm_and_relu,
     sequence,
     width_for,
@@ -68,8 +69,9 @@ class AllCNNC(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
-            have, or, on application, images too small.
+        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
+            attention does not have, or, on application, images too small.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -97,13 +99,13 @@ class AllCNNC(EquivariantClassifier):
         input_dropout: float = 0.2,
         dropout: float = 0.5,
     ):
+        fields = image_type(gspace, in_channels)
         check_attention(attention, ratio=(ratio, 16), attention_size=(attention_size, 7))
         if width is None and gspace.fibergroup.order() == 8:
             width = 32
         width = width_for(gspace, width, 96)
         options: dict[str, Any] = {"attention": attention, "attention_size": attention_size}
 
-        fields = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         stages: dict[str, EquivariantModule] = {}
         for i, (factor, kernel_size, halve) in enumerate(_LAYERS, start=1):
             wider = FieldType(gspace, factor * width * [gspace.regular_repr])

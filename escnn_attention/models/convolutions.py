@@ -15,6 +15,7 @@ from escnn_attention.fibers import fibers
 from escnn_attention.nn._arguments import check_int, check_probability, check_unused
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.feature_attention import FeatureAttention, check_attention_size
+from escnn_attention.nn.kernels import check_finite, check_grid
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.plain.attentive_conv import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.feature_attention import FeatureAttention as PlainFeatureAttention
@@ -28,6 +29,7 @@ __all__ = [
     "check_attention",
     "draw_as_published",
     "drop",
+    "image_type",
     "norm_and_relu",
     "options_of",
     "sequence",
@@ -74,6 +76,17 @@ def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> 
 def options_of(attention: Attention | None, **options: Any) -> dict[str, Any]:
     """Those of the options that a kind of attention has."""
     return {name: value for name, value in options.items() if attention in _KINDS[name]}
+
+
+def image_type(gspace: GSpace, in_channels: int) -> FieldType:
+    """The type of images: a trivial field for each channel."""
+    if not isinstance(gspace, GSpace):
+        raise TypeError(
+            f"gspace: got {type(gspace).__name__}, needed a gspace of escnn, for example gspaces.rot2dOnR2(4)"
+        )
+    check_grid("gspace", gspace, "the network")
+    check_finite("gspace", gspace, "the network")
+    return FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
 
 
 def attended(

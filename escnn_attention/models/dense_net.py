@@ -14,6 +14,7 @@ from escnn_attention.models.convolutions import (
     attended,
     check_attention,
     draw_as_published,
+    image_type,
     norm_and_relu,
     options_of,
     sequence,
@@ -64,8 +65,9 @@ class GroupDenseNet(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
-            have, or, on application, images too small.
+        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
+            attention does not have, or, on application, images too small.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -92,6 +94,7 @@ class GroupDenseNet(EquivariantClassifier):
         hidden: int = 2,
         attention_size: int = 7,
     ):
+        image = image_type(gspace, in_channels)
         check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         check_int("blocks", blocks)
         growth = width_for(gspace, width, 26)
@@ -107,7 +110,6 @@ class GroupDenseNet(EquivariantClassifier):
                 attention_dilation=dilation,
             )
 
-        image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = FieldType(gspace, growth * [gspace.regular_repr])
         stem = attended(image, fields, 3, attention, attention_size=attention_size, attention_dilation=4)
         stages: dict[str, EquivariantModule] = {"stem": sequence(stem)}

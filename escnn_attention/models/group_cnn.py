@@ -15,6 +15,7 @@ from escnn_attention.models.convolutions import (
     check_attention,
     draw_as_published,
     drop,
+    image_type,
     norm_and_relu,
     sequence,
     width_for,
@@ -76,8 +77,9 @@ class GroupCNN(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, an unknown attention, an option that the attention does not
-            have, or, on application, images too small for the convolutions.
+        ValueError: a gspace without a grid, a number that is not positive, an unknown attention, an option that the
+            attention does not have, or, on application, images too small for the convolutions.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -107,6 +109,7 @@ class GroupCNN(EquivariantClassifier):
         image_dilation: int | None = None,
         dropout: float = 0.3,
     ):
+        fields = image_type(gspace, in_channels)
         check_attention(
             attention, ratio=(ratio, 2), attention_size=(attention_size, 7), image_dilation=(image_dilation, None)
         )
@@ -117,7 +120,6 @@ class GroupCNN(EquivariantClassifier):
             image_dilation = 4 if attention == "features" else 1
         options: dict[str, Any] = {"attention": attention, "attention_size": attention_size}
 
-        fields = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         wider = FieldType(gspace, width_for(gspace, width, 20) * [gspace.regular_repr])
         stages: dict[str, EquivariantModule] = {}
         for i in range(1, before + behind + 1):

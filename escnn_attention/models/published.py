@@ -46,6 +46,7 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
 
     Args:
         tensors: by the names of the checkpoint, ``"c1.weight"`` and so on, with or without ``"module."`` in front.
+            Where names begin with ``"weight/"``, as in files that hold images and logits too, these are the tensors.
             Torch tensors or numpy arrays of any floating-point type.
 
     Returns:
@@ -55,9 +56,9 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
         published files.
 
     Raises:
-        TypeError: a value is no array.
-        ValueError: a tensor is missing, has another shape than its network needs, or belongs to no network; the message
-            begins with its name.
+        TypeError: a value is no array of real numbers.
+        ValueError: a tensor is missing, has another shape than its network needs, holds numbers that it cannot have, or
+            belongs to no network; the message begins with its name.
 
     Example:
         >>> import torch
@@ -95,6 +96,9 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
     return network.eval()
 
 
+_FOLDER = "weight/"
+"""In front of the names in files that hold other arrays too."""
+
 _Part = tuple[str, EquivariantModule | None, EquivariantModule]
 """A published name, and what has its weights: an attention, if any, and a convolution or batch norm."""
 
@@ -115,14 +119,12 @@ class _Checkpoint:
     def __init__(self, tensors: Mapping[str, Any]):
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors: got {type(tensors).__name__}, needed a dictionary of tensors by name")
-        self.prefix = "module." if tensors and all(str(n).startswith("module.") for n in tensors) else ""
-        self.tensors: dict[str, Tensor] = {}
-        for name, value in tensors.items():
-            if isinstance(value, (np.ndarray, np.generic)):
-                value = torch.tensor(value)
-            if not isinstance(value, Tensor):
-                raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
-            self.tensors[str(name).removeprefix(self.prefix)] = value.detach().cpu()
+        given = {str(name): value for name, value in tensors.items()}
+        self.prefix = _FOLDER if any(name.startswith(_FOLDER) for name in given) else ""
+        given = {name: value for name, value in given.items() if name.startswith(self.prefix)}
+        if given and all(name.startswith(f"{self.prefix}module.") for name in given):
+            self.prefix += "module."
+        self.tensors = {name.removeprefix(self.prefix): _as_tensor(name, value) for name, value in given.items()}
         self.used: set[str] = set()
 
     def any(self, start: str) -> bool:
@@ -164,8 +166,8 @@ class _Checkpoint:
         tensor = self.tensors[name]
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{self.prefix}{name}: got a tensor of shape {tuple(tensor.shape)}, needed {shape}")
-        if tensor.is_complex() or not tensor.isfinite().all():
-            raise ValueError(f"{self.prefix}{name}: got numbers that are complex or not finite")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{self.prefix}{name}: got numbers that are not finite")
         self.used.add(name)
         return tensor.to(torch.get_default_dtype())
 
@@ -182,6 +184,23 @@ class _Checkpoint:
                 f"{self.prefix}{left[0]}: not a tensor of this network"
                 + (f", nor are {len(left) - 1} others: {', '.join(left[1:4])}" if left[1:] else "")
             )
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """A torch tensor or a numpy array as a tensor on the CPU, of the same type where PyTorch has it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind not in "fiub":
+            raise TypeError(f"{name}: got an array of {value.dtype}, needed real numbers")
+        # Of any order of bytes or places, and of precisions that PyTorch does not have.
+        value = torch.from_numpy(np.array(value, dtype=np.float64 if value.dtype.kind == "f" else np.int64))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
+    if value.is_complex() or value.is_meta or value.layout != torch.strided:
+        kind = "without values" if value.is_meta else f"of {value.dtype} in the layout {value.layout}"
+        raise TypeError(f"{name}: got a tensor {kind}, needed a dense one of real numbers")
+    if not value.numel():
+        raise ValueError(f"{name}: got an empty tensor of shape {tuple(value.shape)}")
+    return value.detach().cpu()
 
 
 # ------------------------------------------------------------------------------------------------------- the networks
@@ -328,7 +347,10 @@ def _common(
         )
     options: dict[str, Any] = {"attention": kind}
     if kind in ("full", "spatial", "features"):
-        options["attention_size"] = checkpoint.common([f"{name}.spatial_attention.weight" for name in rest], -1)
+        kernels = [f"{name}.spatial_attention.weight" for name in rest]
+        options["attention_size"] = size = checkpoint.common(kernels, -1)
+        if size % 2 == 0:
+            raise ValueError(f"{checkpoint.prefix}{kernels[0]}: got a kernel of width {size}, needed an odd one")
     return _GSPACES[poses](), options
 
 
@@ -370,6 +392,8 @@ def _load_norm(checkpoint: _Checkpoint, name: str, module: InnerBatchNorm) -> No
     for kind in ("weight", "bias", "running_mean", "running_var"):
         tensor = getattr(norm, kind)
         tensor.copy_(checkpoint.take(f"{name}.{kind}", len(tensor)))
+        if kind == "running_var" and (tensor < 0).any():
+            raise ValueError(f"{checkpoint.prefix}{name}.{kind}: got a variance that is negative")
     if checkpoint.any(f"{name}.num_batches_tracked"):
         norm.get_buffer("num_batches_tracked").copy_(checkpoint.take(f"{name}.num_batches_tracked"))
 

@@ -15,6 +15,7 @@ from escnn_attention.models.convolutions import (
     attended,
     check_attention,
     draw_as_published,
+    image_type,
     norm_and_relu,
     options_of,
     sequence,
@@ -54,8 +55,9 @@ class ResNet44(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: a number that is not positive, other than three widths, an unknown attention, an option that the
-            attention does not have, or, on application, images too small.
+        ValueError: a gspace without a grid, a number that is not positive, other than three widths, an unknown
+            attention, an option that the attention does not have, or, on application, images too small.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -82,13 +84,13 @@ class ResNet44(EquivariantClassifier):
         hidden: int = 2,
         attention_size: int = 7,
     ):
+        image = image_type(gspace, in_channels)
         check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
         check_int("blocks", blocks)
         widths = [width_for(gspace, None, n) for n in (32, 64, 128)]
         if width is not None:
             widths = list(check_ints("width", width, 3, "one for each stage"))
 
-        image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = FieldType(gspace, widths[0] * [gspace.regular_repr])
         stages: dict[str, EquivariantModule] = {
             "stem": sequence(attended(image, fields, 3, attention, padding=1, attention_size=attention_size))

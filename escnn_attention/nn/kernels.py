@@ -161,6 +161,7 @@ def poses_of(name: str, field_type: FieldType, layer: str) -> int:
         ValueError: the fields are of other types, or of both.
         NotImplementedError: the fiber group is continuous.
     """
+    check_finite(name, field_type.gspace, layer)
     order = fibers(field_type.gspace).order
     if all(is_regular(r) for r in field_type.representations):
         return order
@@ -168,6 +169,16 @@ def poses_of(name: str, field_type: FieldType, layer: str) -> int:
         return 1
     names = ", ".join(sorted({r.name for r in field_type.representations}))
     raise ValueError(f"{name}: {layer} needs regular fields only, or trivial fields only; got {names}")
+
+
+def check_finite(name: str, gspace: GSpace, layer: str) -> None:
+    """The fiber group is finite."""
+    group = gspace.fibergroup
+    if group.continuous:
+        raise NotImplementedError(
+            f"{name}: {layer} needs a finite fiber group, got {group.name}, which is continuous; restrict the gspace "
+            "to a finite subgroup, for example gspaces.rot2dOnR2(8) for gspaces.rot2dOnR2(-1)"
+        )
 
 
 def check_grid(name: str, gspace: GSpace, layer: str) -> None:

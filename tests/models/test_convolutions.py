@@ -4,14 +4,17 @@ from collections import OrderedDict
 import pytest
 import torch
 from escnn import gspaces
+from escnn.group import cyclic_group
 from escnn.nn import ReLU
 
 from escnn_attention import AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.convolutions import (
     attended,
     check_attention,
     draw_as_published,
     drop,
+    image_type,
     norm_and_relu,
     sequence,
     width_for,
@@ -83,6 +86,24 @@ def test_drop():
     assert drop(FIELDS, 0.25)["dropout"].p == 0.25
     with pytest.raises(ValueError, match=r"input_dropout: got -0\.1, needed a probability"):
         drop(FIELDS, -0.1, "input_dropout")
+
+
+def test_image_type():
+    assert image_type(P4, 3) == spaces.scalars(P4, 3)
+    with pytest.raises(TypeError, match="gspace: got str, needed a gspace of escnn, for example"):
+        image_type("p4", 3)
+    with pytest.raises(ValueError, match="gspace: the network convolves over a grid of 2 or 3 dimensions, got C4"):
+        image_type(gspaces.no_base_space(cyclic_group(4)), 3)
+    with pytest.raises(ValueError, match="in_channels: got 0, needed at least 1"):
+        image_type(P4, 0)
+
+
+@pytest.mark.parametrize("network", [GroupCNN, AllCNNC, ResNet44, GroupDenseNet])
+def test_networks_name_a_wrong_gspace(network):
+    with pytest.raises(TypeError, match="gspace: got str"):
+        network("p4", 3, 10)
+    with pytest.raises(NotImplementedError, match=r"gspace: the network needs a finite fiber group, got SO\(2\)"):
+        network(gspaces.rot2dOnR2(-1), 3, 10, width=(1, 1, 1) if network is ResNet44 else 1)
 
 
 def test_width_for():

@@ -342,6 +342,31 @@ def test_arrays_prefixes_and_precisions():
     torch.testing.assert_close(network(x.float()).double(), logits, atol=1e-3, rtol=1e-3)
 
 
+def test_files_that_hold_more_than_the_tensors():
+    tensors, x = rotated_mnist("full", width=2, hidden=1), torch.randn(2, 1, 28, 28)
+    logits = from_published_attgconv(tensors)(x)
+    for front in ("weight/", "weight/module."):
+        arrays = {f"{front}{name}": tensor.numpy() for name, tensor in tensors.items()}
+        others = {"input": x.numpy(), "labels": np.array(["one", "two"])}
+        torch.testing.assert_close(from_published_attgconv(arrays | others)(x), logits)
+        with pytest.raises(ValueError, match=f"^{front}c3.weight: missing"):
+            from_published_attgconv({n: a for n, a in arrays.items() if n != f"{front}c3.weight"} | others)
+
+
+def test_arrays_of_any_order_and_precision():
+    tensors, x = rotated_mnist("spatial", width=2), torch.randn(2, 1, 28, 28)
+    logits = from_published_attgconv(tensors)(x)
+    for kind in (">f8", np.longdouble):
+        arrays = {
+            name: tensor.numpy().astype(kind) if tensor.is_floating_point() else tensor.numpy()
+            for name, tensor in tensors.items()
+        }
+        torch.testing.assert_close(from_published_attgconv(arrays)(x), logits)
+    backwards = {name: tensor.numpy()[::-1] if tensor.dim() else tensor.numpy() for name, tensor in tensors.items()}
+    turned = {name: tensor.flip(0) if tensor.dim() else tensor for name, tensor in tensors.items()}
+    torch.testing.assert_close(from_published_attgconv(backwards)(x), from_published_attgconv(turned)(x))
+
+
 def changed(tensors, **options):
     for name, value in options.items():
         key = name.replace("__", ".")
@@ -383,8 +408,10 @@ def test_a_tensor_of_another_shape_is_named(kind):
         ),
         (
             {"c2__weight": torch.full((4, 4, 4, 3, 3), math.nan)},
-            r"^c2.weight: got numbers that are complex or not finite",
+            r"^c2.weight: got numbers that are not finite",
         ),
+        ({"bn2__running_var": -torch.ones(4)}, r"^bn2.running_var: got a variance that is negative"),
+        ({"c7__weight": torch.ones(0, 4, 4, 4, 4)}, r"^c7.weight: got an empty tensor of shape \(0, 4, 4, 4, 4\)"),
     ],
 )
 def test_mistakes(change, message):
@@ -397,6 +424,15 @@ def test_other_mistakes():
         from_published_attgconv([torch.ones(1)])
     with pytest.raises(TypeError, match=r"c3.weight: got list, needed a torch tensor or a numpy array"):
         from_published_attgconv(changed(rotated_mnist(), c3__weight=[1.0]))
+    for kind in (object, "U1", complex):
+        with pytest.raises(TypeError, match=r"^c3.weight: got an array of .*, needed real numbers"):
+            from_published_attgconv(changed(rotated_mnist(), c3__weight=np.ones(1).astype(kind)))
+    for tensor in (torch.ones(1, device="meta"), torch.ones(1).to_sparse(), torch.ones(1) + 0j):
+        with pytest.raises(TypeError, match=r"^c3.weight: got a tensor .*, needed a dense one of real numbers"):
+            from_published_attgconv(changed(rotated_mnist(), c3__weight=tensor))
+    even = {n: t[..., :6, :6] if "spatial" in n else t for n, t in rotated_mnist("features").items()}
+    with pytest.raises(ValueError, match=r"^c2.spatial_attention.weight: got a kernel of width 6, needed an odd one"):
+        from_published_attgconv(even)
     with pytest.raises(ValueError, match=r"^c7.weight: missing; got 0 tensors: none"):
         from_published_attgconv({})
     with pytest.raises(ValueError, match=r"^c2.weight: got .* with 6 poses \(axis 2\), needed 4 \(p4\), 8 \(p4m\)"):

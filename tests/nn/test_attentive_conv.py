@@ -505,5 +505,5 @@ def test_mistakes():
         AttentiveConv(fields, fields, 3)(torch.zeros(1, 8, 5, 5))
     continuous = gspaces.rot2dOnR2(-1)
     scalars = FieldType(continuous, [continuous.trivial_repr])
-    with pytest.raises(NotImplementedError, match="continuous"):
+    with pytest.raises(NotImplementedError, match=r"in_type: .*, which is continuous"):
         AttentiveConv(scalars, scalars, 3)

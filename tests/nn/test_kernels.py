@@ -158,6 +158,9 @@ def test_poses_of_a_type():
     both = FieldType(gspace, [gspace.regular_repr, gspace.trivial_repr])
     with pytest.raises(ValueError, match=r"in_type: Layer needs regular fields only, or trivial .*; got irrep_.*, reg"):
         poses_of("in_type", both, "Layer")
+    circle = gspaces.rot2dOnR2(-1)
+    with pytest.raises(NotImplementedError, match=r"in_type: Layer needs a finite fiber group, got SO\(2\), which"):
+        poses_of("in_type", spaces.scalars(circle, 1), "Layer")
 
 
 # ------------------------------------------------------------------------------------------- kernels between poses
