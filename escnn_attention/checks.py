@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,7 @@ def equivariance_report(
     mode. Of a continuous group escnn's testing elements are taken, and in space all turns of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
-    and the sizes near it at which it is.
+    and the sizes near it at which it is; so is a module that is not sequential, by its class.
 
     escnn holds the bases of its convolutions in float32, so that they are exact to about 1e-7 also in float64; the
     layers of this package are exact to about 1e-15.
@@ -206,6 +206,7 @@ def equivariance_report(
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(_layers(module) if layers else ())]
+    by_itself = layers and not isinstance(module, SequentialModule)
     for smooth, chosen in ((False, exact), (True, turned)):
         x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
         y = x
@@ -215,9 +216,16 @@ def equivariance_report(
             rows += new
             if name != WHOLE:
                 y = output
-                if not (smooth or points) and any(_order(r.relative) > tolerance for r in new):
-                    exact_sizes[name] = _exact_sizes(layer, tuple(layer_input.shape), exact, tolerance, seed)
-    rows.sort(key=lambda r: [name for name, _ in named].index(r.layer))
+            if smooth or not any(_order(r.relative) > tolerance for r in new):
+                continue
+            if by_itself:
+                # The only layer is the one to be named.
+                name = type(module).__name__
+                rows += [replace(r, layer=name) for r in new]
+            if name != WHOLE and not points:
+                exact_sizes[name] = _exact_sizes(layer, tuple(layer_input.shape), exact, tolerance, seed)
+    order = {name: place for place, (name, _) in enumerate(named)}
+    rows.sort(key=lambda r: order.get(r.layer, len(order)))
     return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
 
 

@@ -42,9 +42,8 @@ def read(path: Path) -> Arrays:
 
 def load(arrays: Arrays) -> EquivariantClassifier:
     """The network that some arrays are the weights of."""
-    weights = {n.removeprefix("weight/"): a for n, a in arrays.items() if n.startswith("weight/")}
     try:
-        return from_published_attgconv(weights or arrays)
+        return from_published_attgconv(arrays)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -75,7 +75,7 @@ def test_a_broken_layer_is_reported_by_name(c4, function):
 def test_the_error_is_that_of_the_definition(c4):
     """The norm of m(g x) - g m(x) over that of m(x), element by element."""
     module = Pointwise(c4, first_channel)
-    report = equivariance_report(module, (2, 4, 5, 5), seed=3)
+    report = equivariance_report(module, (2, 4, 5, 5), layers=False, seed=3)
     x = c4(torch.randn(2, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
     output = module(x).tensor
     for row, g in zip(report.rows, c4.fibergroup.elements, strict=True):
@@ -97,6 +97,18 @@ def test_strides_are_found_with_the_sizes_at_which_they_are_exact(strided):
     assert "exact at 7×7, 9×9" in str(report)
     assert_equivariant(strided, (1, 4, 9, 9))
     assert equivariance_report(strided, (1, 4, 9, 9)).exact_sizes == {}
+
+
+def test_names_a_module_that_is_not_sequential_by_its_class(c4):
+    strided = nn.R2Conv(c4, c4, 3, padding=1, stride=2)
+    report = equivariance_report(strided, (1, 4, 8, 8))
+    assert report.inexact_layers == ("R2Conv",)
+    assert report.exact_sizes == {"R2Conv": ((7, 7), (9, 9))}
+    assert "R2Conv loses exactness at input size 8×8" in str(report)
+    assert "exact at 7×7, 9×9" in str(report)
+    exact = equivariance_report(strided, (1, 4, 9, 9))
+    assert (exact.layers, exact.exact_sizes) == ((), {})
+    assert equivariance_report(strided, (1, 4, 8, 8), layers=False).layers == ()
 
 
 def test_pooling_is_found(c4):

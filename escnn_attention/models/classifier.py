@@ -71,7 +71,12 @@ class EquivariantClassifier(torch.nn.Module):
         self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(fields, num_classes)
 
     def forward(self, input: GeometricTensor | Tensor) -> Tensor:
-        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor."""
+        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
+
+        Raises:
+            TypeError: a tensor of another precision than the network.
+            ValueError: a tensor of another type or shape.
+        """
         x = self._fields(input)
         for stage in self.stages.values():
             x = stage(x)
@@ -103,6 +108,12 @@ class EquivariantClassifier(torch.nn.Module):
 
     def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:
         if isinstance(input, Tensor):
+            dim = self.gspace.dimensionality
+            if input.dim() != 2 + dim or input.shape[1] != self.in_type.size:
+                raise ValueError(
+                    f"input: {type(self).__name__} got a tensor of shape {tuple(input.shape)}, needed "
+                    f"(batch, {self.in_type.size}{', size' * dim})"
+                )
             input = GeometricTensor(input, self.in_type)
         return check_input(input, self.in_type, self)
 

@@ -149,9 +149,10 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
     there = {p.dtype: None for p in layer.parameters() if p.is_floating_point()}
     if there and x.tensor.dtype not in there and not torch.is_autocast_enabled(x.tensor.device.type):
         got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, next(iter(there))))
+        layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
         raise TypeError(
             f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "
-            f"with .to(torch.{needed}), or the layer with .to(torch.{got})"
+            f"with .to(torch.{needed}){layer_instead}"
         )
 
 

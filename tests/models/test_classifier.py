@@ -69,3 +69,8 @@ def test_other_inputs_are_refused():
         network(other)
     with pytest.raises(TypeError, match="input: EquivariantClassifier got a tensor of float64, but its parameters are"):
         network(torch.randn(1, 1, 5, 5, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"got a tensor of uint8, but .* convert the tensor with .to\(torch.float32\)$"):
+        network(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))
+    for shape in ((1, 2, 5, 5), (1, 5, 5)):
+        with pytest.raises(ValueError, match=r"input: EquivariantClassifier got .* needed \(batch, 1, size, size\)"):
+            network(torch.randn(shape))
