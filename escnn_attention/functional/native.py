@@ -23,7 +23,7 @@ from escnn_attention.functional.operators import LOG2E, Arguments, Operators, em
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window
 
-__all__ = ["PIECE", "attention", "refuses"]
+__all__ = ["PIECE", "attention", "refuses", "why_not_built"]
 
 PIECE = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -48,7 +48,7 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
         return "without a window it needs an encoding that does not factorise: MLP, separable"
     if positions.complete and len(positions.offsets) * terms.num_poses > _MOST_KEYS:
         return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
-    return _not_built(working_precision(q.dtype))
+    return why_not_built(working_precision(q.dtype))
 
 
 def attention(
@@ -67,7 +67,8 @@ def _kernel(dtype: torch.dtype) -> Callable[..., int]:
 
 
 @torch.compiler.assume_constant_result
-def _not_built(dtype: torch.dtype) -> str | None:
+def why_not_built(dtype: torch.dtype) -> str | None:
+    """Why there is no compiled loop for numbers of this type, if there is none."""
     try:
         _kernel(dtype)
     except NotBuilt as reason:

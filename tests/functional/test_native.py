@@ -12,10 +12,8 @@ from escnn_attention.functional import Terms, attention, compiled, native, worki
 from escnn_attention.positions import Grid, Window
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 
-try:
-    compiled.library(Path(native.__file__).with_name("native.cpp"), "NUMBER=double")
-except compiled.NotBuilt as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+if reason := native.why_not_built(torch.float64):
+    pytest.skip(reason, allow_module_level=True)
 
 
 def _has_a_table(terms):
