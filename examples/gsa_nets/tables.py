@@ -109,7 +109,7 @@ _SMALL_TRAINING = {
     f"{DATA}.batch_size": 16,
     f"{DATA}.eval_batch_size": 100,
     # Few steps want a high learning rate and a schedule.
-    "trainer.max_epochs": 10,
+    "trainer.max_epochs": 30,
     "trainer.precision": "32-true",
     "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
     "model.schedule": "one-cycle",
