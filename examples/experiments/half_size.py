@@ -11,6 +11,7 @@ from torch import Tensor
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
 from escnn_attention.training.data.batches import ImageSource
 from escnn_attention.training.data.module import PublishedImages
+from examples.experiments.two_classes import AirplanesAndCars
 
 
 class _Halved:
@@ -49,3 +50,9 @@ class HalfPatchCamelyon(_HalfSize, PatchCamelyon):
     """PatchCamelyon of 48×48; the options are those of :class:`PatchCamelyon`."""
 
     size = PatchCamelyon.size // 2
+
+
+class HalfAirplanesAndCars(_HalfSize, AirplanesAndCars):
+    """Two classes of CIFAR-10 of 16×16; the options are those of :class:`CIFAR10`."""
+
+    size = AirplanesAndCars.size // 2

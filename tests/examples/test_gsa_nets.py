@@ -9,8 +9,12 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+import torch
 from typer.testing import CliRunner
 
+from escnn_attention.training.data import CIFAR10
+from escnn_attention.training.data.batches import ImagesInMemory
+from examples.experiments.runs import DATA
 from examples.experiments.twins import parameters
 from examples.gsa_nets import cli, figures, tables
 from tests import samples
@@ -103,6 +107,30 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     assert f"| R4 SA 3×3 | {100 * row['accuracy']:.2f} | 96.56 |" in page
     assert tables.SMALL in page
     assert (tmp_path / "out" / "figure3-small.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_2_without_patch_camelyon(tmp_path, monkeypatch):
+    """On images like those of CIFAR-10, of which two classes count; nothing of the paper stands beside them."""
+    source = ImagesInMemory(torch.randint(0, 256, (160, 3, 32, 32), dtype=torch.uint8), torch.arange(160) % 10)
+    monkeypatch.setattr(CIFAR10, "_read", lambda data, folder, parts: dict.fromkeys(parts, source))
+    monkeypatch.setattr(CIFAR10, "_prepare_folder", lambda data, folder: None)
+    tiny = {"trainer.enable_progress_bar": False, "trainer.enable_model_summary": False, "model.warm_up": 0}
+    monkeypatch.setattr(tables, "_SMALL_TRAINING", tables._SMALL_TRAINING | tiny | {f"{DATA}.limit_train": 16})
+    monkeypatch.setattr(tables, "_SMALL_GROUPS", {"pcam": ("R4M",)})
+    monkeypatch.setattr(tables, "_twins", lambda *_: [])
+    options = ["--data", "pcam", "--stand-in", "--out", str(tmp_path)]
+    small = ["--small", "--epochs", "1", "--accelerator", "cpu"]
+    result = CliRunner().invoke(cli.app, ["table2", *options, *small], catch_exceptions=False)
+    assert result.exit_code == 0
+    (row,) = json.loads((tmp_path / "table2-pcam-stand-in-small.json").read_text(encoding="utf-8"))
+    assert (row["label"], row["published"]) == ("R4M SA", None)
+    assert row["tested"]["configuration"]["data"]["class_path"].endswith("HalfAirplanesAndCars")
+    names = {run.name for stand_in in (True, False) for run in tables.table_2("pcam", True, stand_in)}
+    assert len(names) == 2
+    for wrong in (options, ["--data", "cifar10", "--small", "--stand-in"]):
+        result = CliRunner().invoke(cli.app, ["table2", *wrong])
+        assert result.exit_code == 2
+        assert "--stand-in" in result.output
 
 
 def test_seeds_reach_the_tables(monkeypatch):
