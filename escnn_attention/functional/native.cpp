@@ -1,12 +1,13 @@
 // Attention over the windows of a grid, forward and backward: what native.py calls.
 //
 // Lanes of a vector are queries side by side. A band of rows of an image is laid out with the positions as the last
-// axis, `pad` places of nothing after every row, and each pose and channel by itself. Then the key of a query at a given
-// offset is a load at a given distance from the query, for all lanes alike, at the borders too: what lies there is
-// masked. The scores of as many queries as a vector has lanes exist at a time, in a buffer in the cache.
+// axis, `pad` places of nothing after every row, and each pose and channel by itself. Then the key of a query at a
+// given offset is a load at a given distance from the query, for all lanes alike, at the borders too: what lies there
+// is masked. The scores of as many queries as a vector has lanes exist at a time, in a buffer in the cache.
 //
-// Names and orders of axes are those of native.py: poses of queries j, of keys p, frames h, offsets l, channels c. Tables
-// of scores have the query poses, in groups of up to four, as their last axis: that many share the loads of a key.
+// Names and orders of axes are those of native.py: poses of queries j, of keys p, frames h, offsets l, channels c.
+// Tables of scores have the query poses, in groups of up to four, as their last axis: that many share the loads of a
+// key.
 
 #include <algorithm>
 #include <atomic>
@@ -80,11 +81,20 @@ template <class T> inline V<T> exp2(V<T> x) {
     V<T> rounded = x + L::shift;
     const V<T> f = x - (rounded - L::shift);
     // ln(2)^k / k!
-    static constexpr double series[] = {
-        1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477,
-        0.0013333558146428443, 0.00015403530393381609, 1.5252733804059841e-05, 1.321548679014431e-06,
-        1.01780860092397e-07, 7.054911620801123e-09, 4.4455382718708116e-10, 2.5678435993488206e-11,
-        1.3691488853904128e-12};
+    static constexpr double series[] = {1.0,
+                                        0.6931471805599453,
+                                        0.24022650695910072,
+                                        0.05550410866482158,
+                                        0.009618129107628477,
+                                        0.0013333558146428443,
+                                        0.00015403530393381609,
+                                        1.5252733804059841e-05,
+                                        1.321548679014431e-06,
+                                        1.01780860092397e-07,
+                                        7.054911620801123e-09,
+                                        4.4455382718708116e-10,
+                                        2.5678435993488206e-11,
+                                        1.3691488853904128e-12};
     V<T> y = all<T>(T(series[L::degree]));
 #pragma GCC unroll 16
     for (int k = L::degree - 1; k >= 0; k--) y = y * f + T(series[k]);
@@ -134,12 +144,13 @@ extern "C" struct Arguments {
     const int64_t *shape, *steps;            // (dim); (L, dim), in positions
     int64_t dim, heads, images, query_poses, key_poses, frames, offsets, channels;
     int64_t spatial_heads, pose_heads, pad, rows, parts, threads, seed, summed;  // rows of a band, parts of a batch
-    double dropout, unit;                                          // of the scores, in which gradients are wanted
+    double dropout, unit;  // of the scores, in which gradients are wanted
 };
 
 template <class T> struct Buffer {
     Buffer() = default;
-    explicit Buffer(int64_t n) : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
+    explicit Buffer(int64_t n)
+            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
         if (data == nullptr) throw std::bad_alloc();
         clear();
     }
@@ -187,8 +198,7 @@ struct Layout {
     // Calls f(position, place, length) for the runs of positions of the rows from first on, counted from the band's.
     template <class F> void each(int64_t band, int64_t first, int64_t last, F f) const {
         for (int64_t y = std::max<int64_t>(first, -band); y < std::min(last, num_rows - band); y++)
-            for (size_t r = 0; r < runs.size(); r++)
-                f((band + y) * inner + int64_t(r) * run, y * row + runs[r], run);
+            for (size_t r = 0; r < runs.size(); r++) f((band + y) * inner + int64_t(r) * run, y * row + runs[r], run);
     }
 
     int64_t N, inner, pad, rows, num_rows, row, run, start = 0, vectors, queries, keys;
@@ -201,8 +211,17 @@ template <class T> struct Worker {
     static constexpr int width = WIDTH<T>;
 
     Worker(const Arguments& a, const Layout& s)
-        : a(a), s(s), J(a.query_poses), P(a.key_poses), H(a.summed ? a.frames : 1), O(a.frames), L(a.offsets),
-          C(a.channels), S(L * P), dropout(a.dropout), backward(a.grad != nullptr) {
+            : a(a),
+              s(s),
+              J(a.query_poses),
+              P(a.key_poses),
+              H(a.summed ? a.frames : 1),
+              O(a.frames),
+              L(a.offsets),
+              C(a.channels),
+              S(L * P),
+              dropout(a.dropout),
+              backward(a.grad != nullptr) {
         mask = Buffer<T>(s.keys);
         near.resize(L);
         q = Buffer<T>(s.queries * J * C), k = Buffer<T>(s.keys * P * C), v = Buffer<T>(s.keys * P * C);
@@ -260,9 +279,8 @@ template <class T> struct Worker {
   private:
     void unmask(int64_t band) {
         std::fill_n(mask.data, s.keys, T(sizeof(T) == 4 ? -1e30 : -1e300));
-        s.each(band, -s.pad, s.rows + s.pad, [&](int64_t, int64_t place, int64_t n) {
-            std::fill_n(mask.data + s.start + place, n, T(0));
-        });
+        s.each(band, -s.pad, s.rows + s.pad,
+               [&](int64_t, int64_t place, int64_t n) { std::fill_n(mask.data + s.start + place, n, T(0)); });
     }
 
     // Positions (N, poses, C) to (C, poses, places).
@@ -307,7 +325,8 @@ template <class T> struct Worker {
     }
 
     // Products of queries (C, G) with all keys of the window: (S, G). They start from what offsets and poses add.
-    template <int G> void products(const W* x, const Buffer<T>& keys, int64_t i, const W* by_offset, const W* by_pose, W* to) const {
+    template <int G>
+    void products(const W* x, const Buffer<T>& keys, int64_t i, const W* by_offset, const W* by_pose, W* to) const {
         for (int64_t l = 0; l < num_near; l++) {
             const T* at = keys.data + s.start + i + s.offset[near[l]];
             int64_t p = 0;
@@ -315,7 +334,8 @@ template <class T> struct Worker {
             for (; p < P; p++) products<G, 1>(x, at, p, by_offset, by_pose, l, to);
         }
     }
-    template <int G, int K> inline void products(const W* x, const T* at, int64_t p, const W* by_offset, const W* by_pose, int64_t l, W* to) const {
+    template <int G, int K> inline void products(const W* x, const T* at, int64_t p, const W* by_offset,
+                                                 const W* by_pose, int64_t l, W* to) const {
         W y[K][G];
         for (int r = 0; r < K; r++)
             for (int g = 0; g < G; g++) {
@@ -339,7 +359,8 @@ template <class T> struct Worker {
         for (; c + 2 <= C; c += 2) combine<G, 2>(weight, values, i, c, to);
         for (; c < C; c++) combine<G, 1>(weight, values, i, c, to);
     }
-    template <int G, int K> inline void combine(const W* weight, const Buffer<T>& values, int64_t i, int64_t c, W* to) const {
+    template <int G, int K>
+    inline void combine(const W* weight, const Buffer<T>& values, int64_t i, int64_t c, W* to) const {
         W y[K][G];
         for (int r = 0; r < K; r++)
             for (int g = 0; g < G; g++) y[r][g] = to[(c + r) * G + g];
@@ -377,9 +398,10 @@ template <class T> struct Worker {
             }
     }
 
-    // Products of queries (C, G) with rows of a table, one table for each pose of the group at this distance, or one for
-    // all: n rows, the first or those that are named.
-    template <int G> void tabulate(const W* x, const T* table, int64_t distance, int64_t n, const int64_t* rows, W* to) const {
+    // Products of queries (C, G) with rows of a table, one table for each pose of the group at this distance, or one
+    // for all: n rows, the first or those that are named.
+    template <int G>
+    void tabulate(const W* x, const T* table, int64_t distance, int64_t n, const int64_t* rows, W* to) const {
         for (int64_t r = 0; r < n; r++) {
             const T* row = table + (rows ? rows[r] : r) * C;
             W y[G] = {};
@@ -389,9 +411,8 @@ template <class T> struct Worker {
         }
     }
     // Back from gradients (n, G), to the queries and the table.
-    template <int G>
-    void tabulate_backward(const W* x, const T* table, int64_t distance, int64_t n, const int64_t* rows, const W* grad,
-                           W* grad_x, W* grad_table) const {
+    template <int G> void tabulate_backward(const W* x, const T* table, int64_t distance, int64_t n,
+                                            const int64_t* rows, const W* grad, W* grad_x, W* grad_table) const {
         for (int64_t r = 0; r < n; r++) {
             const int64_t start = (rows ? rows[r] : r) * C;
             W y[G];
@@ -424,8 +445,8 @@ template <class T> struct Worker {
     template <int G> void terms_backward(const W* x, int64_t h, int64_t j, bool own, W* grad_x) {
         const int64_t frame = own ? j : h;
         if (spatial)
-            tabulate_backward<G>(x, spatial + frame * L * C, own ? L * C : 0, num_near, near.data(), of_offsets.data, grad_x,
-                                 grad_spatial.data + frame * L * C);
+            tabulate_backward<G>(x, spatial + frame * L * C, own ? L * C : 0, num_near, near.data(), of_offsets.data,
+                                 grad_x, grad_spatial.data + frame * L * C);
         if (pose)
             tabulate_backward<G>(x, pose + frame * P * C, own ? P * C : 0, P, nullptr, of_poses.data, grad_x,
                                  grad_pose.data + frame * P * C);
@@ -455,7 +476,8 @@ template <class T> struct Worker {
         for (int64_t n = 0; n < num_keys; n++)
             for (int g = 0; g < G; g++) total_of[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g]);
         for (int g = 0; g < G; g++)
-            for (int lane = 0; lane < width; lane++) logs[g * stride + lane] = most[g][lane] + std::log2(total_of[g][lane]);
+            for (int lane = 0; lane < width; lane++)
+                logs[g * stride + lane] = most[g][lane] + std::log2(total_of[g][lane]);
     }
 
     template <class F> void by_group(F f) {
@@ -483,7 +505,8 @@ template <class T> struct Worker {
             combine<G>(scores.data, v, i, there.data);
             for (int g = 0; g < G; g++) {
                 const W share = T(1) / total_of[g];
-                for (int64_t c = 0; c < C; c++) store(out.data + (c * O + j + g) * s.queries + i, there[c * G + g] * share);
+                for (int64_t c = 0; c < C; c++)
+                    store(out.data + (c * O + j + g) * s.queries + i, there[c * G + g] * share);
             }
         });
     }
@@ -515,7 +538,8 @@ template <class T> struct Worker {
             for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++) inner[g] += scores[n * G + g] * grads[n * G + g];
             for (int64_t n = 0; n < num_keys; n++)
-                for (int g = 0; g < G; g++) grads[n * G + g] = scores[n * G + g] * grads[n * G + g] - p[n * G + g] * inner[g];
+                for (int g = 0; g < G; g++)
+                    grads[n * G + g] = scores[n * G + g] * grads[n * G + g] - p[n * G + g] * inner[g];
             W* grad_x = grad_here.data;
             std::fill_n(grad_x, C * G, W{});
             sum_terms<G>(grads.data);
