@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,8 @@ __all__ = ["NotBuilt", "library"]
 _logger = logging.getLogger(__name__)
 
 _OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
-_PROCESSORS = ("-march=native", "-mcpu=native")  # compilers and processors differ in which they know
+# What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
+_PROCESSORS: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
 
 
 class NotBuilt(OSError):
@@ -92,12 +94,10 @@ def _compiler() -> list[str]:
 
 def _processor(compiler: list[str]) -> tuple[list[str], str]:
     """The option that means this processor, and everything the compiler says of it and of itself."""
-    for option in ([p] for p in _PROCESSORS):
-        try:
+    for option in _PROCESSORS[:-1]:
+        with suppress(NotBuilt):
             return option, _run([*compiler, *option, "-dM", "-E", "-x", "c++", os.devnull])
-        except NotBuilt as error:
-            reason = error
-    raise reason
+    return _PROCESSORS[-1], _run([*compiler, "-dM", "-E", "-x", "c++", os.devnull])
 
 
 def _run(command: list[str]) -> str:

@@ -56,6 +56,11 @@ def test_what_a_compiler_says_is_in_the_error(source, cache, compiler):
     assert not list(cache.iterdir())
 
 
+def test_a_compiler_that_does_not_know_the_processor(source, cache, compiler, monkeypatch):
+    monkeypatch.setattr(compiled, "_PROCESSORS", (["-march=nonsense"], []))
+    assert compiled.library(source, "NUMBER=7").number() == 7
+
+
 def test_no_compiler(source, cache, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
