@@ -23,7 +23,8 @@ __all__ = ["NotBuilt", "library"]
 
 _logger = logging.getLogger(__name__)
 
-_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
+_OPTIONS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")  # but NaN stays NaN
 # What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
 _PROCESSORS: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
 
@@ -57,10 +58,10 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
                 _run([*compiler, *options, str(source), "-o", str(built)])
                 os.replace(built, folder / name)
         return ctypes.CDLL(str(folder / name))
+    except NotBuilt:
+        raise
     except OSError as error:
-        raise (
-            error if isinstance(error, NotBuilt) else NotBuilt(f"{source.name} could not be built: {error}")
-        ) from error
+        raise NotBuilt(f"{source.name} could not be built: {error}") from error
 
 
 def _folder() -> Path:

@@ -8,6 +8,7 @@ product with the values, so that no score leaves the cache; its backward pass ma
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -24,6 +25,8 @@ from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window
 
 __all__ = ["PIECE", "attention", "refuses", "why_not_built"]
+
+_logger = logging.getLogger(__name__)
 
 PIECE = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -61,19 +64,21 @@ def attention(
 
 
 @cache
-def _kernel(dtype: torch.dtype) -> Callable[..., int]:
+def _kernel(dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
+    """The compiled loop, or why there is none: what failed once is not tried at every call."""
     number = {torch.float32: "float", torch.float64: "double"}[dtype]
-    return library(Path(__file__).with_name("native.cpp"), f"NUMBER={number}").escnn_attention
+    try:
+        return library(Path(__file__).with_name("native.cpp"), f"NUMBER={number}").escnn_attention
+    except NotBuilt as reason:
+        _logger.warning("attention over windows takes several times longer on the CPU: %s", reason)
+        return reason
 
 
 @torch.compiler.assume_constant_result
 def why_not_built(dtype: torch.dtype) -> str | None:
     """Why there is no compiled loop for numbers of this type, if there is none."""
-    try:
-        _kernel(dtype)
-    except NotBuilt as reason:
-        return str(reason)
-    return None
+    kernel = _kernel(dtype)
+    return str(kernel) if isinstance(kernel, NotBuilt) else None
 
 
 @torch.compiler.assume_constant_result
@@ -132,7 +137,9 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
         "unit": 1 / LOG2E,
     }
     pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
-    if _kernel(q.dtype)(ctypes.byref(_Arguments(**pointers, **numbers))):
+    kernel = _kernel(q.dtype)
+    assert not isinstance(kernel, NotBuilt)
+    if kernel(ctypes.byref(_Arguments(**pointers, **numbers))):
         raise RuntimeError("native: can't allocate memory")
 
 

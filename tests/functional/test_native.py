@@ -1,6 +1,7 @@
 """The loop that is compiled for the machine, against the formula."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -219,15 +220,22 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
         attention(*tensors, grid, terms, backend="native")
 
 
-def test_without_a_compiler_others_serve(monkeypatch):
-    def none(_):
+def test_without_a_compiler_others_serve(monkeypatch, caplog):
+    tries = []
+
+    def none(*_):
+        tries.append(_)
         raise compiled.NotBuilt("there is no C++ compiler")
 
-    monkeypatch.setattr(native, "_kernel", none)
+    monkeypatch.setattr(native, "library", none)
+    monkeypatch.setattr(native, "_kernel", cache(native._kernel.__wrapped__))
     arguments = (*case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}), "all")
     assert_same(outputs_and_gradients("auto", *arguments), outputs_and_gradients("reference", *arguments))
     with pytest.raises(ValueError, match="'native' cannot serve this call: there is no C\\+\\+ compiler"):
         outputs_and_gradients("native", *arguments)
+    assert len(tries) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "takes several times longer on the CPU: there is no C++ compiler" in caplog.text
 
 
 def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
