@@ -23,8 +23,10 @@ __all__ = ["NotBuilt", "library"]
 
 _logger = logging.getLogger(__name__)
 
-_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread")
-_OPTIONS += ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")  # but NaN stays NaN
+_OPTIONS = [
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # what is not a number stays so
+]
 # What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
 _PROCESSORS: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
 
