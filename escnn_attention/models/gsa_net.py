@@ -13,6 +13,7 @@ from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialM
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
+from escnn_attention.models.convolutions import image_type
 from escnn_attention.nn._arguments import check_int, check_probability, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
@@ -75,8 +76,9 @@ class GSANet(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: lists whose lengths do not agree, numbers that are not positive, or, on application, images too
-            small for the crops and poolings.
+        ValueError: a gspace without a grid, lists whose lengths do not agree, numbers that are not positive, or, on
+            application, images too small for the crops and poolings.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -113,6 +115,8 @@ class GSANet(EquivariantClassifier):
         pool_dropout: float = 0.0,
         backend: str = "auto",
     ):
+        image = image_type(gspace, in_channels)
+        _checked_bool("norm_between", norm_between)
         blocks = [
             check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")
         ]
@@ -137,7 +141,6 @@ class GSANet(EquivariantClassifier):
                 f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a "
                 "channel for each coordinate and one for the poses"
             )
-        image = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
         fields = _regular(gspace, channels)
         lifting = LiftingSelfAttention(
             image, fields, head_fields=max(1, channels // 2), dropout=attention_dropout, **options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Conv, ReLU, SequentialModule
@@ -11,7 +11,8 @@ from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Con
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.nn._arguments import check_int, check_sequence
+from escnn_attention.models.convolutions import image_type
+from escnn_attention.nn._arguments import check_int, check_option, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock
@@ -51,7 +52,9 @@ class HybridNet(EquivariantClassifier):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: lists whose lengths do not agree, a stage with nothing in it, or an even width of a kernel.
+        ValueError: a gspace without a grid, lists whose lengths do not agree, a stage with nothing in it, or an even
+            width of a kernel.
+        NotImplementedError: the fiber group is continuous.
 
     Example:
         >>> import torch
@@ -89,6 +92,7 @@ class HybridNet(EquivariantClassifier):
         dropout: float = 0.0,
         backend: str = "auto",
     ):
+        fields = image_type(gspace, in_channels)
         for name, numbers in {"widths": widths, "convolutions": convolutions, "attention": attention}.items():
             check_sequence(name, numbers, "one number for each stage")
         if not len(widths) == len(convolutions) == len(attention) >= 1:
@@ -102,7 +106,7 @@ class HybridNet(EquivariantClassifier):
         for name, width in (("stem_kernel", stem_kernel), ("conv_kernel", conv_kernel)):
             if check_int(name, width) % 2 == 0:
                 raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
-        fields = FieldType(gspace, check_int("in_channels", in_channels) * [gspace.trivial_repr])
+        check_option("pool", pool, get_args(PoolKind))
         stages: dict[str, EquivariantModule] = {}
         for stage, (width, count, blocks) in enumerate(zip(widths, convolutions, attention, strict=True), start=1):
             if check_int("convolutions", count, least=0) + check_int("attention", blocks, least=0) == 0:
@@ -138,11 +142,8 @@ class HybridNet(EquivariantClassifier):
 
 def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
     kinds = {2: R2Conv, 3: R3Conv}
-    dimensions = in_type.gspace.dimensionality
-    if dimensions not in kinds:
-        raise ValueError(f"gspace: {in_type.gspace.name} has {dimensions} dimensions, needed 2 or 3 to convolve over")
     # Without recompute=True all convolutions that are alike share a basis: a change of precision would reach other
     # networks.
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
-    convolution = kinds[dimensions](in_type, out_type, kernel_size, **options)
+    convolution = kinds[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, InnerBatchNorm(out_type), ReLU(out_type, inplace=True))

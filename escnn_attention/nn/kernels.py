@@ -185,8 +185,7 @@ def check_grid(name: str, gspace: GSpace, layer: str) -> None:
     """There is a base space of two or three dimensions to convolve over."""
     if gspace.dimensionality not in (2, 3):
         raise ValueError(
-            f"{name}: {layer} convolves over a grid of 2 or 3 dimensions, got {gspace.name} with "
-            f"{gspace.dimensionality}"
+            f"{name}: {layer} needs a grid of 2 or 3 dimensions, got {gspace.name} with {gspace.dimensionality}"
         )
 
 

@@ -41,7 +41,7 @@ def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any
     axes.set(xlabel="epoch", ylabel="validation accuracy (%)")
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
     figure.savefig(path, dpi=150)
 
 

@@ -92,7 +92,7 @@ def test_image_type():
     assert image_type(P4, 3) == spaces.scalars(P4, 3)
     with pytest.raises(TypeError, match="gspace: got str, needed a gspace of escnn, for example"):
         image_type("p4", 3)
-    with pytest.raises(ValueError, match="gspace: the network convolves over a grid of 2 or 3 dimensions, got C4"):
+    with pytest.raises(ValueError, match="gspace: the network needs a grid of 2 or 3 dimensions, got C4"):
         image_type(gspaces.no_base_space(cyclic_group(4)), 3)
     with pytest.raises(ValueError, match="in_channels: got 0, needed at least 1"):
         image_type(P4, 0)

@@ -187,11 +187,19 @@ def test_mistakes(options, message):
         ({"pool": ("yes", False)}, "pool: got 'yes', needed True or False"),
         ({"pool": (1, 0)}, "pool: got 1, needed True or False"),
         ({"num_heads": 1.5}, r"num_heads: got 1\.5, needed an integer"),
+        ({"norm_between": "yes"}, "norm_between: got 'yes', needed True or False"),
     ],
 )
 def test_arguments_of_another_type(options, message):
     with pytest.raises(TypeError, match=message):
         tiny(gspaces.rot2dOnR2(2), **options)
+
+
+def test_other_symmetries_are_refused():
+    with pytest.raises(TypeError, match="gspace: got NoneType, needed a gspace of escnn"):
+        tiny(None)
+    with pytest.raises(NotImplementedError, match=r"gspace: the network needs a finite fiber group, got SO\(2\)"):
+        tiny(gspaces.rot2dOnR2(-1))
 
 
 def test_images_that_are_too_small_are_refused():

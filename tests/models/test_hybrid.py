@@ -107,7 +107,7 @@ def test_trains():
         ({"attention": (0, 0, 0)}, "convolutions, attention: stage 3 has neither"),
         ({"num_heads": 0}, "num_heads: got 0, needed at least 1"),
         ({"stem_kernel": 4}, "stem_kernel: got 4, needed an odd width"),
-        ({"pool": "sum"}, "kind: got 'sum', needed one of 'max', 'avg'"),
+        ({"pool": "sum"}, "pool: got 'sum', needed one of 'max', 'avg'"),
     ],
 )
 def test_mistakes(options, message):
@@ -120,5 +120,5 @@ def test_mistakes(options, message):
 def test_a_point_has_nothing_to_convolve_over():
     from escnn import group
 
-    with pytest.raises(ValueError, match="has 0 dimensions, needed 2 or 3"):
+    with pytest.raises(ValueError, match="gspace: the network needs a grid of 2 or 3 dimensions, got C4 with 0"):
         HybridNet(gspaces.no_base_space(group.cyclic_group(4)), 1, 2)

@@ -479,7 +479,7 @@ def test_mistakes():
     with pytest.raises(ValueError, match="out_type: its gspace is C8"):
         AttentiveConv(fields, spaces.regular(gspaces.rot2dOnR2(8), 1), 3)
     point = spaces.regular(spaces.POINT["D4 on a point"](), 1)
-    with pytest.raises(ValueError, match="in_type: AttentiveConv convolves over a grid of 2 or 3 dimensions"):
+    with pytest.raises(ValueError, match="in_type: AttentiveConv needs a grid of 2 or 3 dimensions"):
         AttentiveConv(point, point, 1)
     for argument, value in (("ratio", 0), ("stride", 0), ("dilation", 0), ("padding", -1), ("attention_dilation", 0)):
         with pytest.raises(ValueError, match=f"{argument}: got {value}, needed at least"):

@@ -262,7 +262,7 @@ def test_mistakes():
         FeatureAttention(spaces.mixed(gspace))
     with pytest.raises(ValueError, match=r"in_type: FeatureAttention .* got quotient"):
         FeatureAttention(FieldType(gspace, [gspace.quotient_repr(2)]))
-    with pytest.raises(ValueError, match="in_type: FeatureAttention convolves over a grid of 2 or 3 dimensions"):
+    with pytest.raises(ValueError, match="in_type: FeatureAttention needs a grid of 2 or 3 dimensions"):
         FeatureAttention(spaces.regular(spaces.POINT["D4 on a point"](), 1))
     with pytest.raises(ValueError, match="channel, spatial: got False for both"):
         FeatureAttention(fields, channel=False, spatial=False)
