@@ -39,14 +39,16 @@ class Piece(NamedTuple):
     """Groups of queries that see the same keys; -1 fills up.
 
     Attributes:
-        queries: ``(G, A)``.
+        queries: ``(G, A)``; the tensor ``keys`` itself where all points of a group see each other.
         keys: ``(G, K)``.
         padded: whether there is any -1.
+        first: where queries and keys are all points from this one on, row by row, its number; None elsewhere.
     """
 
     queries: Tensor
     keys: Tensor
     padded: bool
+    first: int | None = None
 
 
 class Neighbours(ABC):
@@ -96,17 +98,22 @@ class WholeClouds(Neighbours):
 
     def __init__(self, cloud: Tensor):
         self._order, self._counts = _in_order(cloud)
+        self._in_order = bool((cloud[1:] >= cloud[:-1]).all())
 
     def pieces(self, limit: int) -> list[Piece]:
         counts, clouds = self._counts.sort(descending=True, stable=True)
         start = (self._counts.cumsum(0) - self._counts)[clouds]
         lengths = counts.tolist()
+        whole = self._in_order and lengths[:1] == lengths[-1:]
         out = []
         for i, j in _cuts(lengths, lengths, limit):
             keys = _rows(self._order, start[i:j], counts[i:j], lengths[i])
             # One cloud may be too much at once: some of its points then are.
             size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
-            out += [Piece(part, keys, lengths[j - 1] < lengths[i]) for part in keys.split(size, dim=1)]
+            if size < lengths[i]:
+                out += [Piece(part, keys, False) for part in keys.split(size, dim=1)]
+            else:
+                out.append(Piece(keys, keys, lengths[j - 1] < lengths[i], i * lengths[i] if whole else None))
         return out
 
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.products import product
+
 __all__ = ["Combination", "Content", "Location", "PairKernel"]
 
 Content = Literal["dot", "concat", "none"]
@@ -130,7 +132,7 @@ class PairKernel(torch.nn.Module):
             self.read_both = _weight(heads, hidden, gain=4.0)
 
     def poses(self, quotient: Tensor, relative: Tensor | None) -> Tensor | None:
-        r"""What the pose adds to the first layer of the location, ``(M, H, P, first)``.
+        r"""What the pose adds to the first layer of the location, ``(M, first, H, P)``.
 
         Args:
             quotient: ``(H, P)``; the index of :math:`h^{-1}\hat h`.
@@ -139,53 +141,67 @@ class PairKernel(torch.nn.Module):
         if self.location == "none" or self.num_poses <= 1:
             return None
         if relative is not None:
-            return torch.einsum("hpf,mof->mhpo", relative.to(self.of_pose.dtype), self.of_pose)
-        return self.of_pose.transpose(1, 2)[:, quotient]
+            return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
+        return self.of_pose[:, :, quotient]
 
-    def score(self, q: Tensor, k: Tensor, seen: Tensor, pose: Tensor | None) -> Tensor:
-        """The scores of :class:`escnn_attention.functional.points.Scores`; ``pose`` as :meth:`poses` gives it."""
+    def score(self, q: Tensor, k: Tensor, seen: Tensor, pose: Tensor | None, opposite: Tensor | None = None) -> Tensor:
+        """The scores of :class:`escnn_attention.functional.points.Scores`.
+
+        Args:
+            q, k, seen: as there.
+            pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
+            opposite: ``(H,)``, the index of -h, where every pair of points is there both ways round and what -h sees of
+                one is what h sees of the other; None elsewhere.
+        """
         content = self._content(q, k)
-        location = self._location(seen, pose)
+        if opposite is None or self.location != "mlp":
+            location = self._location(seen, pose)
+        else:
+            # A network of many numbers for each: from half of the poses.
+            half = (opposite > torch.arange(len(opposite), device=opposite.device)).nonzero().squeeze(-1)
+            location = self._location(seen[:, half], None if pose is None else pose[:, :, half])
+            assert location is not None
+            other = location.transpose(-1, -2)
+            # What -h sees of ĥ is what h sees of -ĥ.
+            other = other[:, :, :, opposite] if other.shape[3] > 1 else other
+            other = other[:, :, :, :, opposite] if other.shape[4] > 1 else other
+            order = torch.cat([half, opposite[half]]).argsort()
+            location = torch.cat([location, other], dim=2)[:, :, order]
         if self.combine == "mlp":
-            return self._join(content, location)
-        if content is not None:
-            content = content[..., 0] if self.content == "dot" else _dot(F.silu(content), self.read_content)
-        if location is not None:
-            location = location[..., 0]
-        if content is None or location is None:
-            both = location if content is None else content
-            assert both is not None
-            return both
-        return content + location if self.combine == "sum" else content * location
+            return _outside(self._join(content, location))
+        if content is not None and self.content == "concat":
+            content = _dot(F.silu(content), self.read_content)
+        numbers = [_outside(x) for x in (content, location) if x is not None]
+        if len(numbers) == 1:
+            return numbers[0]
+        return numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1]
 
     def _content(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """``(G, M, H or 1, J, A, K, P, number or vector)``."""
+        """``(M, number or vector, H or 1, J, P, G, A, K)``."""
         if self.content == "none":
             return None
         if self.content == "dot":
-            return products(q, k).unsqueeze(-1) / math.sqrt(self.channels)
-        of_query, of_key = _of_heads(q, self.of_query), _of_heads(k, self.of_key)
-        return (of_query[..., None, None, :] + of_key.unsqueeze(4)) / math.sqrt(2)
+            return _inside(products(q, k).unsqueeze(-1)) / math.sqrt(self.channels)
+        of_query = _of_heads(_inside(q[:, :, :, :, :, None, None]), self.of_query)
+        return (of_query + _of_heads(_inside(k.unsqueeze(4)), self.of_key)) / math.sqrt(2)
 
     def _location(self, seen: Tensor, pose: Tensor | None) -> Tensor | None:
-        """``(G, M, H, 1, A, K, P or 1, number or vector)``."""
+        """``(M, number or vector, H, J or 1, P or 1, G, A, K)``."""
         if self.location == "none":
             return None
-        # Head by head, ``(M, pairs, H, P, width)``, so that every layer is one product.
-        rows = seen.flatten(0, 2)
-        points = rows.flatten(0, -2).expand(len(self.bias), -1, -1)
-        first = torch.baddbmm(self.bias.unsqueeze(1), points, self.of_offset.transpose(1, 2))
-        first = first.unflatten(1, rows.shape[:-1])
+        # All pairs of points side by side, so that every layer is a product with long rows.
+        seen = seen.permute(5, 1, 3, 0, 2, 4).unsqueeze(2)  # D, H, 1, P, G, A, K
+        weight = torch.cat([self.of_offset, self.bias.unsqueeze(-1)], dim=-1).flatten(0, 1)
+        rows = torch.cat([seen.flatten(1), seen.new_ones(1, seen[0].numel())])
+        first = product(weight.unsqueeze(0), rows.unsqueeze(0)).view(*self.bias.shape, *seen.shape[1:])
         if pose is not None:
-            first = first + pose.unsqueeze(1)
+            first = first + pose[..., None, None, None]
         if self.location == "mlp":
-            poses = first.shape[1:-1]
-            second = F.silu(torch.bmm(F.silu(first).flatten(1, -2), self.within.transpose(1, 2)))
-            first = torch.bmm(second, self.read_location.unsqueeze(-1)).unflatten(1, poses)
-        return first.unflatten(1, seen.shape[:3]).permute(1, 0, 4, 2, 3, 5, 6).unsqueeze(3)
+            first = _dot(F.silu(_of_heads(F.silu(first), self.within)), self.read_location)
+        return first
 
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
-        total = self.join_bias[:, None, None, None, None, None]
+        total = self.join_bias.view(*self.join_bias.shape, *[1] * 6)
         if content is not None:
             total = total + _of_heads(content, self.join_content)
         if location is not None:
@@ -197,22 +213,32 @@ class PairKernel(torch.nn.Module):
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
-    """``(G, M, H, J, A, K, P)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', K, P, C)``."""
-    shape = k.shape[4:6]
+    """``(G, M, H, J, A, P, K)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', P, K, C)``."""
     if k.shape[2] == k.shape[3] == 1:
-        out = q.flatten(2, 4) @ k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)
-        return out.unflatten(-1, shape).unflatten(2, q.shape[2:5])
-    return (q @ k.flatten(4, 5).transpose(-1, -2)).unflatten(-1, shape)
+        out = product(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
+    else:
+        out = product(q, k.flatten(4, 5).transpose(-1, -2))
+    return out.unflatten(-1, k.shape[4:6])
+
+
+def _inside(x: Tensor) -> Tensor:
+    """From ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
+    return x.permute(1, 7, 2, 3, 5, 0, 4, 6)
+
+
+def _outside(x: Tensor) -> Tensor:
+    """And back, from numbers ``(M, 1, H, J, P, G, A, K)``."""
+    return x.squeeze(1).permute(4, 0, 1, 2, 5, 3, 6)
 
 
 def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
-    """``(G, M, ..., I)`` with ``(M, O, I)``."""
-    return torch.einsum("gm...i,moi->gm...o", x, weight)
+    """``(M, I, ...)`` with ``(M, O, I)``."""
+    return product(weight, x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _dot(x: Tensor, weight: Tensor) -> Tensor:
-    """``(G, M, ..., I)`` with ``(M, I)``."""
-    return torch.einsum("gm...i,mi->gm...", x, weight)
+    """``(M, I, ...)`` with ``(M, I)``: ``(M, 1, ...)``."""
+    return _of_heads(x, weight.unsqueeze(1))
 
 
 def _weight(heads: int, *shape: int, gain: float = 1.0) -> Parameter:

@@ -13,7 +13,10 @@ from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
     """The keys of every point, from pieces in which each query occurs once at most, and no key twice."""
     rows: dict[int, set[int]] = {}
-    for queries, keys, padded in neighbours.pieces(limit):
+    for queries, keys, padded, first in neighbours.pieces(limit):
+        if first is not None:
+            assert queries is keys
+            assert queries.flatten().tolist() == [*range(first, first + queries.numel())]
         assert queries.shape[0] == keys.shape[0]
         assert queries.shape[1] * keys.numel() <= max(limit, keys.shape[1])
         assert padded == bool((queries < 0).any() or (keys < 0).any())

@@ -24,12 +24,12 @@ def test_every_parameter_matters(content, location, combine):
     torch.manual_seed(0)
     kernel = bound(content, location, combine).double()
     q = torch.randn(2, 3, 6, 1, 5, 4, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(2, 3, 1, 1, 7, 6, 4, dtype=torch.float64)
-    seen = torch.randn(2, 5, 7, 6, 1, 2, dtype=torch.float64)
+    k = torch.randn(2, 3, 1, 1, 6, 7, 4, dtype=torch.float64)
+    seen = torch.randn(2, 6, 5, 1, 7, 2, dtype=torch.float64)
     poses = kernel.poses(torch.randint(6, (6, 6)), None)
     assert (poses is None) == (location == "none")
-    score = kernel.score(q, k, seen, poses)
-    assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 5, 7, 6)) == (2, 3, 6, 1, 5, 7, 6)
+    score = kernel.score(q, k, seen, None if poses is None else poses.unsqueeze(3))
+    assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 5, 6, 7)) == (2, 3, 6, 1, 5, 6, 7)
     score.sin().sum().backward()
     for name, parameter in kernel.named_parameters():
         assert parameter.grad is not None, name
@@ -42,10 +42,11 @@ def test_scores_vary_by_about_one_at_first():
         spread = []
         for _ in range(20):
             kernel = bound(*options)
-            q, k = torch.randn(2, 3, 6, 1, 5, 4), torch.randn(2, 3, 1, 1, 40, 6, 4)
+            q, k = torch.randn(2, 3, 6, 1, 5, 4), torch.randn(2, 3, 1, 1, 6, 40, 4)
             poses = kernel.poses(torch.randint(6, (6, 6)), None)
-            score = kernel.score(q, k, 2 * torch.rand(2, 5, 40, 6, 1, 2) - 1, poses)
-            spread.append(score.expand(2, 3, 6, 1, 5, 40, 6).flatten(5).std(-1).mean())
+            seen = 2 * torch.rand(2, 6, 5, 1, 40, 2) - 1
+            score = kernel.score(q, k, seen, None if poses is None else poses.unsqueeze(3))
+            spread.append(score.expand(2, 3, 6, 1, 5, 6, 40).flatten(5).std(-1).mean())
         assert 0.2 < torch.stack(spread).mean() < 3, options
 
 

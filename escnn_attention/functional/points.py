@@ -4,7 +4,8 @@ The formula is that of :mod:`escnn_attention.functional.reference`, with neighbo
 taken a few at a time; their scores are made, used and dropped, and the backward pass makes them again.
 
 The axes of what belongs to the queries of a piece are group, head m, output pose h, query pose h̃ and query. In the own
-mode h̃ = h, so that the query poses stand on the axis of h and that of h̃ has one entry.
+mode h̃ = h, so that the query poses stand on the axis of h and that of h̃ has one entry. Those of the keys are key pose ĥ
+and key: what all poses of a key share is added to stretches of keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.products import product
 from escnn_attention.functional.terms import KeyMode, QueryMode, working_precision
 from escnn_attention.neighbours import Neighbours, Piece
 
@@ -32,14 +34,15 @@ _FASTEST = {"cpu": 2**21}  # Elsewhere 2**26: a GPU wants much at once.
 class Scores(Protocol):
     """What the keys are worth to the queries of a piece."""
 
-    def __call__(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-        """Scores that broadcast to ``(G, M, H, J, A, K, P)``.
+    def __call__(self, q: Tensor, k: Tensor, seen: Tensor, mutual: bool) -> Tensor:
+        """Scores that broadcast to ``(G, M, H, J, A, P, K)``.
 
         Args:
             q: ``(G, M, H or 1, J, A, C)``; J is 1 in the own mode.
-            k: ``(G, M, H', J', K, P, C)``, where one of H' and J' may be the poses of the queries, and P is 1, because
+            k: ``(G, M, H', J', P, K, C)``, where one of H' and J' may be the poses of the queries, and P is 1, because
                 a query sees keys of its own pose only; they are 1 otherwise.
-            seen: ``(G, A, K, H, P or 1, D)``, the relation to every key as it looks from every output pose.
+            seen: ``(G, H, A, P or 1, K, D)``, the relation to every key as it looks from every output pose.
+            mutual: whether the keys are the points of the queries, in the same order.
         """
 
 
@@ -47,15 +50,15 @@ class Mix(Protocol):
     """What becomes of the values that a query attends to."""
 
     def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """``(G, M, H, A, C)`` from probabilities ``(G, M, H, A, K, P)`` and values ``(G, M, H or 1, K, P, C)``."""
+        """``(G, M, H, A, C)`` from probabilities ``(G, M, H, A, P, K)`` and values ``(G, M, H or 1, P, K, C)``."""
 
 
 def mix_values(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Their sum."""
-    p, v = p.flatten(-2), v.flatten(3, 4)
+    weights, values = p.flatten(-2), v.flatten(3, 4)
     if v.shape[2] == 1:
-        return (p.flatten(2, 3) @ v[:, :, 0]).unflatten(2, p.shape[2:4])
-    return p @ v
+        return product(weights.flatten(2, 3), values[:, :, 0]).unflatten(2, p.shape[2:4])
+    return product(weights, values)
 
 
 def point_attention(
@@ -117,24 +120,24 @@ def point_attention(
         measure = None if measure is None else torch.cat([measure, measure.new_zeros(1, measure.shape[1])])
 
     def attend(some: Piece, q: Tensor, k: Tensor, v: Tensor, coords: Tensor) -> Tensor:
-        unseen = (some.keys < 0)[:, None, None, None, None, :, None] if some.padded else None
-        queries, keys = (torch.where(i < 0, number, i) if some.padded else i for i in (some.queries, some.keys))
-        seen = relate(_take(coords, queries).unsqueeze(2), _take(coords, keys).unsqueeze(1))
-        asking = _take(q, queries).permute(0, 2, 3, 1, 4)  # G, M, J, A, C
-        near, values = (_take(t, keys).permute(0, 2, 1, 3, 4) for t in (k, v))  # G, M, K, P, C
+        unseen = (some.keys < 0)[:, None, None, None, None, None] if some.padded else None
+        queries, keys = (_Rows(i, number if some.padded else None, some.first) for i in (some.queries, some.keys))
+        seen = relate(queries(coords).unsqueeze(2), keys(coords).unsqueeze(1))
+        seen = seen.permute(0, 3, 1, 4, 2, 5).contiguous()
+        asking = queries(q).permute(0, 2, 3, 1, 4)  # G, M, J, A, C
+        near, values = (keys(t).permute(0, 2, 3, 1, 4) for t in (k, v))  # G, M, P, K, C
         asking = asking.unsqueeze(3 if query == "own" else 2)
         if not own_keys:
-            near, values = near[:, :, None, None], values[:, :, None]
+            near, values = near[:, :, None, None], values.unsqueeze(2)
         elif query == "own":
-            near = near.transpose(2, 3)[:, :, :, None, :, None]
-            values = values.transpose(2, 3).unsqueeze(4)
+            near, values = near[:, :, :, None, None], values.unsqueeze(3)
         else:
-            near, values = near.transpose(2, 3)[:, :, None, :, :, None], values[:, :, None]
-        mu = None if measure is None else _take(measure, keys)[:, None, None, None, None]
-        p = F.dropout(normalize(scores(asking, near, seen), unseen, mu), dropout)
+            near, values = near[:, :, None, :, None], values.unsqueeze(2)
+        mu = None if measure is None else keys(measure).transpose(1, 2)[:, None, None, None, None]
+        p = F.dropout(normalize(scores(asking, near, seen, some.queries is some.keys), unseen, mu), dropout)
         if own_keys and query == "all":
             # Keys of the query's own pose stand on the axis of the query poses.
-            p = p[..., 0].movedim(3, -1)
+            p = p.squeeze(-2).movedim(3, -2)
         elif query == "all":
             p = p.sum(3)
         else:
@@ -154,7 +157,7 @@ def point_attention(
             # A query that fills up sees no key at all, and all of them have got a share.
             return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
         mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
-        mass = mass.expand(*mass.shape[:-1], weights.shape[-1])
+        mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
         return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
 
@@ -166,7 +169,10 @@ def point_attention(
             out.append(attend(some, q, k, v, coords))
     if not out:
         return q.new_zeros(number, heads, num_poses, channels)
-    places, rows = torch.cat([some.queries.flatten() for some in pieces]), torch.cat(out)
+    rows = torch.cat(out)
+    if all(some.first is not None for some in pieces):
+        return rows
+    places = torch.cat([some.queries.flatten() for some in pieces])
     if any(some.padded for some in pieces):
         # Not those that fill up.
         there = (places >= 0).nonzero().squeeze(-1)
@@ -174,5 +180,20 @@ def point_attention(
     return rows.new_zeros(number, heads, num_poses, channels).index_copy(0, places, rows)
 
 
-def _take(rows: Tensor, index: Tensor) -> Tensor:
-    return rows.index_select(0, index.flatten()).unflatten(0, index.shape)
+class _Rows:
+    """Takes the rows of an index ``(G, n)`` from tensors: without a copy, where they are in one stretch.
+
+    Args:
+        index: of the rows.
+        filling: the row that is meant by -1.
+        first: the first of the rows, if they are all that follow.
+    """
+
+    def __init__(self, index: Tensor, filling: int | None, first: int | None):
+        self._index = index if filling is None else torch.where(index < 0, filling, index)
+        self._first = first
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self._first is None:
+            return rows.index_select(0, self._index.flatten()).unflatten(0, self._index.shape)
+        return rows[self._first : self._first + self._index.numel()].unflatten(0, self._index.shape)

@@ -146,9 +146,13 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
 
 def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
     """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
-    there = {p.dtype: None for p in layer.parameters() if p.is_floating_point()}
-    if there and x.tensor.dtype not in there and not torch.is_autocast_enabled(x.tensor.device.type):
-        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, next(iter(there))))
+    other = None
+    for parameter in layer.parameters():
+        if parameter.dtype == x.tensor.dtype:
+            return
+        other = parameter.dtype if other is None and parameter.is_floating_point() else other
+    if other is not None and not torch.is_autocast_enabled(x.tensor.device.type):
+        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
         layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
         raise TypeError(
             f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "

@@ -14,7 +14,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
-from escnn_attention.fibers import fibers, mass
+from escnn_attention.fibers import Fibers, fibers, mass
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.points import Normalization
 from escnn_attention.neighbours import Neighbourhood
@@ -132,9 +132,9 @@ class PointLayer(PointModule):
             x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be
                 differentiated by both.
             edge_index: ``(2, E)``, the edges from keys (first row) to queries (second row), as in PyTorch Geometric and
-                escnn's point convolutions. A point attends to itself only if there is such an edge; one without any
-                edge gets zeros from the heads. Without edges the layer searches neighbours by ``radius`` and
-                ``num_neighbours``, or takes all points of the cloud.
+                escnn's point convolutions. A point attends to itself only if there is such an edge; to every point that
+                is there leads one. Without edges the layer searches neighbours by ``radius`` and ``num_neighbours``, or
+                takes all points of the cloud.
             batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
                 one stay within clouds.
             mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
@@ -146,9 +146,9 @@ class PointLayer(PointModule):
 
         Raises:
             TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
-            ValueError: another gspace or type, no coordinates or such that are not finite, a shape that does not fit, a
-                point that does not exist, edges between clouds, edges for a layer that has a ``radius`` or
-                ``num_neighbours`` of its own.
+            ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does
+                not fit, a point that does not exist or to which no edge leads, edges between clouds, edges for a layer
+                that has a ``radius`` or ``num_neighbours`` of its own.
         """
         name = type(self).__name__
         x = check_points(x, self.in_type, self)
@@ -266,7 +266,14 @@ class _PointAttention(PointLayer):
         size = relation.size(group.dimension)
         relative = None if lifts or group.relative is None else torch.as_tensor(group.relative)
         pose_features = 0 if relative is None else relative.shape[-1]
-        seen = 1 if keys == "own" and not (isinstance(kernel, Encoding) and kernel.absolute) else num_poses
+        # With keys="own" the pose term is the same for all keys, and drops out of a softmax; as on grids, the rotary
+        # encoding goes without it, too. A kernel is no sum with it, but has another constant where the query's pose is
+        # that of the output.
+        if isinstance(kernel, PairKernel):
+            constant = keys == "own" and query == "own"
+        else:
+            constant = keys == "own" and normalization == "softmax" and not kernel.absolute
+        seen = 1 if constant else num_poses
         values = None
         if kernel_features is not None:
             check_int("kernel_features", kernel_features)
@@ -294,8 +301,21 @@ class _PointAttention(PointLayer):
             backend=backend,
             query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
             turn=turn_of(in_type, out_type, group),
+            opposite=opposite_poses(group),
         )
         super().__init__(in_type, out_type, plain, fields)
+
+
+def opposite_poses(group: Fibers) -> np.ndarray | None:
+    """The index of -h for every element h of a finite group that has the inversion of space, else None."""
+    if group.samples is not None:
+        return None
+    for opposite in group.quotient:  # h to g⁻¹h
+        inverts = np.allclose(group.inverse_action[opposite], -group.inverse_action, atol=1e-12)
+        # g is its own inverse: -h sees ĥ as h sees -ĥ.
+        if inverts and (group.quotient[opposite] == group.quotient[:, opposite]).all():
+            return opposite
+    return None
 
 
 def check_length(name: str, value: Any) -> float:
@@ -311,11 +331,15 @@ def check_cloud(
 ) -> None:
     """What comes with the features of a cloud fits together; what a mask hides may be anything."""
     number = len(coords)
+    if number == 0:
+        raise ValueError("input: got a cloud without points, needed at least one")
     for name, value in (("edge_index", edge_index), ("batch", batch), ("mask", mask), ("measure", measure)):
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
         raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
+    if mask is not None and not bool(mask.any()):
+        raise ValueError("mask: hides all points, needed at least one that is there")
     finite = coords.detach().isfinite().all(-1)
     if not bool((finite if mask is None else finite | ~mask).all()):
         raise ValueError("coords: got numbers that are not finite; leave points out by mask")
@@ -325,12 +349,27 @@ def check_cloud(
         _check_index("batch", batch, (number,), None)
         if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
             raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
+    if edge_index is not None:
+        _check_keys(edge_index, number, mask)
     if measure is not None:
         if measure.shape != (number,):
             raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
         good = (measure > 0) & measure.isfinite()
         if not bool((good if mask is None else good | ~mask).all()):
             raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
+
+
+def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
+    """Every point that is there has a key."""
+    queries = edge_index[1] if mask is None else edge_index[1, mask[edge_index[0]]]
+    without = torch.ones(number, dtype=torch.bool, device=edge_index.device) if mask is None else mask.clone()
+    without[queries] = False
+    if bool(without.any()):
+        example, several = int(without.nonzero()[0]), int(without.sum())
+        raise ValueError(
+            f"edge_index: no edge leads to point {example} ({several} such of {number} points), which then has nothing "
+            "to attend to; give isolated points an edge to themselves, or leave them out by mask"
+        )
 
 
 def _check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:

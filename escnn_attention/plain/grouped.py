@@ -9,37 +9,44 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from escnn_attention.functional.products import of_one_precision
 
 __all__ = ["collect", "spread"]
 
 
-def spread(x: Tensor, weight: Tensor) -> Tensor:
-    """``x`` times the transposed weight of every group: ``(n, s)`` and ``(G, o, s)`` to ``(G, n, o)``."""
-    x, weight = _of_one_precision(x, weight)
+def spread(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x`` times the transposed weight of every group: ``(n, s)`` and ``(G, o, s)`` to ``(G, n, o)``.
+
+    ``bias`` is ``(G, o)``, or None.
+    """
+    x, weight = of_one_precision(x, weight)
+    bias = None if bias is None else bias.to(weight.dtype)
     if _in_one(weight):
-        return (x @ weight.flatten(0, 1).T).unflatten(1, weight.shape[:2]).transpose(0, 1).contiguous()
-    return _Spread.apply(x, weight)
+        y = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        return y.unflatten(1, weight.shape[:2]).transpose(0, 1).contiguous()
+    y = _Spread.apply(x, weight)
+    return y if bias is None else y + bias.unsqueeze(1)
 
 
-def collect(y: Tensor, weight: Tensor) -> Tensor:
-    """The sum over the groups of ``y`` times the weight: ``(G, n, o)`` and ``(G, o, s)`` to ``(n, s)``."""
-    y, weight = _of_one_precision(y, weight)
+def collect(y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The sum over the groups of ``y`` times the weight: ``(G, n, o)`` and ``(G, o, s)`` to ``(n, s)``.
+
+    ``bias`` is ``(s,)``, or None.
+    """
+    y, weight = of_one_precision(y, weight)
+    bias = None if bias is None else bias.to(weight.dtype)
     if _in_one(weight):
-        return y.transpose(0, 1).flatten(1) @ weight.flatten(0, 1)
-    return _Collect.apply(y, weight)
+        return F.linear(y.transpose(0, 1).flatten(1), weight.flatten(0, 1).T, bias)
+    x = _Collect.apply(y, weight)
+    return x if bias is None else x + bias
 
 
 def _in_one(weight: Tensor) -> bool:
     """Whether to take one product and move its result: group by group ``x`` is read again for every group."""
-    return len(weight) > 1 and weight.shape[2] >= 6 * weight.shape[1]
-
-
-def _of_one_precision(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As matrix products under autocast have it; a function of its own is left alone by autocast."""
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    return x.to(dtype), weight.to(dtype)
+    return len(weight) == 1 or weight.shape[2] >= 6 * weight.shape[1]
 
 
 def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:

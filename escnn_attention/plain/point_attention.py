@@ -15,8 +15,9 @@ from escnn_attention.encodings import Encoding, MLPEncoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
 from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
+from escnn_attention.functional.products import add_to_each, linear, product
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, cloud_slices
+from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices
 from escnn_attention.pair_kernels import PairKernel, products
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_module import PointModule
@@ -42,6 +43,7 @@ class PointAttention(PointModule, ExactBuffers):
         values: what becomes of the values that are attended to; None for their sum.
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
         quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
+        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space; None elsewhere.
         relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
         log_weights: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
@@ -52,6 +54,7 @@ class PointAttention(PointModule, ExactBuffers):
 
     inverse_action: Tensor
     quotient: Tensor
+    opposite: Tensor | None
     relative: Tensor | None
     log_weights: Tensor | None
 
@@ -77,6 +80,7 @@ class PointAttention(PointModule, ExactBuffers):
         backend: str,
         query_weight: float = 1.0,
         turn: RandomTurn | None = None,
+        opposite: np.ndarray | None = None,
     ):
         super().__init__()
         self.project_in = project_in
@@ -96,6 +100,7 @@ class PointAttention(PointModule, ExactBuffers):
         self.turn = turn
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
+        self.register_buffer("opposite", None if opposite is None else torch.as_tensor(opposite), persistent=False)
         self.register_exact("relative", relative)
         self.register_exact("log_weights", log_weights)
 
@@ -164,9 +169,10 @@ class PointAttention(PointModule, ExactBuffers):
         double = device == "cuda" and self.inverse_action.dtype == torch.float64
         # A gradient by coordinates is a force, to be differentiated once more, which fused attention cannot be.
         forces = points.requires_grad and torch.is_grad_enabled()
-        if dropped or double or forces or not self._factorises():
+        if dropped or double or forces:
             return False
-        return len(points) >= _MANY * (1 if batch is None or not len(batch) else int(batch.max()) + 1)
+        clouds = 1 if batch is None or not len(batch) else int(batch.max()) + 1
+        return len(points) >= _MANY * clouds and self._factorises()
 
     def _factorises(self) -> bool:
         """Whether the scores are products of what queries and keys know by themselves."""
@@ -242,7 +248,7 @@ class PointAttention(PointModule, ExactBuffers):
             scores=scores,
             mix=mix_values if self.values is None else self.values.bind(self.quotient, self.relative),
             log_measure=self._log_measure(measure),
-            width=self._width(),
+            width=self._width(isinstance(neighbours, WholeClouds)),
             query=query,
             keys=keys,
             normalization=self.normalization,
@@ -264,22 +270,39 @@ class PointAttention(PointModule, ExactBuffers):
             seen = self.relation(*(turned(x, inverse) for x in (query, key)))
         return seen.unsqueeze(-2).to(self.inverse_action.dtype)
 
-    def _width(self) -> int:
+    def _width(self, mutual: bool) -> int:
         """How many numbers there are for every score while it is made and used."""
-        kernel = self.encoding.hidden if isinstance(self.encoding, PairKernel) else 1
+        kernel = 1
+        if isinstance(self.encoding, PairKernel):
+            halved = mutual and self._opposite() is not None and self.encoding.combine != "mlp"
+            # Two layers.
+            kernel = (1 if halved else 2) * self.encoding.hidden
         return kernel if self.values is None else max(kernel, self.values.features)
+
+    def _opposite(self) -> Tensor | None:
+        """The pose -h, from which an offset looks like the opposite offset from h."""
+        return self.opposite if isinstance(self.relation, Offset) else None
 
     def _scores(self) -> Scores:
         if isinstance(self.encoding, PairKernel):
-            kernel, seen_poses = self.encoding, self.encoding.poses(self.quotient, self.relative)
-            return lambda q, k, seen: kernel.score(q, k, seen, seen_poses)
+            kernel, poses = self.encoding, self._of_pairs(self.encoding.poses(self.quotient, self.relative))
+            opposite = self._opposite()
+            return lambda q, k, seen, mutual: kernel.score(q, k, seen, poses, opposite if mutual else None)
         encoding = self.encoding
         if encoding.absolute or encoding.rotations() is not None:
-            return lambda q, k, seen: products(q, k) / math.sqrt(q.shape[-1])
+            return lambda q, k, seen, mutual: products(q, k) / math.sqrt(q.shape[-1])
         poses = encoding.poses(self.relative)
         if poses is not None and self.relative is None:
             poses = poses[:, self.quotient]
-        return _RelativeScores(encoding, poses)
+        if poses is not None:
+            poses = self._of_pairs(poses.movedim(-1, 1))
+        return _RelativeScores(encoding, None if poses is None else poses.movedim(1, -1))
+
+    def _of_pairs(self, poses: Tensor | None) -> Tensor | None:
+        """From ``(..., H, P)`` to ``(..., H, J or 1, P or 1)``: with keys of the query's own pose, that is ĥ = h̃."""
+        if poses is None or self.keys == "all" or poses.shape[-1] == 1:
+            return None if poses is None else poses.unsqueeze(-2)
+        return poses.unsqueeze(-1) if self.query == "all" else poses.diagonal(dim1=-2, dim2=-1)[..., None, None]
 
 
 # With so many points a cloud, on average, fused attention is faster, one cloud after the other.
@@ -306,47 +329,45 @@ class _RelativeScores:
 
     Args:
         encoding: of the offset.
-        poses: ``(M or 1, |H|, P, C)``, :math:`E[h^{-1}\hat h]`, or None.
+        poses: ``(M or 1, |H|, J or 1, P, C)``, :math:`E[h^{-1}\hat h]`, or None.
     """
 
     def __init__(self, encoding: Encoding, poses: Tensor | None):
         self._poses = poses
         self._encoding = encoding
 
-    def __call__(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, seen: Tensor, mutual: bool) -> Tensor:
         q, poses = q / math.sqrt(q.shape[-1]), self._poses
         if poses is not None and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
             # Fewer numbers than scores, where many queries share the keys.
-            k, poses = k + poses[:, :, None, None], None
+            k, poses = k + poses.unsqueeze(4), None
         score = products(q, k)
         features, readout = _features(self._encoding, seen)
         if features is not None and readout is not None:
             # The function of the offset is linear in so many features: the query reads them.
-            reads = torch.einsum("gmhjac,mcf->gmhjaf", q, readout.expand(q.shape[1], -1, -1))
-            score = score + _against(reads, features)
+            reads = torch.einsum("gmhjac,mcf->ghamjf", q, readout.expand(q.shape[1], -1, -1))
+            score = add_to_each(score, _against(reads, features))
         elif features is not None:
-            reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
+            reads = q.expand(-1, -1, seen.shape[1], -1, -1, -1)
             features = features.expand(q.shape[1], *features.shape[1:])
-            score = score + torch.einsum("gmhjac,mgakhpc->gmhjakp", reads, features)
+            score = score + torch.einsum("gmhjac,mghapkc->gmhjapk", reads, features)
         if poses is not None:
-            reads = q.expand(-1, -1, seen.shape[3], -1, -1, -1)
-            poses = poses.expand(q.shape[1], -1, -1, -1)
-            score = score + torch.einsum("gmhjac,mhpc->gmhjap", reads, poses).unsqueeze(-2)
+            reads = q.expand(-1, -1, seen.shape[1], -1, -1, -1)
+            poses = poses.expand(q.shape[1], -1, q.shape[3], -1, -1)
+            score = score + torch.einsum("gmhjac,mhjpc->gmhjap", reads, poses).unsqueeze(-1)
         return score
 
 
 def _against(reads: Tensor, features: Tensor) -> Tensor:
-    """``(G, M, H or 1, J, A, F)`` with ``(G, A, K, H, P, F)``: ``(G, M, H, J, A, K, P)``."""
-    keys = features.shape[2], features.shape[4]
-    reads = reads.expand(-1, -1, features.shape[3], -1, -1, -1).permute(0, 4, 2, 1, 3, 5)  # G, A, H, M, J, F
-    out = reads.flatten(3, 4) @ features.permute(0, 1, 3, 5, 2, 4).flatten(4)
-    return out.unflatten(3, reads.shape[3:5]).unflatten(-1, keys).permute(0, 3, 2, 4, 1, 5, 6)
+    """``(G, H or 1, A, M, J, F)`` with ``(G, H, A, P, K, F)``: ``(G, M, H, J, A, P, K)``."""
+    out = product(reads.flatten(3, 4), features.flatten(3, 4).transpose(-1, -2))
+    return out.unflatten(-1, features.shape[3:5]).unflatten(3, reads.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
 
 
 def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The function of the offset as features ``(G, A, K, H, P, F)`` and what reads them, ``(M or 1, C, F)``.
+    """The function of the offset as features ``(G, H, A, P, K, F)`` and what reads them, ``(M or 1, C, F)``.
 
-    Without such a form, its values ``(M or 1, G, A, K, H, P, C)`` and None.
+    Without such a form, its values ``(M or 1, G, H, A, P, K, C)`` and None.
     """
     waves = encoding.waves()
     if waves is not None:
@@ -355,7 +376,7 @@ def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor |
     if type(encoding) is MLPEncoding and encoding.mlp is not None:
         *hidden, last = encoding.mlp
         for layer in hidden:
-            seen = layer(seen)
+            seen = linear(layer, seen) if isinstance(layer, torch.nn.Linear) else layer(seen)
         return seen, cast(torch.nn.Linear, last).weight.unflatten(0, (-1, encoding.channels))
     return encoding.offsets(seen), None
 
@@ -406,12 +427,12 @@ class ConvolvedValues(torch.nn.Module):
             weight = self.weight[:, quotient]
 
         def mix(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-            poses = seen.shape[3]
-            functions = self.kernel(seen).expand(-1, -1, -1, -1, p.shape[-1], -1)
+            poses = seen.shape[1]
+            functions = self.kernel(seen).expand(-1, -1, -1, p.shape[-2], -1, -1)
             # For every head and key pose of a group: the values weighted by attention and function,
             # (A · H · F, K) · (K, C).
-            weights = torch.einsum("gmhakp,gakhpf->gmpahfk", p, functions)
-            sums = weights.flatten(3, 5) @ v[:, :, 0].transpose(2, 3)
+            weights = torch.einsum("gmhapk,ghapkf->gmpahfk", p, functions)
+            sums = weights.flatten(3, 5) @ v.squeeze(2)
             return torch.einsum(
                 "gmpahfc,mhpfic->gmhai",
                 sums.unflatten(3, weights.shape[3:6]),

@@ -40,42 +40,53 @@ class Segment(Protocol):
 class _Frames(ExactBuffers):
     r"""Writes weight vectors w in the frame of every pose, :math:`w\,\rho(h)^{-1}`.
 
-    Maps ``(F, size)`` to ``(|H|, F, size)``.
+    Maps ``(F, size)`` to ``(F, |H|, size)``.
     """
+
+    index: Tensor | None
+    order: Tensor | None
 
     def __init__(self, segments: Sequence[Segment]):
         super().__init__()
-        order = np.concatenate([s.columns.ravel() for s in segments])
-        if (order == np.arange(len(order))).all():
-            self.order = None
-        else:
-            self.register_buffer("order", torch.as_tensor(order.argsort()), persistent=False)
+        gathered = [s.columns[:, s.permutation].swapaxes(0, 1) for s in segments if s.permutation is not None]
+        turned = [s for s in segments if s.permutation is None]
+        # All permutations are one gather, along one axis: its gradient is fast.
+        index = np.concatenate([i.reshape(len(i), -1) for i in gathered], axis=1) if gathered else None
+        self.register_buffer("index", None if index is None else torch.as_tensor(index), persistent=False)
         self._stretches: list[slice | None] = []
-        for i, segment in enumerate(segments):
+        for i, segment in enumerate(turned):
             columns = segment.columns.ravel()
             # Channels that lie side by side are a view, whose gradient is one too.
             together = bool((columns == columns[0] + np.arange(len(columns))).all())
             self._stretches.append(slice(int(columns[0]), int(columns[0]) + len(columns)) if together else None)
             self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
-            # A gather saves work only where matrices are large: its gradient is slow.
-            if segment.permutation is None or segment.matrices.size <= 2**14:
-                self.register_exact(f"matrices_{i}", segment.matrices)
-            else:
-                self.register_buffer(f"permutation_{i}", torch.as_tensor(segment.permutation), persistent=False)
+            self.register_exact(f"matrices_{i}", segment.matrices)
+        made = [s for s in segments if s.permutation is not None] + turned
+        order = np.concatenate([s.columns.ravel() for s in made]).argsort()
+        in_order = bool((order == np.arange(len(order))).all())
+        self.register_buffer("order", None if in_order else torch.as_tensor(order), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         parts = []
+        if self.index is not None:
+            parts.append(weight.index_select(1, self.index.flatten()).unflatten(1, self.index.shape))
         for i, stretch in enumerate(self._stretches):
             columns = getattr(self, f"columns_{i}")
             of_fields = weight.index_select(1, columns.flatten()) if stretch is None else weight[:, stretch]
             fields = of_fields.unflatten(1, columns.shape)
-            if f"permutation_{i}" in self._buffers:
-                seen = fields[:, :, getattr(self, f"permutation_{i}")].permute(2, 0, 1, 3)
-            else:
-                seen = torch.einsum("fmi,hij->hfmj", fields, getattr(self, f"matrices_{i}"))
-            parts.append(seen.flatten(2))
+            parts.append(torch.einsum("fmi,hij->fhmj", fields, getattr(self, f"matrices_{i}")).flatten(2))
         frames = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-        return frames if self.order is None else frames[:, :, self.order]
+        return frames if self.order is None else frames.index_select(2, self.order)
+
+
+def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
+    """From ``(F, |H|, n)`` to ``(groups, |H| · F // groups, n)``.
+
+    In a group the poses lie outside the fields. A single group has them inside, as the channels of regular fields do.
+    """
+    if groups == 1:
+        return of_poses.flatten(0, 1).unsqueeze(0)
+    return of_poses.unflatten(0, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
 class ToPoses(torch.nn.Module):
@@ -115,15 +126,19 @@ class ToPoses(torch.nn.Module):
         self.bias = Parameter(torch.zeros(bias)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        fields = len(self.weight) // self.groups
+        bias = None if self.bias is None else F.pad(self.bias, (0, len(self.weight) - len(self.bias)))
         if self.frames is None:
-            x = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
-            weight = self.weight.unflatten(0, (self.groups, -1))
-        else:
-            weight = self.frames(self.weight).unflatten(1, (self.groups, -1)).transpose(0, 1).flatten(1, 2)
-        y = spread(x.flatten(0, -2), weight).view(
-            self.groups, *x.shape[:2], self.order, len(self.weight) // self.groups
-        )
-        return y if self.bias is None else y + _of_groups(self.bias, self.groups, len(self.weight)).to(y.dtype)
+            rows = x.unflatten(-1, (-1, self.order)).transpose(-1, -2).flatten(0, -2)
+            bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
+            y = spread(rows, self.weight.unflatten(0, (self.groups, fields)), bias)
+            return y.view(self.groups, *x.shape[:2], self.order, fields)
+        if bias is not None:
+            bias = _in_groups(bias.view(-1, 1, 1).expand(-1, self.order, 1), self.groups).squeeze(-1)
+        y = spread(x.flatten(0, 1), _in_groups(self.frames(self.weight), self.groups), bias)
+        if self.groups == 1:
+            return y.view(1, *x.shape[:2], fields, self.order).transpose(-1, -2)
+        return y.view(self.groups, *x.shape[:2], self.order, fields)
 
 
 class FromPoses(ExactBuffers):
@@ -167,13 +182,14 @@ class FromPoses(ExactBuffers):
 
     def forward(self, y: Tensor) -> Tensor:
         shape = y.shape[1:3]
+        bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
             x = collect(y.flatten(1, 3), weight).unflatten(0, (*shape, self.order)).transpose(-1, -2).flatten(-2)
-        else:
-            weight = self.frames(self.weight).unflatten(1, (self.groups, -1)).transpose(0, 1)
-            x = collect(y.flatten(3).flatten(1, 2), weight.flatten(1, 2)).unflatten(0, shape)
-        return x if self.bias is None else x + (self.invariants @ self.bias).to(x.dtype)
+            return x if bias is None else x + bias.to(x.dtype)
+        rows = y.transpose(-1, -2) if self.groups == 1 else y
+        weight = _in_groups(self.frames(self.weight), self.groups)
+        return collect(rows.flatten(3).flatten(1, 2), weight, bias).unflatten(0, shape)
 
 
 class Scalars(torch.nn.Module):
@@ -195,11 +211,8 @@ class Scalars(torch.nn.Module):
         self.bias = Parameter(torch.zeros(bias)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = spread(x.flatten(0, 1), self.weight.unflatten(0, (self.groups, -1)))
-        y = y.view(self.groups, *x.shape[:2], 1, len(self.weight) // self.groups)
-        return y if self.bias is None else y + _of_groups(self.bias, self.groups, len(self.weight)).to(y.dtype)
-
-
-def _of_groups(bias: Tensor, groups: int, fields: int) -> Tensor:
-    """The biases of the first of the fields, and zeros, for ``(groups, B, N, P, fields // groups)``."""
-    return F.pad(bias, (0, fields - len(bias))).view(groups, 1, 1, 1, -1)
+        fields = len(self.weight) // self.groups
+        bias = None if self.bias is None else F.pad(self.bias, (0, len(self.weight) - len(self.bias)))
+        bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
+        y = spread(x.flatten(0, 1), self.weight.unflatten(0, (self.groups, fields)), bias)
+        return y.view(self.groups, *x.shape[:2], 1, fields)

@@ -35,9 +35,9 @@ def test_against_a_loop(query, normalization, neighbours):
     q, k, v, x = random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2)
     log_measure = random(6, 3)
 
-    def plain(q, k, seen):
-        offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None]  # G, A, K, H, 1
-        return products(q, k) + offset.permute(0, 3, 1, 2, 4)[:, None, :, None]
+    def plain(q, k, seen, mutual):
+        offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None, None, None]  # G, H, A, 1, K
+        return products(q, k) + offset[:, None, :, None]
 
     def attend():
         return point_attention(
@@ -80,16 +80,16 @@ def test_no_points_and_no_neighbours(number):
     q = random(number, 2, 3, 4)
     empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
     out = point_attention(
-        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s: products(q, k)
+        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: products(q, k)
     )
     assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
 
 
 def test_values_of_poses_by_themselves():
-    p, v = random(3, 2, 4, 6, 5, 1), random(3, 2, 4, 5, 1, 6)
-    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhakp,gmhkpc->gmhac", p, v))
-    p, v = random(3, 2, 4, 6, 5, 7), random(3, 2, 1, 5, 7, 6)
-    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhakp,gmkpc->gmhac", p, v[:, :, 0]))
+    p, v = random(3, 2, 4, 6, 1, 5), random(3, 2, 4, 1, 5, 6)
+    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhapk,gmhpkc->gmhac", p, v))
+    p, v = random(3, 2, 4, 6, 7, 5), random(3, 2, 1, 7, 5, 6)
+    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhapk,gmpkc->gmhac", p, v[:, :, 0]))
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
@@ -106,7 +106,7 @@ def test_pieces_are_dropped_and_made_again(neighbours):
             neighbours,
             num_poses=3,
             relate=relate,
-            scores=lambda q, k, seen: products(q, k) + seen.sum(-1).permute(0, 3, 1, 2, 4)[:, None, :, None],
+            scores=lambda q, k, seen, mutual: products(q, k) + seen.sum(-1)[:, None, :, None],
         )
         return list(torch.autograd.grad(out.sin().sum(), [q, k, v, x]))
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escnn_attention import (
+    Encoding,
     FourierEncoding,
     LogPolar,
     MLPEncoding,
@@ -22,6 +23,7 @@ from escnn_attention import (
     PairKernel,
     PointAttentiveConv,
     PointSelfAttention,
+    QuadraticEncoding,
     RotaryEncoding,
     Samples,
     working_memory,
@@ -45,6 +47,7 @@ ENCODINGS = {
     "rotary": lambda: RotaryEncoding(),
     "absolute": lambda: "absolute",
     "none": lambda: "none",
+    "quadratic": lambda: QuadraticEncoding(),
     "LieTransformer": lambda: PairKernel(hidden=4),
     "2232": lambda: PairKernel("concat", "raw", "mlp", hidden=4),
     "product": lambda: PairKernel("concat", "mlp", "product", hidden=4),
@@ -180,7 +183,8 @@ def score(encoding, m, q, k, seen, pose, a, b, group, h, tilde):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])
-def test_the_formula(encoding, query, keys):
+@pytest.mark.parametrize("normalization", ["softmax", "count"])
+def test_the_formula(encoding, query, keys, normalization):
     torch.manual_seed(1)
     space = gspaces.flipRot2dOnR2(3) if keys == "all" and query == "own" else gspaces.rot2dOnR2(3)
     in_type, out_type = mixed(space), FieldType(space, 2 * [space.regular_repr])
@@ -193,9 +197,13 @@ def test_the_formula(encoding, query, keys):
         keys=keys,
         encoding=ENCODINGS[encoding](),
         length_scale=0.7,
+        normalization=normalization,
     ).double()
+    if normalization == "count" and isinstance(layer.plain.encoding, Encoding):
+        # No softmax takes out what all keys of a query share: the formula has the term of the poses.
+        assert (layer.plain.encoding.poses() is None) == (encoding == "none")
     x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 2, 1], [1, 1, 1, 0, 3]])
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     measure = torch.rand(4, dtype=torch.float64) + 0.5
     torch.testing.assert_close(
         layer(x, edges, measure=measure).tensor, written_out(layer, x, edges, measure), rtol=1e-10, atol=1e-11
@@ -210,7 +218,7 @@ def test_counts_convolutions_and_lifting(encoding, lifts, query):
     space = gspaces.rot2dOnR3(3)
     in_type = FieldType(space, 3 * [space.trivial_repr]) if lifts else mixed(space)
     x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 3, 2], [1, 1, 0, 0, 3]])
+    edges = torch.tensor([[0, 1, 2, 3, 2, 0], [1, 1, 0, 0, 3, 2]])
     for kind in (PointSelfAttention, PointAttentiveConv):
         for normalization in ("softmax", "count"):
             layer = kind(
@@ -234,7 +242,7 @@ def test_other_relations(relation):
     in_type = mixed(space)
     layer = PointSelfAttention(in_type, in_type, num_heads=1, head_fields=2, relation=relation).double()
     x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 3], [1, 1, 0, 0]])
+    edges = torch.tensor([[0, 1, 2, 3, 3, 2], [1, 1, 0, 0, 2, 3]])
     torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
     assert worst_error(layer, x) < 1e-12
     moved = GeometricTensor(x.tensor, in_type, x.coords + 1.0)
@@ -259,7 +267,7 @@ def test_scalings_and_rotations_of_the_plane_need_no_fiber_group():
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "2232"])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "quadratic", "2232"])
 def test_equivariance(space, encoding):
     torch.manual_seed(5)
     space = SPACES[space]()
@@ -267,7 +275,9 @@ def test_equivariance(space, encoding):
     x = cloud(in_type, 9)
     batch = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
     for query in ("own", "all"):
-        arguments = {"num_heads": 2, "head_fields": 2, "query": query, "radius": 1.5}
+        # A quadratic encoding needs a channel for every coordinate and one more.
+        head_fields = 4 if encoding == "quadratic" else 2
+        arguments = {"num_heads": 2, "head_fields": head_fields, "query": query, "radius": 1.5}
         layer = PointSelfAttention(in_type, in_type, encoding=ENCODINGS[encoding](), **arguments).double()
         assert worst_error(layer, x, batch=batch) < 1e-12
         moved = GeometricTensor(x.tensor, in_type, x.coords + torch.randn(x.coords.shape[1]).double())
@@ -355,7 +365,7 @@ def test_backends_for_whole_clouds_refuse_edges(backend):
     layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend=backend).double()
     layer(cloud(in_type, 4))
     with pytest.raises(ValueError, match=f"backend: '{backend}' cannot"):
-        layer(cloud(in_type, 4), torch.tensor([[0, 1], [1, 0]]))
+        layer(cloud(in_type, 4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
 
 
 def test_dense_is_chosen_for_large_clouds(monkeypatch):
@@ -487,7 +497,7 @@ def test_a_head_of_one_channel_compares_query_and_key():
     space = gspaces.rot2dOnR2(3)
     in_type = mixed(space)
     x = cloud(in_type, 4)
-    edges = torch.tensor([[0, 1, 2, 2, 1], [1, 1, 1, 0, 3]])
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     for combine in ("sum", "product", "mlp"):
         kernel = PairKernel("concat", "mlp", combine, hidden=4)
         layer = PointSelfAttention(in_type, in_type, num_heads=2, head_fields=1, encoding=kernel).double()
@@ -495,18 +505,6 @@ def test_a_head_of_one_channel_compares_query_and_key():
         encoding = layer.plain.encoding
         (gradient,) = torch.autograd.grad(layer(x).tensor.square().sum(), encoding.of_query)
         assert float(gradient.abs().max()) > 1e-9
-
-
-def test_no_points_for_any_backend():
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, [space.regular_repr])
-    nobody = torch.zeros(0, dtype=torch.long)
-    for backend, encoding in (("dense", "fourier"), ("reference", "mlp"), ("neighbours", "rotary"), ("auto", "none")):
-        layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=encoding, backend=backend).double()
-        x = cloud(in_type, 0)
-        assert layer(x).tensor.shape == layer(x, batch=nobody).tensor.shape == (0, 4)
-        x = cloud(in_type, 2)
-        assert not layer(x, mask=torch.zeros(2, dtype=torch.bool)).tensor.any()
 
 
 def test_a_point_at_the_position_of_another_has_gradients():
@@ -518,17 +516,24 @@ def test_a_point_at_the_position_of_another_has_gradients():
     assert coords.grad.isfinite().all()
 
 
-def test_without_keys_the_heads_give_nothing():
+def test_points_that_have_nothing_to_attend_to():
     space = gspaces.rot2dOnR2(4)
     in_type = FieldType(space, [space.regular_repr])
-    for normalization in ("softmax", "count"):
-        layer = PointSelfAttention(in_type, in_type, bias=False, normalization=normalization).double()
-        x = cloud(in_type, 3)
-        y = layer(x, torch.tensor([[0], [1]])).tensor
-        assert not y[[0, 2]].any()
-        assert y[1].any()
-        assert not layer(x, torch.zeros(2, 0, dtype=torch.long)).tensor.any()
-    assert layer(cloud(in_type, 0)).tensor.shape == (0, 4)
+    layer = PointSelfAttention(in_type, in_type)
+    x = GeometricTensor(torch.randn(3, in_type.size), in_type, torch.randn(3, 2))
+    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(2 such of 3 points\)"):
+        layer(x, torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(3 such of 3 points\)"):
+        layer(x, torch.zeros(2, 0, dtype=torch.long))
+    # An edge from a point that is not there does not count, and a point that is not there needs none.
+    edges, mask = torch.tensor([[0, 1, 2], [1, 0, 2]]), torch.tensor([True, False, True])
+    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(1 such"):
+        layer(x, edges, mask=mask)
+    assert not layer(x, torch.tensor([[0, 1, 2], [0, 0, 2]]), mask=mask).tensor[1].any()
+    with pytest.raises(ValueError, match="mask: hides all points"):
+        layer(x, mask=torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="input: got a cloud without points"):
+        layer(GeometricTensor(x.tensor[:0], in_type, x.coords[:0]))
 
 
 def test_masked_points_are_not_there():
@@ -638,23 +643,65 @@ def test_precisions():
     assert float((single - double).norm() / double.norm()) < 1e-5
 
 
-def test_it_mixes_with_point_convolutions_of_escnn():
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [(lambda: gspaces.flipRot2dOnR2(4), "R2PointConv"), (lambda: gspaces.rot2dOnR3(4), "R3PointConv")],
+)
+def test_it_mixes_with_point_convolutions_of_escnn(space, name):
     pytest.importorskip("torch_geometric")
     torch.manual_seed(16)
-    space = gspaces.rot2dOnR3(4)
+    space = space()
     scalars, hidden = FieldType(space, [space.trivial_repr]), FieldType(space, 2 * [space.regular_repr])
-    convolution = nn.R3PointConv(scalars, hidden, width=2.0, n_rings=2, frequencies_cutoff=2.0)
+    options = {"width": 2.0, "n_rings": 2, "frequencies_cutoff": 2.0}
+    before = getattr(nn, name)(scalars, hidden, **options)
     attention = PointSelfAttention(hidden, hidden, num_heads=2)
-    x = GeometricTensor(torch.randn(8, 1), scalars, torch.randn(8, 3))
-    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 0, 5, 6, 7, 4]])
+    after = getattr(nn, name)(hidden, mixed(space), **options)
+    x = GeometricTensor(torch.randn(8, 1), scalars, torch.randn(8, space.dimensionality))
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 2, 5], [1, 2, 3, 0, 5, 6, 7, 4, 2, 1]])
 
-    def network(x):
-        return attention(convolution(x, edges), edges)
+    def worst(network) -> float:
+        return error_of(network, x, space.fibergroup.elements)
 
-    y = network(x)
-    for h in space.fibergroup.elements:
-        z = network(x.transform(h))
-        np.testing.assert_allclose(z.tensor.detach().numpy(), y.transform_fibers(h).tensor.detach().numpy(), atol=1e-5)
+    # escnn holds the bases of its kernels in float32.
+    assert worst(lambda x: after(attention(before(x, edges), edges), edges)) < 1e-5
+
+    def broken(x):
+        y = attention(before(x, edges), edges)
+        return after(GeometricTensor(y.tensor.roll(1, dims=1), hidden, y.coords), edges)
+
+    assert worst(broken) > 1e-2
+
+
+@pytest.mark.parametrize("encoding", ["LieTransformer", "product", "location only", "2232"])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("keys", ["all", "own"])
+def test_pairs_seen_both_ways_round(encoding, query, keys):
+    """With the inversion of space a kernel of whole clouds is evaluated for half of the poses."""
+    torch.manual_seed(17)
+    batch = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    edges = (batch[:, None] == batch).nonzero().T
+    for make, halved in (
+        (lambda: gspaces.flipRot2dOnR2(2), True),
+        (lambda: gspaces.rot2dOnR2(4), True),
+        (lambda: gspaces.invOnR3(), True),
+        (lambda: gspaces.rot2dOnR2(3), False),
+        (lambda: gspaces.rot2dOnR3(2), False),
+    ):
+        space = make()
+        layer = PointSelfAttention(
+            mixed(space), mixed(space), head_fields=2, encoding=ENCODINGS[encoding](), query=query, keys=keys
+        ).double()
+        assert (layer.plain.opposite is not None) == halved
+        x = cloud(layer.in_type, 7)
+        leaves = [x.tensor.requires_grad_(), x.coords.requires_grad_(), *layer.parameters()]
+        whole, listed = layer(x, batch=batch).tensor, layer(x, edges).tensor
+        torch.testing.assert_close(whole, listed, rtol=1e-10, atol=1e-11)
+        for gradients in zip(
+            torch.autograd.grad(whole.sin().sum(), leaves), torch.autograd.grad(listed.sin().sum(), leaves), strict=True
+        ):
+            torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+    layer = PointSelfAttention(mixed(space), mixed(space), head_fields=2, encoding=PairKernel(), relation=Pair())
+    assert layer.plain._opposite() is None  # Pairs of positions are not opposite to each other.
 
 
 def test_bad_arguments():
@@ -753,6 +800,8 @@ CONTINUOUS = {
     "SO(3)": (gspaces.rot3dOnR3, lambda group, n: group.irrep(n), (12, 60)),
     "O(3)": (gspaces.flipRot3dOnR3, lambda group, n: group.irrep(n % 2, n), (24, 120)),
     "SO(2) about an axis": (gspaces.rot2dOnR3, lambda group, n: group.irrep(n), (4, 32)),
+    "O(2) with half turns": (gspaces.dihedralOnR3, lambda group, n: group.irrep(1, n), (8, 64)),
+    "O(2) with mirrors": (gspaces.conicalOnR3, lambda group, n: group.irrep(1, n), (8, 64)),
 }
 
 

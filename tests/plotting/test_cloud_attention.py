@@ -133,10 +133,10 @@ def test_who_is_no_neighbour_has_no_weight():
     assert (found[:, ~far] > 0).all()
 
     free = layer_on(gspaces.rot2dOnR2(2))
-    edges = torch.tensor([[3, 5], [0, 0]])
+    each = torch.arange(1, 12)  # has an edge to itself
+    edges = torch.cat([torch.tensor([[3, 5], [0, 0]]), torch.stack([each, each])], dim=1)
     np.testing.assert_array_equal(weights_of(free, x, 0, [0], edge_index=edges)[0].nonzero()[1], [3, 5, 3, 5])
-    assert not weights_of(free, x, 1, [0], edge_index=edges).any()  # an isolated point
-    assert not weights_of(free, x, 1, [0], edge_index=edges[:, :0]).any()
+    np.testing.assert_array_equal(weights_of(free, x, 1, [0], edge_index=edges)[0].nonzero()[1], [1, 1])
 
 
 def test_attentive_convolution_is_drawn_without_its_kernel():
@@ -241,7 +241,7 @@ def test_layers_of_a_model():
     block = PointTransformerBlock(network.in_type, network.in_type, kernel_features=3)
     assert len(plot_cloud_attention(cloud_for(block), block, point=0).axes) == 2
     # A layer that is called with edges sees those only.
-    chain = torch.tensor([[0, 1], [0, 0]])
+    chain = torch.tensor([[0, 1, 1, 2, 3, 4, 5, 6], [0, 0, 1, 2, 3, 4, 5, 6]])
     coloured = points_of(plot_cloud_attention(x, network, "blocks.0", point=0, edge_index=chain).axes[0])
     np.testing.assert_array_equal((coloured < 1).any(axis=1), [True, True, *(5 * [False])])
 

@@ -1,0 +1,91 @@
+"""Products and sums of many small matrices, whose rows are too short for what torch does by itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_to_each", "linear", "of_one_precision", "product"]
+
+# Rows that fill no vector register are slow to make.
+_NARROW = 16
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix products of ``(..., r, i)`` with ``(..., i, c)``.
+
+    Where the result has long columns and short rows, its transpose is made, which takes a third of the time; and so are
+    the gradients.
+    """
+    if a.shape[:-2] != b.shape[:-2]:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
+    a, b = of_one_precision(a, b)
+    return _Product.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
+
+
+def linear(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    """What the layer makes of ``(..., i)``, where rows are many and short."""
+    # The gradient of a weight that is stored like this has the longer rows.
+    weight, rows = layer.weight.T.contiguous(), x.flatten(0, -2)
+    y = rows @ weight if layer.bias is None else torch.addmm(layer.bias, rows, weight)
+    return y.unflatten(0, x.shape[:-1])
+
+
+def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
+    """The sum of ``(..., p, n)`` and ``(..., 1, n)``."""
+    alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
+    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1:
+        return _AddToEach.apply(x, rows)
+    return x + rows
+
+
+def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """As matrix products under autocast have it; a function of its own is left alone by autocast."""
+    device = a.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else a.dtype
+    return a.to(dtype), b.to(dtype)
+
+
+def _multiply(a: Tensor, b: Tensor, turned: bool = False) -> Tensor:
+    """``turned`` asks for a result whose transpose is contiguous; rows that are long have precedence."""
+    rows, columns = a.shape[1], b.shape[2]
+    if min(rows, columns) < _NARROW:
+        turned = columns < rows
+    return (b.mT @ a.mT).mT if turned else a @ b
+
+
+def _is_turned(x: Tensor) -> bool:
+    return x.stride(1) == 1 and x.stride(2) != 1
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, turned: bool) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _multiply(a, b, turned)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b = ctx.saved_tensors
+        return (
+            _Product.apply(grad, b.mT, _is_turned(a)) if ctx.needs_input_grad[0] else None,
+            _Product.apply(a.mT, grad, _is_turned(b)) if ctx.needs_input_grad[1] else None,
+            None,
+        )
+
+
+class _AddToEach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        out, rows = torch.empty_like(x), rows.squeeze(-2).contiguous()
+        for i in range(x.shape[-2]):
+            torch.add(x[..., i, :], rows, out=out[..., i, :])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, functools.reduce(torch.add, grad.unbind(-2)).unsqueeze(-2)
