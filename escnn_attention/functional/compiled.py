@@ -68,15 +68,14 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
 
 def _folder() -> Path:
     """Where libraries are kept: where none can be, a folder of this process."""
-    if chosen := os.environ.get("ESCNN_ATTENTION_CACHE"):
-        folder = Path(chosen).expanduser()
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "escnn_attention"
+    chosen = os.environ.get("ESCNN_ATTENTION_CACHE")
+    folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "escnn_attention"))
     try:
+        folder = folder.expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the second where there is no home
         _logger.info("%s cannot be written to (%s): libraries are built for this process only", folder, error)
         return Path(_temporary_folder().name)
 

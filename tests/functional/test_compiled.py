@@ -79,6 +79,17 @@ def test_a_folder_that_cannot_be_written_to(source, cache, compiler):
     assert cache.read_text() == "a file where the folder would be"
 
 
+def test_no_home(source, cache, compiler, monkeypatch):
+    monkeypatch.delenv("ESCNN_ATTENTION_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compiled.Path, "expanduser", homeless)
+    assert compiled.library(source, "NUMBER=7").number() == 7
+
+
 def test_a_library_that_cannot_be_loaded(source, cache, compiler, monkeypatch):
     def refuse(*_):
         raise OSError("failed to map segment")
