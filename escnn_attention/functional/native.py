@@ -20,7 +20,14 @@ from torch import Tensor
 
 from escnn_attention.functional.compiled import NotBuilt, library
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import LOG2E, Arguments, Operators, empty_gradients, empty_output
+from escnn_attention.functional.operators import (
+    LOG2E,
+    Arguments,
+    Operators,
+    empty_gradients,
+    empty_output,
+    why_not_served,
+)
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window
 
@@ -39,12 +46,9 @@ _PARTS = 8
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
     """Why this backend cannot serve a call."""
-    if q.device.type != "cpu":
-        return f"it runs on the CPU, and the tensors are on {q.device}"
-    if not isinstance(positions, Grid):
-        return "it needs a grid"
-    if len(q) == 0:
-        return "there are no images"
+    if reason := why_not_served(q, positions):
+        return reason
+    assert isinstance(positions, Grid)
     if not positions.shape:
         return "there is no base space for a window"
     if positions.complete and terms.spatial is None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.positions import Grid, Window, WindowShape, trimmed
+from escnn_attention.positions import Grid, Positions, Window, WindowShape, trimmed
 
-__all__ = ["LOG2E", "Arguments", "Operators", "empty_gradients", "empty_output"]
+__all__ = ["LOG2E", "Arguments", "Operators", "empty_gradients", "empty_output", "why_not_served"]
 
 LOG2E = math.log2(math.e)
 
@@ -69,6 +69,19 @@ _SCHEMA = (
     "int piece"
 )
 _TENSORS = 9  # How many of the arguments are tensors.
+
+
+def why_not_served(q: Tensor, positions: Positions) -> str | None:
+    """Why no such backend can serve a call."""
+    if q.device.type != "cpu":
+        return f"it runs on the CPU, and the tensors are on {q.device}"
+    if not isinstance(positions, Grid):
+        return "it needs a grid"
+    if len(q) == 0:
+        return "there are no images"
+    if not positions.complete and not positions.shape:
+        return "there is no base space for a window"
+    return None
 
 
 class Operators:

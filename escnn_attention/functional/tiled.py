@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import Operators
+from escnn_attention.functional.operators import Operators, why_not_served
 from escnn_attention.functional.pieces import backward_pass, empty_sums, forward_pass
 from escnn_attention.functional.terms import QueryMode, Terms
 from escnn_attention.positions import Grid, Positions
@@ -24,14 +24,8 @@ _operators = Operators("tiled", forward_pass, backward_pass, empty_sums)
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
     """Why this backend cannot serve a call."""
-    if q.device.type != "cpu":
-        return f"it runs on the CPU, and the tensors are on {q.device}"
-    if not isinstance(positions, Grid):
-        return "it needs a grid"
-    if len(q) == 0:
-        return "there are no images"
-    if not positions.complete and not positions.shape:
-        return "there is no base space for a window"
+    if reason := why_not_served(q, positions):
+        return reason
     if positions.complete and terms.spatial is not None:
         return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
     return None
