@@ -15,11 +15,16 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-__all__ = ["NotBuilt", "library"]
+import torch
+from torch import Tensor
+
+__all__ = ["Kernel", "NotBuilt", "library"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,12 +40,69 @@ class NotBuilt(OSError):
     """There is no library, and why."""
 
 
+class Kernel:
+    """A loop in C++ for numbers of either precision, which is built where it is first asked for.
+
+    The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
+    the type ``NUMBER``. Its ``Arguments`` are pointers, then whole numbers, then others, in the order given here.
+
+    Args:
+        source: the file.
+        purpose: what takes longer without it, for a warning.
+        tensors, integers, numbers: the names of the arguments.
+    """
+
+    def __init__(
+        self, source: Path, purpose: str, *, tensors: Sequence[str], integers: Sequence[str], numbers: Sequence[str]
+    ):
+        self._source = source
+        self._purpose = purpose
+        fields: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in tensors]
+        fields += [(name, ctypes.c_int64) for name in integers]
+        fields += [(name, ctypes.c_double) for name in numbers]
+        self._arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+        self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
+
+    def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
+        """The loop, or why there is none: what failed once is not tried at every call."""
+        if dtype not in self._found:
+            number = {torch.float32: "float", torch.float64: "double"}[dtype]
+            try:
+                self._found[dtype] = library(self._source, f"NUMBER={number}").escnn_attention
+            except NotBuilt as reason:
+                _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
+                self._found[dtype] = reason
+        return self._found[dtype]
+
+    def why_not_built(self, dtype: torch.dtype) -> str | None:
+        """Why there is no loop for numbers of this type, if there is none."""
+        function = self._function(dtype)
+        return str(function) if isinstance(function, NotBuilt) else None
+
+    def run(self, dtype: torch.dtype, numbers: dict[str, Any], **tensors: Tensor | None) -> None:
+        """Run the loop on contiguous tensors, which it reads or fills.
+
+        Args:
+            dtype: of the numbers.
+            numbers: all integers and other numbers, by name.
+            tensors: by name; those that are missing are null.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+        function = self._function(dtype)
+        assert not isinstance(function, NotBuilt)
+        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
+        if function(ctypes.byref(self._arguments(**pointers, **numbers))):
+            raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
+
+
 @cache
 def library(source: Path, *definitions: str) -> ctypes.CDLL:
     """The library of a C++ file.
 
     Args:
-        source: the file.
+        source: the file. It may include headers that lie beside it.
         definitions: macros, ``NAME=VALUE``.
 
     Raises:
@@ -49,7 +111,8 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     compiler = _compiler()
     processor, target = _processor(compiler)
     options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
-    told = "\0".join([source.read_text(encoding="utf-8"), target, *compiler, *options])
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
     name = f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
     try:
         folder = _folder()

@@ -9,131 +9,9 @@
 // Tables of scores have the query poses, in groups of up to four, as their last axis: that many share the loads of a
 // key.
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <new>
-#include <system_error>
-#include <thread>
-#include <type_traits>
-#include <vector>
+#include "lanes.h"
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int BYTES = 64;
-#elif defined(__AVX__)
-constexpr int BYTES = 32;
-#else
-constexpr int BYTES = 16;
-#endif
-// Results that are kept in registers: 4 by 4 where there are 32 of them, else 4 by 2.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int BLOCK = 4;
-#else
-constexpr int BLOCK = 2;
-#endif
-constexpr int GROUP = 4;
-constexpr int LINE = 64;
-
-template <class T> struct Lanes;
-template <> struct Lanes<float> {
-    typedef float V __attribute__((vector_size(BYTES)));
-    typedef int32_t I __attribute__((vector_size(BYTES)));
-    typedef uint32_t U __attribute__((vector_size(BYTES)));
-    static constexpr float shift = 12582912.0f;  // 1.5 * 2^23: added, it rounds to whole numbers
-    static constexpr int mantissa = 23, bias = 127, degree = 7;
-    static constexpr float least = -126;
-};
-template <> struct Lanes<double> {
-    typedef double V __attribute__((vector_size(BYTES)));
-    typedef int64_t I __attribute__((vector_size(BYTES)));
-    typedef uint64_t U __attribute__((vector_size(BYTES)));
-    static constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr int mantissa = 52, bias = 1023, degree = 13;
-    static constexpr double least = -1022;
-};
-
-template <class T> using V = typename Lanes<T>::V;
-template <class T> constexpr int WIDTH = BYTES / int(sizeof(T));
-
-template <class T> inline V<T> load(const T* p) {
-    V<T> x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-}
-template <class T> inline void store(T* p, V<T> x) { std::memcpy(p, &x, sizeof x); }
-template <class T> inline V<T> all(T x) { return V<T>{} + x; }
-template <class T> inline T sum(V<T> x) {
-    T total = 0;
-    for (int i = 0; i < WIDTH<T>; i++) total += x[i];
-    return total;
-}
-
-// 2^x by its series around the nearest whole number; 0 where that is less than the smallest normal number. What is not
-// a number stays so.
-template <class T> inline V<T> exp2(V<T> x) {
-    using L = Lanes<T>;
-    using I = typename L::I;
-    V<T> rounded = x + L::shift;
-    const V<T> f = x - (rounded - L::shift);
-    // ln(2)^k / k!
-    static constexpr double series[] = {1.0,
-                                        0.6931471805599453,
-                                        0.24022650695910072,
-                                        0.05550410866482158,
-                                        0.009618129107628477,
-                                        0.0013333558146428443,
-                                        0.00015403530393381609,
-                                        1.5252733804059841e-05,
-                                        1.321548679014431e-06,
-                                        1.01780860092397e-07,
-                                        7.054911620801123e-09,
-                                        4.4455382718708116e-10,
-                                        2.5678435993488206e-11,
-                                        1.3691488853904128e-12};
-    V<T> y = all<T>(T(series[L::degree]));
-#pragma GCC unroll 16
-    for (int k = L::degree - 1; k >= 0; k--) y = y * f + T(series[k]);
-    I whole;
-    std::memcpy(&whole, &rounded, sizeof whole);
-    whole = (whole + L::bias) << L::mantissa;  // of the shift only its lower bits are left, which are 0
-    V<T> power;
-    std::memcpy(&power, &whole, sizeof power);
-    return x < L::least ? V<T>{} : y * power;
-}
-
-template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
-
-// Whether a probability is kept: numbers of a counter, well mixed, against the rate.
-template <class T> struct Dropout {
-    typedef typename Lanes<T>::U U;
-    bool on;
-    uint32_t rate;
-    T scale;
-
-    Dropout(double p) : on(p > 0), rate(uint32_t(std::min(p * 4294967296.0, 4294967295.0))), scale(T(1 / (1 - p))) {
-        if (p >= 1) scale = 0;
-    }
-    static uint32_t mix(uint32_t x) {
-        x = (x ^ (x >> 16)) * 0x7feb352du;
-        x = (x ^ (x >> 15)) * 0x846ca68bu;
-        return x ^ (x >> 16);
-    }
-    V<T> mask(uint32_t key, uint32_t first) const {
-        U x;
-        for (int i = 0; i < WIDTH<T>; i++) x[i] = first + i;
-        const U low = U{} + 0xffffffffu;
-        x = (x * 0x9e3779b1u + key) & low;
-        x = ((x ^ (x >> 16)) * 0x7feb352du) & low;
-        x = ((x ^ (x >> 15)) * 0x846ca68bu) & low;
-        x = x ^ (x >> 16);
-        return x >= U{} + rate ? all<T>(scale) : V<T>{};
-    }
-};
 
 extern "C" struct Arguments {
     const void *q, *k, *v, *spatial, *pose;  // (M, B, N, J | P, C) thrice; (M | 1, H, L, C), (M | 1, H, P, C) or null
@@ -145,25 +23,6 @@ extern "C" struct Arguments {
     int64_t dim, heads, images, query_poses, key_poses, frames, offsets, channels;
     int64_t spatial_heads, pose_heads, pad, rows, parts, threads, seed, summed;  // rows of a band, parts of a batch
     double dropout, unit;  // of the scores, in which gradients are wanted
-};
-
-template <class T> struct Buffer {
-    Buffer() = default;
-    explicit Buffer(int64_t n)
-            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
-        if (data == nullptr) throw std::bad_alloc();
-        clear();
-    }
-    Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(size, other.size), std::swap(data, other.data);
-        return *this;
-    }
-    ~Buffer() { std::free(data); }
-    void clear() { std::memset(static_cast<void*>(data), 0, size * sizeof(T)); }
-    T& operator[](int64_t i) { return data[i]; }
-    int64_t size = 0;
-    T* data = nullptr;
 };
 
 // An image with all but its first axis padded, in bands of rows of the first.
@@ -697,28 +556,13 @@ template <class T> int run(const Arguments& a) {
         const int64_t of_spatial = a.grad_spatial ? a.frames * a.offsets * a.channels : 0;
         const int64_t of_pose = a.grad_pose ? a.frames * a.key_poses * a.channels : 0;
         std::vector<double> spatial(tasks * of_spatial), pose(tasks * of_pose);
-        std::atomic<int64_t> next{0};
-        std::atomic<bool> failed{false};
-        const auto loop = [&] {
-            try {
-                Worker<T> worker(a, layout);
-                for (int64_t task; (task = next++) < tasks && !failed;) {
-                    const int64_t part = task % a.parts;
-                    for (int64_t b = part * a.images / a.parts; b < (part + 1) * a.images / a.parts; b++)
-                        worker.work(task / a.parts, b);
-                    worker.take_tables(spatial.data() + task * of_spatial, pose.data() + task * of_pose);
-                }
-            } catch (const std::bad_alloc&) {
-                failed = true;
-            }
-        };
-        std::vector<std::thread> threads;
-        try {
-            for (int64_t i = 1; i < std::min(a.threads, tasks); i++) threads.emplace_back(loop);
-        } catch (const std::system_error&) {  // No more threads are to be had: those that there are do the work.
-        }
-        loop();
-        for (auto& thread : threads) thread.join();
+        const auto make = [&] { return Worker<T>(a, layout); };
+        const bool done = share(tasks, a.threads, make, [&](Worker<T>& worker, int64_t task) {
+            const int64_t part = task % a.parts;
+            for (int64_t b = part * a.images / a.parts; b < (part + 1) * a.images / a.parts; b++)
+                worker.work(task / a.parts, b);
+            worker.take_tables(spatial.data() + task * of_spatial, pose.data() + task * of_pose);
+        });
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t m = task / a.parts;
             double* to_spatial = a.grad_spatial + m % a.spatial_heads * of_spatial;
@@ -726,7 +570,7 @@ template <class T> int run(const Arguments& a) {
             for (int64_t i = 0; i < of_spatial; i++) to_spatial[i] += a.unit * spatial[task * of_spatial + i];
             for (int64_t i = 0; i < of_pose; i++) to_pose[i] += a.unit * pose[task * of_pose + i];
         }
-        return failed;
+        return !done;
     } catch (const std::bad_alloc&) {
         return 1;
     }

@@ -7,18 +7,15 @@ product with the values, so that no score leaves the cache; its backward pass ma
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import math
-from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.compiled import NotBuilt, library
+from escnn_attention.functional.compiled import Kernel
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.operators import (
     LOG2E,
@@ -33,7 +30,19 @@ from escnn_attention.positions import Grid, Positions, Window
 
 __all__ = ["PIECE", "attention", "refuses", "why_not_built"]
 
-_logger = logging.getLogger(__name__)
+_KERNEL = Kernel(
+    Path(__file__).with_name("native.cpp"),
+    "attention over windows",
+    tensors=[
+        *("q", "k", "v", "spatial", "pose", "out", "sums", "grad"),
+        *("grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose", "shape", "steps"),
+    ],
+    integers=[
+        *("dim", "heads", "images", "query_poses", "key_poses", "frames", "offsets", "channels"),
+        *("spatial_heads", "pose_heads", "pad", "rows", "parts", "threads", "seed", "summed"),
+    ],
+    numbers=["dropout", "unit"],
+)
 
 PIECE = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -67,43 +76,15 @@ def attention(
     return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
 
 
-@cache
-def _kernel(dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
-    """The compiled loop, or why there is none: what failed once is not tried at every call."""
-    number = {torch.float32: "float", torch.float64: "double"}[dtype]
-    try:
-        return library(Path(__file__).with_name("native.cpp"), f"NUMBER={number}").escnn_attention
-    except NotBuilt as reason:
-        _logger.warning("attention over windows takes several times longer on the CPU: %s", reason)
-        return reason
-
-
 @torch.compiler.assume_constant_result
 def why_not_built(dtype: torch.dtype) -> str | None:
     """Why there is no compiled loop for numbers of this type, if there is none."""
-    kernel = _kernel(dtype)
-    return str(kernel) if isinstance(kernel, NotBuilt) else None
+    return _KERNEL.why_not_built(dtype)
 
 
 @torch.compiler.assume_constant_result
 def _threads() -> int:
     return torch.get_num_threads()
-
-
-_TENSORS = ["q", "k", "v", "spatial", "pose", "out", "sums", "grad"]
-_TENSORS += ["grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose", "shape", "steps"]
-_NUMBERS = ["dim", "heads", "images", "query_poses", "key_poses", "frames", "offsets", "channels"]
-_NUMBERS += ["spatial_heads", "pose_heads", "pad", "rows", "parts", "threads", "seed", "summed"]
-
-
-class _Arguments(ctypes.Structure):
-    """The arguments of the kernel, in its order."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _TENSORS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        *((name, ctypes.c_double) for name in ("dropout", "unit")),
-    )
 
 
 def _run(call: Arguments, **tensors: Tensor | None) -> None:
@@ -140,11 +121,7 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
         "dropout": call.dropout,
         "unit": 1 / LOG2E,
     }
-    pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
-    kernel = _kernel(q.dtype)
-    assert not isinstance(kernel, NotBuilt)
-    if kernel(ctypes.byref(_Arguments(**pointers, **numbers))):
-        raise RuntimeError("native: can't allocate memory")
+    _KERNEL.run(q.dtype, numbers, **tensors)
 
 
 def _projected(t: Tensor) -> Tensor:

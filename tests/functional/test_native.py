@@ -1,7 +1,6 @@
 """The loop that is compiled for the machine, against the formula."""
 
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,8 +89,8 @@ def test_narrower_vectors(monkeypatch, tmp_path, instructions):
         pytest.skip("this processor has no wider ones")
     monkeypatch.setenv("CXX", f"{compiler} {instructions}")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
-    kernel = compiled.library.__wrapped__(Path(native.__file__).with_name("native.cpp"), "NUMBER=double")
-    monkeypatch.setattr(native, "_kernel", lambda dtype: kernel.escnn_attention)
+    library = compiled.library.__wrapped__(Path(native.__file__).with_name("native.cpp"), "NUMBER=double")
+    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: library.escnn_attention})
     for query in ("own", "all"):
         arguments = (*case(5, 5, 5, (6, 11), Window(5), {"spatial", "pose"}, channels=7), query)
         assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
@@ -156,8 +155,8 @@ def test_without_a_compiler_others_serve(monkeypatch, caplog):
         tries.append(_)
         raise compiled.NotBuilt("there is no C++ compiler")
 
-    monkeypatch.setattr(native, "library", none)
-    monkeypatch.setattr(native, "_kernel", cache(native._kernel.__wrapped__))
+    monkeypatch.setattr(compiled, "library", none)
+    monkeypatch.setattr(native._KERNEL, "_found", {})
     arguments = (*case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}), "all")
     assert_same(outputs_and_gradients("auto", *arguments), outputs_and_gradients("reference", *arguments))
     with pytest.raises(ValueError, match="'native' cannot serve this call: there is no C\\+\\+ compiler"):
@@ -168,7 +167,7 @@ def test_without_a_compiler_others_serve(monkeypatch, caplog):
 
 
 def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
-    monkeypatch.setattr(native, "_kernel", lambda _: lambda _: 1)
+    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: lambda _: 1})
     tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"})
     with pytest.raises(MemoryError, match=r"out of memory with backend 'native'.*working_memory"):
         attention(*tensors, grid, terms, backend="native")

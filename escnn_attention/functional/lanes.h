@@ -1,0 +1,229 @@
+// What the compiled loops share: vectors of the processor, buffers, and threads that take tasks.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+// Of GCC's OpenMP, if PyTorch has loaded it: its threads are awake, and new ones take long to begin.
+extern "C" void GOMP_parallel(void (*work)(void*), void* with, unsigned threads, unsigned flags) __attribute__((weak));
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+// Results that are kept in registers: 4 by 4 where there are 32 of them, else 4 by 2.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int BLOCK = 4;
+#else
+constexpr int BLOCK = 2;
+#endif
+constexpr int GROUP = 4;
+constexpr int LINE = 64;
+
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+    typedef float V __attribute__((vector_size(BYTES)));
+    typedef int32_t I __attribute__((vector_size(BYTES)));
+    typedef uint32_t U __attribute__((vector_size(BYTES)));
+    static constexpr float shift = 12582912.0f;  // 1.5 * 2^23: added, it rounds to whole numbers
+    static constexpr int mantissa = 23, bias = 127, degree = 7;
+    static constexpr float least = -126;
+};
+template <> struct Lanes<double> {
+    typedef double V __attribute__((vector_size(BYTES)));
+    typedef int64_t I __attribute__((vector_size(BYTES)));
+    typedef uint64_t U __attribute__((vector_size(BYTES)));
+    static constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr int mantissa = 52, bias = 1023, degree = 13;
+    static constexpr double least = -1022;
+};
+
+template <class T> using V = typename Lanes<T>::V;
+template <class T> constexpr int WIDTH = BYTES / int(sizeof(T));
+
+template <class T> inline V<T> load(const T* p) {
+    V<T> x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+template <class T> inline void store(T* p, V<T> x) { std::memcpy(p, &x, sizeof x); }
+template <class T> inline V<T> all(T x) { return V<T>{} + x; }
+template <class T> inline T sum(V<T> x) {
+    T total = 0;
+    for (int i = 0; i < WIDTH<T>; i++) total += x[i];
+    return total;
+}
+
+// 2^x by its series around the nearest whole number; 0 where that is less than the smallest normal number. What is not
+// a number stays so.
+template <class T> inline V<T> exp2(V<T> x) {
+    using L = Lanes<T>;
+    using I = typename L::I;
+    V<T> rounded = x + L::shift;
+    const V<T> f = x - (rounded - L::shift);
+    // ln(2)^k / k!
+    static constexpr double series[] = {1.0,
+                                        0.6931471805599453,
+                                        0.24022650695910072,
+                                        0.05550410866482158,
+                                        0.009618129107628477,
+                                        0.0013333558146428443,
+                                        0.00015403530393381609,
+                                        1.5252733804059841e-05,
+                                        1.321548679014431e-06,
+                                        1.01780860092397e-07,
+                                        7.054911620801123e-09,
+                                        4.4455382718708116e-10,
+                                        2.5678435993488206e-11,
+                                        1.3691488853904128e-12};
+    V<T> y = all<T>(T(series[L::degree]));
+#pragma GCC unroll 16
+    for (int k = L::degree - 1; k >= 0; k--) y = y * f + T(series[k]);
+    I whole;
+    std::memcpy(&whole, &rounded, sizeof whole);
+    whole = (whole + L::bias) << L::mantissa;  // of the shift only its lower bits are left, which are 0
+    V<T> power;
+    std::memcpy(&power, &whole, sizeof power);
+    return x < L::least ? V<T>{} : y * power;
+}
+
+template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
+
+// The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or
+// of all odd ones.
+template <class T, int S, int... i> inline V<T> blocks(V<T> a, V<T> b, bool odd, std::integer_sequence<int, i...>) {
+#if defined(__clang__)
+    return odd ? __builtin_shufflevector(a, b, (i % (2 * S) < S ? i + S : i + WIDTH<T>)...)
+               : __builtin_shufflevector(a, b, (i % (2 * S) < S ? i : i - S + WIDTH<T>)...);
+#else
+    using I = typename Lanes<T>::I;
+    return odd ? __builtin_shuffle(a, b, I{(i % (2 * S) < S ? i + S : i + WIDTH<T>)...})
+               : __builtin_shuffle(a, b, I{(i % (2 * S) < S ? i : i - S + WIDTH<T>)...});
+#endif
+}
+template <class T, int S> inline V<T> blocks(V<T> a, V<T> b, bool odd) {
+    return blocks<T, S>(a, b, odd, std::make_integer_sequence<int, WIDTH<T>>());
+}
+
+// N vectors, a power of two, each to a number: lane i has that of the vector i % N. f takes two vectors to one.
+template <class T, int N, int S = 1, class F> inline V<T> reduce(const V<T>* x, F f) {
+    if constexpr (S == WIDTH<T>) {
+        return x[0];
+    } else if constexpr (N == 1) {
+        const V<T> y = f(blocks<T, S>(x[0], x[0], false), blocks<T, S>(x[0], x[0], true));
+        return reduce<T, 1, 2 * S>(&y, f);
+    } else {
+        V<T> y[N / 2];
+        for (int i = 0; i < N / 2; i++)
+            y[i] = f(blocks<T, S>(x[2 * i], x[2 * i + 1], false), blocks<T, S>(x[2 * i], x[2 * i + 1], true));
+        return reduce<T, N / 2, 2 * S>(y, f);
+    }
+}
+
+// As many vectors as they have lanes, in place.
+template <class T, int S = 1> inline void transpose(V<T>* x) {
+    if constexpr (S < WIDTH<T>) {
+        for (int i = 0; i < WIDTH<T>; i++)
+            if (!(i & S)) {
+                const V<T> a = x[i], b = x[i + S];
+                x[i] = blocks<T, S>(a, b, false), x[i + S] = blocks<T, S>(a, b, true);
+            }
+        transpose<T, 2 * S>(x);
+    }
+}
+
+// Whether a probability is kept: numbers of a counter, well mixed, against the rate.
+template <class T> struct Dropout {
+    typedef typename Lanes<T>::U U;
+    bool on;
+    uint32_t rate;
+    T scale;
+
+    Dropout(double p) : on(p > 0), rate(uint32_t(std::min(p * 4294967296.0, 4294967295.0))), scale(T(1 / (1 - p))) {
+        if (p >= 1) scale = 0;
+    }
+    static uint32_t mix(uint32_t x) {
+        x = (x ^ (x >> 16)) * 0x7feb352du;
+        x = (x ^ (x >> 15)) * 0x846ca68bu;
+        return x ^ (x >> 16);
+    }
+    V<T> mask(uint32_t key, uint32_t first) const {
+        U x;
+        for (int i = 0; i < WIDTH<T>; i++) x[i] = first + i;
+        const U low = U{} + 0xffffffffu;
+        x = (x * 0x9e3779b1u + key) & low;
+        x = ((x ^ (x >> 16)) * 0x7feb352du) & low;
+        x = ((x ^ (x >> 15)) * 0x846ca68bu) & low;
+        x = x ^ (x >> 16);
+        return x >= U{} + rate ? all<T>(scale) : V<T>{};
+    }
+};
+
+template <class T> struct Buffer {
+    Buffer() = default;
+    explicit Buffer(int64_t n)
+            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
+        if (data == nullptr) throw std::bad_alloc();
+        clear();
+    }
+    Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(size, other.size), std::swap(data, other.data);
+        return *this;
+    }
+    ~Buffer() { std::free(data); }
+    void clear() { std::memset(static_cast<void*>(data), 0, size * sizeof(T)); }
+    T& operator[](int64_t i) const { return data[i]; }
+    int64_t size = 0;
+    T* data = nullptr;
+};
+
+// work(worker, task) for tasks 0, 1, ..., in threads that have a worker each. False where there was not enough memory.
+template <class Make, class Work> bool share(int64_t tasks, int64_t threads, Make make, Work work) {
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    const auto loop = [&] {
+        try {
+            auto worker = make();
+            for (int64_t task; (task = next++) < tasks && !failed;) work(worker, task);
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+    };
+    const int64_t number = std::min(threads, tasks);
+#if defined(__linux__)
+    if (GOMP_parallel && number > 1) {
+        GOMP_parallel([](void* f) { (*static_cast<const decltype(loop)*>(f))(); }, const_cast<void*>(static_cast<const void*>(&loop)),
+                      unsigned(number), 0);
+        return !failed;
+    }
+#endif
+    std::vector<std::thread> others;
+    try {
+        for (int64_t i = 1; i < number; i++) others.emplace_back(loop);
+    } catch (const std::system_error&) {  // No more threads are to be had: those that there are do the work.
+    }
+    loop();
+    for (auto& thread : others) thread.join();
+    return !failed;
+}
+
+}  // namespace
