@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from torch import Tensor
 
 from escnn_attention.functional.terms import working_precision
 from escnn_attention.positions import Blocks, Positions
+
+_T = TypeVar("_T")
 
 __all__ = [
     "Cloud",
@@ -31,8 +35,41 @@ __all__ = [
     "WholeClouds",
     "among",
     "cloud_slices",
+    "once",
+    "shared_geometry",
     "where_present",
 ]
+
+_found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
+
+
+@contextmanager
+def shared_geometry() -> Iterator[None]:
+    """Within this context :func:`once` makes what it is asked for once. For one pass through a network."""
+    if _found.get() is not None:
+        yield
+        return
+    token = _found.set({})
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
+def once(make: Callable[..., _T], *arguments: Any) -> _T:
+    """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
+
+    Tensors are the same if they are the same object: nobody changes one within a pass.
+    """
+    found = _found.get()
+    if found is None:
+        return make(*arguments)
+    key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
+    if key not in found:
+        # The arguments are held, so that no other tensor gets their identity.
+        found[key] = make(*arguments), arguments
+    result: _T = found[key][0]
+    return result
 
 
 class Piece(NamedTuple):
@@ -54,13 +91,16 @@ class Piece(NamedTuple):
 class Neighbours(ABC):
     """Which points each point sees."""
 
-    @abstractmethod
     def pieces(self, limit: int) -> list[Piece]:
         """All queries that see anything, each once.
 
         Args:
             limit: the most pairs of a query and a key in a piece, as far as the keys of one query are not more.
         """
+        return once(self._pieces, limit)
+
+    @abstractmethod
+    def _pieces(self, limit: int) -> list[Piece]: ...
 
 
 class Lists(Neighbours):
@@ -77,7 +117,7 @@ class Lists(Neighbours):
         self._keys = keys[order]
         self._degree = torch.bincount(queries, minlength=num_points)
 
-    def pieces(self, limit: int) -> list[Piece]:
+    def _pieces(self, limit: int) -> list[Piece]:
         # The longest lists first, so that those of a piece are about as long.
         degree, order = self._degree.sort(descending=True, stable=True)
         start = (self._degree.cumsum(0) - self._degree)[order]
@@ -100,7 +140,7 @@ class WholeClouds(Neighbours):
         self._order, self._counts = _in_order(cloud)
         self._in_order = bool((cloud[1:] >= cloud[:-1]).all())
 
-    def pieces(self, limit: int) -> list[Piece]:
+    def _pieces(self, limit: int) -> list[Piece]:
         counts, clouds = self._counts.sort(descending=True, stable=True)
         start = (self._counts.cumsum(0) - self._counts)[clouds]
         lengths = counts.tolist()

@@ -8,16 +8,34 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.perceptrons import perceptrons
+from escnn_attention.functional.points import ScoreTerms, products
 from escnn_attention.functional.products import product
 
-__all__ = ["Combination", "Content", "Location", "PairKernel"]
+__all__ = ["Combination", "Content", "Halves", "Location", "PairKernel"]
+
+
+class Halves(NamedTuple):
+    """Poses with their opposites, from which everything looks the other way round.
+
+    Attributes:
+        opposite: ``(H,)``, the index of -h.
+        half: ``(H / 2,)``, one of each two.
+        order: ``(H,)``, where the poses are in this half and the opposites of its poses; None if there, in their order.
+    """
+
+    opposite: Tensor
+    half: Tensor
+    order: Tensor | None
+
 
 Content = Literal["dot", "concat", "none"]
 Location = Literal["mlp", "raw", "none"]
@@ -142,63 +160,80 @@ class PairKernel(torch.nn.Module):
             return None
         if relative is not None:
             return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
-        return self.of_pose[:, :, quotient]
+        return self.of_pose.index_select(2, quotient.flatten()).unflatten(2, quotient.shape)
 
-    def score(self, q: Tensor, k: Tensor, seen: Tensor, pose: Tensor | None, opposite: Tensor | None = None) -> Tensor:
-        """The scores of :class:`escnn_attention.functional.points.Scores`.
+    def score(
+        self,
+        q: Tensor,
+        keys: Callable[[], Tensor],
+        seen: Tensor,
+        pose: Tensor | None,
+        halves: Halves | None = None,
+    ) -> ScoreTerms:
+        """The terms of :class:`escnn_attention.functional.points.Scores`.
 
         Args:
-            q, k, seen: as there.
+            q, keys, seen: as there.
             pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
-            opposite: ``(H,)``, the index of -h, where every pair of points is there both ways round and what -h sees of
-                one is what h sees of the other; None elsewhere.
+            halves: of the poses, where every pair of points is there both ways round and what -h sees of one is what h
+                sees of the other; None elsewhere.
         """
-        content = self._content(q, k)
-        if opposite is None or self.location != "mlp":
-            location = self._location(seen, pose)
-        else:
-            # A network of many numbers for each: from half of the poses.
-            half = (opposite > torch.arange(len(opposite), device=opposite.device)).nonzero().squeeze(-1)
-            location = self._location(seen[:, half], None if pose is None else pose[:, :, half])
-            assert location is not None
-            other = location.transpose(-1, -2)
-            # What -h sees of ĥ is what h sees of -ĥ.
-            other = other[:, :, :, opposite] if other.shape[3] > 1 else other
-            other = other[:, :, :, :, opposite] if other.shape[4] > 1 else other
-            order = torch.cat([half, opposite[half]]).argsort()
-            location = torch.cat([location, other], dim=2)[:, :, order]
+        location = self._from_all_poses(seen, pose, halves)
+        if self.content == "dot" and self.combine == "sum":
+            return ScoreTerms(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
+        content = self._content(q, keys)
         if self.combine == "mlp":
-            return _outside(self._join(content, location))
+            return ScoreTerms(None, extra=self._join(content, location).squeeze(1))
         if content is not None and self.content == "concat":
             content = _dot(F.silu(content), self.read_content)
-        numbers = [_outside(x) for x in (content, location) if x is not None]
+        numbers = [x.squeeze(1) for x in (content, location) if x is not None]
         if len(numbers) == 1:
-            return numbers[0]
-        return numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1]
+            return ScoreTerms(None, extra=numbers[0])
+        return ScoreTerms(None, extra=numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1])
 
-    def _content(self, q: Tensor, k: Tensor) -> Tensor | None:
+    def _from_all_poses(self, seen: Tensor, pose: Tensor | None, halves: Halves | None) -> Tensor | None:
+        if halves is None or self.location != "mlp":
+            return self._location(seen, pose)
+        # A network of many numbers for each: from half of the poses.
+        half = halves.half
+        location = self._location(seen, None if pose is None else pose.index_select(2, half), half)
+        assert location is not None
+        other = location.transpose(-1, -2)
+        # What -h sees of ĥ is what h sees of -ĥ.
+        for axis in (3, 4):
+            other = other.index_select(axis, halves.opposite) if other.shape[axis] > 1 else other
+        whole = torch.cat([location, other], dim=2)
+        return whole if halves.order is None else whole.index_select(2, halves.order)
+
+    def _content(self, q: Tensor, keys: Callable[[], Tensor]) -> Tensor | None:
         """``(M, number or vector, H or 1, J, P, G, A, K)``."""
         if self.content == "none":
             return None
         if self.content == "dot":
-            return _inside(products(q, k).unsqueeze(-1)) / math.sqrt(self.channels)
+            return _inside(products(q, keys()).unsqueeze(-1)) / math.sqrt(self.channels)
         of_query = _of_heads(_inside(q[:, :, :, :, :, None, None]), self.of_query)
-        return (of_query + _of_heads(_inside(k.unsqueeze(4)), self.of_key)) / math.sqrt(2)
+        return (of_query + _of_heads(_inside(keys().unsqueeze(4)), self.of_key)) / math.sqrt(2)
 
-    def _location(self, seen: Tensor, pose: Tensor | None) -> Tensor | None:
-        """``(M, number or vector, H, J or 1, P or 1, G, A, K)``."""
+    def _location(self, seen: Tensor, pose: Tensor | None, only: Tensor | None = None) -> Tensor | None:
+        """``(M, number or vector, H, J or 1, P or 1, G, A, K)``, as some poses see it."""
         if self.location == "none":
             return None
-        # All pairs of points side by side, so that every layer is a product with long rows.
-        seen = seen.permute(5, 1, 3, 0, 2, 4).unsqueeze(2)  # D, H, 1, P, G, A, K
-        weight = torch.cat([self.of_offset, self.bias.unsqueeze(-1)], dim=-1).flatten(0, 1)
-        rows = torch.cat([seen.flatten(1), seen.new_ones(1, seen[0].numel())])
-        first = product(weight.unsqueeze(0), rows.unsqueeze(0)).view(*self.bias.shape, *seen.shape[1:])
-        if pose is not None:
-            first = first + pose[..., None, None, None]
+        # For every pose, and every pose of the keys that sees anything else, all pairs of points side by side.
+        rows = seen.permute(1, 3, 5, 0, 2, 4)  # H, P or 1, D, G, A, K
+        rows, shape = rows.flatten(3), rows.shape[3:]
+        rows = rows if only is None else rows.index_select(0, only)
+        bias = self.bias[:, :, None, None, None]
+        bias = bias if pose is None else bias + pose  # M, first, H, J, P
+        bias = bias.expand(-1, -1, len(rows), -1, max(bias.shape[4], rows.shape[1]))
+        size = bias.shape[2:]
         if self.location == "mlp":
-            first = _dot(F.silu(_of_heads(F.silu(first), self.within)), self.read_location)
-        return first
+            # Repetitions of what is seen have other biases.
+            bias = bias.flatten(3) if rows.shape[1] == 1 else bias.flatten(2).unsqueeze(-1)
+            numbers = perceptrons(rows.flatten(0, 1), bias, self.of_offset, self.within, self.read_location)
+            return numbers.view(len(numbers), 1, *size, *shape)
+        # One product with long rows.
+        first = product(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
+        return first.view(*self.bias.shape, len(rows), 1, rows.shape[1], *shape) + bias[..., None, None, None]
 
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
         total = self.join_bias.view(*self.join_bias.shape, *[1] * 6)
@@ -212,23 +247,9 @@ class PairKernel(torch.nn.Module):
         return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
 
 
-def products(q: Tensor, k: Tensor) -> Tensor:
-    """``(G, M, H, J, A, P, K)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', P, K, C)``."""
-    if k.shape[2] == k.shape[3] == 1:
-        out = product(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
-    else:
-        out = product(q, k.flatten(4, 5).transpose(-1, -2))
-    return out.unflatten(-1, k.shape[4:6])
-
-
 def _inside(x: Tensor) -> Tensor:
     """From ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
     return x.permute(1, 7, 2, 3, 5, 0, 4, 6)
-
-
-def _outside(x: Tensor) -> Tensor:
-    """And back, from numbers ``(M, 1, H, J, P, G, A, K)``."""
-    return x.squeeze(1).permute(4, 0, 1, 2, 5, 3, 6)
 
 
 def _of_heads(x: Tensor, weight: Tensor) -> Tensor:

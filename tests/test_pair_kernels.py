@@ -28,7 +28,7 @@ def test_every_parameter_matters(content, location, combine):
     seen = torch.randn(2, 6, 5, 1, 7, 2, dtype=torch.float64)
     poses = kernel.poses(torch.randint(6, (6, 6)), None)
     assert (poses is None) == (location == "none")
-    score = kernel.score(q, k, seen, None if poses is None else poses.unsqueeze(3))
+    score = kernel.score(q, lambda: k, seen, None if poses is None else poses.unsqueeze(3)).scores(lambda: k)
     assert torch.broadcast_shapes(score.shape, (2, 3, 6, 1, 5, 6, 7)) == (2, 3, 6, 1, 5, 6, 7)
     score.sin().sum().backward()
     for name, parameter in kernel.named_parameters():
@@ -45,7 +45,8 @@ def test_scores_vary_by_about_one_at_first():
             q, k = torch.randn(2, 3, 6, 1, 5, 4), torch.randn(2, 3, 1, 1, 6, 40, 4)
             poses = kernel.poses(torch.randint(6, (6, 6)), None)
             seen = 2 * torch.rand(2, 6, 5, 1, 40, 2) - 1
-            score = kernel.score(q, k, seen, None if poses is None else poses.unsqueeze(3))
+            terms = kernel.score(q, lambda: k, seen, None if poses is None else poses.unsqueeze(3))  # noqa: B023
+            score = terms.scores(lambda: k)  # noqa: B023
             spread.append(score.expand(2, 3, 6, 1, 5, 6, 40).flatten(5).std(-1).mean())
         assert 0.2 < torch.stack(spread).mean() < 3, options
 

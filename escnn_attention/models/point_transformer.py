@@ -15,6 +15,7 @@ from torch import Tensor
 from escnn_attention.encodings import Encoding
 from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
+from escnn_attention.neighbours import once, shared_geometry
 from escnn_attention.nn._arguments import check_int, check_option, check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
@@ -233,9 +234,19 @@ class PointTransformer(torch.nn.Module):
             input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
         elif coords is not None:
             raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        x = check_points(input, self.in_type, self)
+        with shared_geometry():
+            return self._forward(check_points(input, self.in_type, self), edge_index, batch, mask, measure)
+
+    def _forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        mask: Tensor | None,
+        measure: Tensor | None,
+    ) -> Tensor:
         num_clouds = count_clouds(batch, x.coords, mask)
-        check_cloud(x.coords, edge_index, batch, mask, measure)
+        once(check_cloud, x.coords, edge_index, batch, mask, measure)
         features = x.tensor
         if self.positions is not None:
             offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)

@@ -17,7 +17,7 @@ from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.fibers import Fibers, fibers, mass
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import Neighbourhood
+from escnn_attention.neighbours import Neighbourhood, once
 from escnn_attention.nn._arguments import (
     check_int,
     check_option,
@@ -157,7 +157,7 @@ class PointLayer(PointModule):
             raise ValueError(
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
-        check_cloud(x.coords, edge_index, batch, mask, measure)
+        once(check_cloud, x.coords, edge_index, batch, mask, measure)
         y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
         return GeometricTensor(y, self.out_type, x.coords)
 
@@ -229,7 +229,7 @@ class _PointAttention(PointLayer):
         check_option("keys", keys, ("all", "own"))
         check_option("normalization", normalization, ("softmax", "count"))
         check_option("projection", projection, ("group", "pointwise"))
-        check_option("backend", backend, ("auto", "neighbours", "dense", "reference"))
+        check_option("backend", backend, ("auto", "native", "neighbours", "dense", "reference"))
         name = type(self).__name__
         if in_type.gspace.dimensionality == 0:
             raise ValueError(f"in_type: {name} needs a gspace over R^d, got {in_type.gspace.name} without a base space")
@@ -421,10 +421,11 @@ class PointSelfAttention(_PointAttention):
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
             it is finite.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
-        backend: ``"auto"``; ``"neighbours"``, queries and the keys they see; ``"dense"``, PyTorch's fused attention,
-            for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without second
-            derivatives, so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``, the
-            formula written out for whole clouds.
+        backend: ``"auto"``; ``"native"``, queries and the keys they see, on the CPU by a loop that is compiled for it;
+            ``"neighbours"``, the same by operations of PyTorch, on every device; ``"dense"``, PyTorch's fused
+            attention, for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without
+            second derivatives, so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``,
+            the formula written out for whole clouds.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

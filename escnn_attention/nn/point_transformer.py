@@ -10,7 +10,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.fibers import mass
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import where_present
+from escnn_attention.neighbours import once, where_present
 from escnn_attention.nn._arguments import check_int, check_points, check_probability, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
@@ -45,7 +45,7 @@ class PointBlock(PointModule):
         x = check_points(x, self.in_type, self)
         if mask is None:
             return self._of_all(x, edge_index, batch, measure)
-        check_cloud(x.coords, edge_index, batch, mask, measure)
+        once(check_cloud, x.coords, edge_index, batch, mask, measure)
 
         def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
             return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor

@@ -24,6 +24,8 @@ def spread(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
+    if len(weight) == 1:
+        return F.linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
     if _in_one(weight):
         y = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         return y.unflatten(1, weight.shape[:2]).transpose(0, 1).contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -14,11 +15,11 @@ from torch.nn import Parameter
 from escnn_attention.encodings import Encoding, MLPEncoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
-from escnn_attention.functional.points import Mix, Normalization, Scores, mix_values, point_attention
-from escnn_attention.functional.products import add_to_each, linear, product
+from escnn_attention.functional.points import Mix, Normalization, Scores, ScoreTerms, mix_values, point_attention
+from escnn_attention.functional.products import product
 from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices
-from escnn_attention.pair_kernels import PairKernel, products
+from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices, once
+from escnn_attention.pair_kernels import Halves, PairKernel
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
@@ -55,6 +56,8 @@ class PointAttention(PointModule, ExactBuffers):
     inverse_action: Tensor
     quotient: Tensor
     opposite: Tensor | None
+    first_half: Tensor | None
+    order: Tensor | None
     relative: Tensor | None
     log_weights: Tensor | None
 
@@ -100,7 +103,13 @@ class PointAttention(PointModule, ExactBuffers):
         self.turn = turn
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
-        self.register_buffer("opposite", None if opposite is None else torch.as_tensor(opposite), persistent=False)
+        half = order = None
+        if opposite is not None:
+            half = np.flatnonzero(opposite > np.arange(len(opposite)))
+            order = np.concatenate([half, opposite[half]]).argsort()
+            order = None if (order == np.arange(len(order))).all() else order
+        for name, index in (("opposite", opposite), ("first_half", half), ("order", order)):
+            self.register_buffer(name, None if index is None else torch.as_tensor(index), persistent=False)
         self.register_exact("relative", relative)
         self.register_exact("log_weights", log_weights)
 
@@ -114,7 +123,8 @@ class PointAttention(PointModule, ExactBuffers):
         # (3 · M, 1, N, P, C) to three times (N, M, P, C).
         q, v, k = self.project_in(x.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
         # In half precision points that are far from the origin would fall together.
-        points = coords.to(working_precision(self.inverse_action.dtype)) / self.length_scale
+        points = coords.to(working_precision(self.inverse_action.dtype))
+        points = points if self.length_scale == 1 else points / self.length_scale
         if self.turn is not None and turn is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
@@ -129,7 +139,10 @@ class PointAttention(PointModule, ExactBuffers):
         return y if self.turn is None or turn is None else self.turn.outputs(y, turn)
 
     def _neighbours(self, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Neighbours:
-        return self.neighbourhood(coords, batch) if edge_index is None else Lists(edge_index, len(coords))
+        if edge_index is not None:
+            return once(Lists, edge_index, len(coords))
+        # The rule of another layer may be equal.
+        return once(Neighbourhood.__call__, self.neighbourhood, coords, batch)
 
     def _log_measure(self, measure: Tensor | None) -> Tensor | None:
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
@@ -153,7 +166,7 @@ class PointAttention(PointModule, ExactBuffers):
     def _serves_densely(self, points: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> bool:
         """Whether everyone sees everyone in a way that the backends of grids serve, one cloud after the other."""
         named = self.backend in ("dense", "reference")
-        if self.backend == "neighbours":
+        if self.backend in ("neighbours", "native"):
             return False
         reason = None
         if self.values is not None or isinstance(self.encoding, PairKernel) or self.normalization != "softmax":
@@ -253,6 +266,7 @@ class PointAttention(PointModule, ExactBuffers):
             keys=keys,
             normalization=self.normalization,
             dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
         )
         if not in_frames:
             return out
@@ -262,38 +276,42 @@ class PointAttention(PointModule, ExactBuffers):
         return _at_points(y)
 
     def _relate(self, query: Tensor, key: Tensor) -> Tensor:
-        """What every output pose h sees of two points, ``(G, A, K, |H|, 1, D)``."""
+        """What every output pose h sees of two points, ``(G, |H|, A, 1, K, D)``: in memory ``(|H|, D, G, A, K)``."""
         inverse = self.inverse_action.to(query.dtype)
         if isinstance(self.relation, Offset):
-            seen = turned(self.relation(query, key), inverse)
+            offset = self.relation(query, key)
+            seen = product(inverse.flatten(0, 1).unsqueeze(0), offset.flatten(0, 2).T.unsqueeze(0))
+            seen = seen.view(*inverse.shape[:2], *offset.shape[:3]).permute(2, 0, 3, 4, 1)
         else:
-            seen = self.relation(*(turned(x, inverse) for x in (query, key)))
-        return seen.unsqueeze(-2).to(self.inverse_action.dtype)
+            seen = self.relation(*(turned(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
+        return seen.unsqueeze(3).to(self.inverse_action.dtype)
 
     def _width(self, mutual: bool) -> int:
         """How many numbers there are for every score while it is made and used."""
         kernel = 1
         if isinstance(self.encoding, PairKernel):
-            halved = mutual and self._opposite() is not None and self.encoding.combine != "mlp"
+            halved = mutual and self._halves() is not None and self.encoding.combine != "mlp"
             # Two layers.
             kernel = (1 if halved else 2) * self.encoding.hidden
         return kernel if self.values is None else max(kernel, self.values.features)
 
-    def _opposite(self) -> Tensor | None:
-        """The pose -h, from which an offset looks like the opposite offset from h."""
-        return self.opposite if isinstance(self.relation, Offset) else None
+    def _halves(self) -> Halves | None:
+        """The poses h and -h, from which an offset looks like the opposite offset."""
+        if self.opposite is None or self.first_half is None or not isinstance(self.relation, Offset):
+            return None
+        return Halves(self.opposite, self.first_half, self.order)
 
     def _scores(self) -> Scores:
         if isinstance(self.encoding, PairKernel):
             kernel, poses = self.encoding, self._of_pairs(self.encoding.poses(self.quotient, self.relative))
-            opposite = self._opposite()
-            return lambda q, k, seen, mutual: kernel.score(q, k, seen, poses, opposite if mutual else None)
+            halves = self._halves()
+            return lambda q, keys, seen, mutual: kernel.score(q, keys, seen, poses, halves if mutual else None)
         encoding = self.encoding
         if encoding.absolute or encoding.rotations() is not None:
-            return lambda q, k, seen, mutual: products(q, k) / math.sqrt(q.shape[-1])
+            return lambda q, keys, seen, mutual: ScoreTerms(q / math.sqrt(q.shape[-1]))
         poses = encoding.poses(self.relative)
         if poses is not None and self.relative is None:
-            poses = poses[:, self.quotient]
+            poses = poses.index_select(1, self.quotient.flatten()).unflatten(1, self.quotient.shape)
         if poses is not None:
             poses = self._of_pairs(poses.movedim(-1, 1))
         return _RelativeScores(encoding, None if poses is None else poses.movedim(1, -1))
@@ -336,49 +354,44 @@ class _RelativeScores:
         self._poses = poses
         self._encoding = encoding
 
-    def __call__(self, q: Tensor, k: Tensor, seen: Tensor, mutual: bool) -> Tensor:
-        q, poses = q / math.sqrt(q.shape[-1]), self._poses
-        if poses is not None and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
-            # Fewer numbers than scores, where many queries share the keys.
-            k, poses = k + poses.unsqueeze(4), None
-        score = products(q, k)
+    def __call__(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+        q = q / math.sqrt(q.shape[-1])
         features, readout = _features(self._encoding, seen)
+        reads = q
         if features is not None and readout is not None:
-            # The function of the offset is linear in so many features: the query reads them.
-            reads = torch.einsum("gmhjac,mcf->ghamjf", q, readout.expand(q.shape[1], -1, -1))
-            score = add_to_each(score, _against(reads, features))
-        elif features is not None:
-            reads = q.expand(-1, -1, seen.shape[1], -1, -1, -1)
-            features = features.expand(q.shape[1], *features.shape[1:])
-            score = score + torch.einsum("gmhjac,mghapkc->gmhjapk", reads, features)
-        if poses is not None:
-            reads = q.expand(-1, -1, seen.shape[1], -1, -1, -1)
-            poses = poses.expand(q.shape[1], -1, q.shape[3], -1, -1)
-            score = score + torch.einsum("gmhjac,mhjpc->gmhjap", reads, poses).unsqueeze(-1)
-        return score
-
-
-def _against(reads: Tensor, features: Tensor) -> Tensor:
-    """``(G, H or 1, A, M, J, F)`` with ``(G, H, A, P, K, F)``: ``(G, M, H, J, A, P, K)``."""
-    out = product(reads.flatten(3, 4), features.flatten(3, 4).transpose(-1, -2))
-    return out.unflatten(-1, features.shape[3:5]).unflatten(3, reads.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
+            # The function of the offset is linear in its features: the query reads them. All queries of a head at once.
+            rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
+            reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
+            reads = reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5)
+        return ScoreTerms(q, self._poses, None if features is None else reads, features)
 
 
 def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The function of the offset as features ``(G, H, A, P, K, F)`` and what reads them, ``(M or 1, C, F)``.
+    """The function of the offset as features ``(1, H, F, G, A, P or 1, K)`` and what reads them, ``(M or 1, C, F)``.
 
-    Without such a form, its values ``(M or 1, G, H, A, P, K, C)`` and None.
+    Without such a form, its values ``(M or 1, H, C, G, A, P or 1, K)`` and None.
     """
+    # For every pose all pairs side by side, so that what a network makes of them has long rows.
+    rows = seen.permute(1, 5, 0, 2, 3, 4)  # H, D, G, A, P, K
+    rows, shape = rows.flatten(2), rows.shape[2:]
     waves = encoding.waves()
     if waves is not None:
-        phase = seen @ waves[0].T
-        return torch.cat([phase.cos(), phase.sin()], dim=-1), waves[1]
+        phase = product(waves[0].unsqueeze(0), rows)
+        return torch.cat([phase.cos(), phase.sin()], dim=1).unflatten(2, shape).unsqueeze(0), waves[1]
     if type(encoding) is MLPEncoding and encoding.mlp is not None:
         *hidden, last = encoding.mlp
         for layer in hidden:
-            seen = linear(layer, seen) if isinstance(layer, torch.nn.Linear) else layer(seen)
-        return seen, cast(torch.nn.Linear, last).weight.unflatten(0, (-1, encoding.channels))
-    return encoding.offsets(seen), None
+            rows = _of_columns(layer, rows) if isinstance(layer, torch.nn.Linear) else layer(rows)
+        weight = cast(torch.nn.Linear, last).weight
+        return rows.unflatten(2, shape).unsqueeze(0), weight.unflatten(0, (-1, encoding.channels))
+    values = encoding.offsets(seen)  # M or 1, G, H, A, P, K, C
+    return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
+
+
+def _of_columns(layer: torch.nn.Linear, columns: Tensor) -> Tensor:
+    """What the layer makes of ``(H, i, n)``."""
+    weight = layer.weight.expand(len(columns), -1, -1)
+    return torch.baddbmm(layer.bias.unsqueeze(-1), weight, columns)
 
 
 class ConvolvedValues(torch.nn.Module):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.neighbours import shared_geometry
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
@@ -299,8 +300,9 @@ class PointNetwork(torch.nn.Module):
             offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
             x = torch.cat([x, offsets / self.positions], dim=1)
         y = self.embedding(x)
-        for block in self.blocks:
-            y = block(y, coords, edge_index, batch, mask, measure)
+        with shared_geometry():
+            for block in self.blocks:
+                y = block(y, coords, edge_index, batch, mask, measure)
         return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
 
 

@@ -89,6 +89,11 @@ def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unflatten(0, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
+def _filled_up(bias: Tensor | None, size: int) -> Tensor | None:
+    """With zeros."""
+    return bias if bias is None or len(bias) == size else F.pad(bias, (0, size - len(bias)))
+
+
 class ToPoses(torch.nn.Module):
     r"""From any features to regular fields, position by position.
 
@@ -127,7 +132,7 @@ class ToPoses(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = None if self.bias is None else F.pad(self.bias, (0, len(self.weight) - len(self.bias)))
+        bias = _filled_up(self.bias, len(self.weight))
         if self.frames is None:
             rows = x.unflatten(-1, (-1, self.order)).transpose(-1, -2).flatten(0, -2)
             bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
@@ -212,7 +217,7 @@ class Scalars(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = None if self.bias is None else F.pad(self.bias, (0, len(self.weight) - len(self.bias)))
+        bias = _filled_up(self.bias, len(self.weight))
         bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
         y = spread(x.flatten(0, 1), self.weight.unflatten(0, (self.groups, fields)), bias)
         return y.view(self.groups, *x.shape[:2], 1, fields)

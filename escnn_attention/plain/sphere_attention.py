@@ -47,7 +47,7 @@ class SphereAttention(PointAttention):
         return self.out_of.outward(self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0), *angles)
 
     def _relate(self, query: Tensor, key: Tensor) -> Tensor:
-        """What every frame of the query sees of the key and of its frames, ``(G, A, K, S, S or 1, 3 + 3 · axes)``.
+        """What every frame of the query sees of the key and of its frames, ``(G, S, A, S or 1, K, 3 + 3 · axes)``.
 
         Args:
             query, key: ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``; the matrices of the frames of the points.
@@ -59,11 +59,12 @@ class SphereAttention(PointAttention):
         into = query.transpose(-1, -2)
         offset = turned((into @ apart.unsqueeze(-1)).squeeze(-1), inverse).unsqueeze(-2)
         if not self.axes:
-            return offset.to(dtype)
+            return offset.permute(0, 3, 1, 4, 2, 5).to(dtype)
         seen = torch.einsum("sij,gakjl->gaksil", inverse, into @ key)  # of the key's own frame
         stabiliser = inverse.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
         axes = torch.einsum("gaksij,tjn->gakstni", seen, stabiliser).flatten(-2)
-        return torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1).to(dtype)
+        whole = torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1)  # G, A, K, S, S, 3 + 3 · axes
+        return whole.permute(0, 3, 1, 4, 2, 5).to(dtype)
 
 
 class SphereFeedForward(torch.nn.Module):

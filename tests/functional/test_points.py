@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from escnn_attention import working_memory
-from escnn_attention.functional.points import mix_values, point_attention
+from escnn_attention.functional.points import ScoreTerms, mix_values, point_attention
 from escnn_attention.neighbours import Lists, WholeClouds
-from escnn_attention.pair_kernels import products
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]])
 CLOUDS = torch.tensor([1, 0, 1, 1, 0, 2])
@@ -19,7 +18,7 @@ NEIGHBOURS = {
 
 
 def relate(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    return (key - query)[:, :, :, None, None].expand(-1, -1, -1, 3, -1, -1)
+    return (key - query)[:, None, :, None].expand(-1, 3, -1, -1, -1, -1)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -29,15 +28,16 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_against_a_loop(query, normalization, neighbours):
+@pytest.mark.parametrize("backend", ["neighbours", "native"])
+def test_against_a_loop(backend, query, normalization, neighbours):
     torch.manual_seed(0)
     neighbours, rows = NEIGHBOURS[neighbours]
     q, k, v, x = random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2, 3, 4), random(6, 2)
     log_measure = random(6, 3)
 
-    def plain(q, k, seen, mutual):
+    def scores(q, keys, seen, mutual):
         offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None, None, None]  # G, H, A, 1, K
-        return products(q, k) + offset[:, None, :, None]
+        return ScoreTerms(q, extra=offset.permute(1, 3, 0, 2, 4)[None, :, None])
 
     def attend():
         return point_attention(
@@ -48,10 +48,11 @@ def test_against_a_loop(query, normalization, neighbours):
             neighbours,
             num_poses=3,
             relate=relate,
-            scores=plain,
+            scores=scores,
             log_measure=log_measure,
             query=query,
             normalization=normalization,
+            backend=backend,
         )
 
     out = attend()
@@ -80,7 +81,7 @@ def test_no_points_and_no_neighbours(number):
     q = random(number, 2, 3, 4)
     empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
     out = point_attention(
-        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: products(q, k)
+        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: ScoreTerms(q)
     )
     assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
 
@@ -93,7 +94,8 @@ def test_values_of_poses_by_themselves():
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
-def test_pieces_are_dropped_and_made_again(neighbours):
+@pytest.mark.parametrize("backend", ["neighbours", "native"])
+def test_pieces_are_dropped_and_made_again(backend, neighbours):
     neighbours, _ = NEIGHBOURS[neighbours]
     q, k, v, x = (t.requires_grad_() for t in (*(random(6, 2, 3, 4) for _ in range(3)), random(6, 2)))
 
@@ -106,7 +108,10 @@ def test_pieces_are_dropped_and_made_again(neighbours):
             neighbours,
             num_poses=3,
             relate=relate,
-            scores=lambda q, k, seen, mutual: products(q, k) + seen.sum(-1)[:, None, :, None],
+            scores=lambda q, keys, seen, mutual: ScoreTerms(
+                q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
+            ),
+            backend=backend,
         )
         return list(torch.autograd.grad(out.sin().sum(), [q, k, v, x]))
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from escnn_attention import Pair, PairKernel
 from escnn_attention.fibers import fibers
 from escnn_attention.models import PointTransformer
+from escnn_attention.neighbours import Neighbourhood
 
 SPACES = {
     "trivial": gspaces.trivialOnR2,
@@ -110,6 +111,26 @@ def test_a_network_of_another_symmetry_is_found_out():
     y = network(x, coords, batch=BATCH)
     agree(network(x, coords @ turn.T, batch=BATCH), y)
     assert (network(x, coords + 1.0, batch=BATCH) - y).norm() > 1e-6 * y.norm()
+
+
+def test_neighbours_are_searched_once(monkeypatch):
+    searched = []
+    search = Neighbourhood._by_tree
+    monkeypatch.setattr(Neighbourhood, "_by_tree", lambda *a: searched.append(True) or search(*a))
+    network = PointTransformer(
+        gspaces.rot2dOnR2(3), 2, 1, fields=2, num_blocks=3, num_heads=1, attention={"num_neighbours": 3}
+    )
+    x, coords = torch.randn(8, 2), torch.randn(8, 2)
+    y = network(x, coords)
+    assert len(searched) == 1
+    exported = network.export()
+    torch.testing.assert_close(exported(x, coords), y)
+    assert len(searched) == 2
+    # Another pass looks again: the points may have moved.
+    coords += torch.randn(8, 2)
+    assert not torch.allclose(network(x, coords), y)
+    assert len(searched) == 3
+    torch.testing.assert_close(exported(x, coords), network(x, coords))
 
 
 def test_clouds_do_not_see_each_other():

@@ -205,9 +205,11 @@ def test_the_formula(encoding, query, keys, normalization):
     x = cloud(in_type, 4)
     edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     measure = torch.rand(4, dtype=torch.float64) + 0.5
-    torch.testing.assert_close(
-        layer(x, edges, measure=measure).tensor, written_out(layer, x, edges, measure), rtol=1e-10, atol=1e-11
-    )
+    expected = written_out(layer, x, edges, measure)
+    for backend in ("auto", "neighbours"):
+        layer.plain.backend = backend
+        y = layer(x, edges, measure=measure).tensor
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("encoding", ["mlp", "2232", "LieTransformer"])
@@ -356,6 +358,60 @@ def test_backends_agree(encoding, query, keys, scalars):
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_the_compiled_loop_agrees(backend, encoding, query):
+    """Values and gradients of everything, for whole clouds, searched neighbours and edges, with and without poses."""
+    torch.manual_seed(19)
+    space = gspaces.flipRot2dOnR2(2)
+    batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
+    edges = torch.tensor([[0, 3, 4, 4, 8, 8, 8], [0, 3, 3, 4, 4, 8, 0]])
+    edges = torch.cat([edges, torch.arange(12).expand(2, -1)], dim=1)
+    for in_type in (mixed(space), FieldType(space, 3 * [space.trivial_repr])):
+        x = cloud(in_type, 12)
+        for rule, given_edges in (({}, None), ({"radius": 1.2}, None), ({"num_neighbours": 3}, None), ({}, edges)):
+            layer = PointSelfAttention(
+                in_type, mixed(space), head_fields=4, query=query, encoding=ENCODINGS[encoding](), **rule
+            ).double()
+            results = []
+            for name in (backend, "neighbours"):
+                layer.plain.backend = name
+                leaves = [x.tensor.clone().requires_grad_(), x.coords.clone().requires_grad_(), *layer.parameters()]
+                y = layer(GeometricTensor(leaves[0], in_type, leaves[1]), given_edges, batch).tensor
+                grads = torch.autograd.grad(y.sin().sum(), leaves, allow_unused=True)
+                results.append([y, *(torch.zeros(1) if g is None else g for g in grads)])
+            for a, b in zip(*results, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+def test_who_serves(monkeypatch):
+    """The compiled loop, but for forces, which are differentiated twice."""
+    from escnn_attention.functional import native_points
+
+    if native_points.why_not_served(torch.zeros(1)):
+        pytest.skip("no compiler")
+    served = []
+    attend = native_points.attend
+    monkeypatch.setattr(native_points, "attend", lambda *a: served.append(True) or attend(*a))
+    space = gspaces.rot2dOnR2(3)
+    in_type = mixed(space)
+    x = cloud(in_type, 5)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2).double()
+    layer(x)
+    assert len(served) == 1
+    layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+    assert len(served) == 1
+    with torch.no_grad():
+        layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+    assert len(served) == 2
+    layer.plain.backend = "neighbours"
+    layer(x)
+    assert len(served) == 2
+    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: queries see keys of their own"):
+        PointSelfAttention(in_type, in_type, head_fields=2, keys="own", backend="native").double()(x)
 
 
 @pytest.mark.parametrize("backend", ["dense", "reference"])
@@ -701,7 +757,7 @@ def test_pairs_seen_both_ways_round(encoding, query, keys):
         ):
             torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
     layer = PointSelfAttention(mixed(space), mixed(space), head_fields=2, encoding=PairKernel(), relation=Pair())
-    assert layer.plain._opposite() is None  # Pairs of positions are not opposite to each other.
+    assert layer.plain._halves() is None  # Pairs of positions are not opposite to each other.
 
 
 def test_bad_arguments():

@@ -150,7 +150,8 @@ def test_the_formula(space, query, lifts, encoding):
                         if encoding == "kernel":
                             a = query_vector.view(1, 1, 1, 1, 1, 2)
                             b = k[j, u].view(1, 1, 1, 1, 1, 1, 2)
-                            scores.append(core.encoding.score(a, b, sees.view(1, 1, 1, 1, 1, -1), None).flatten()[0])
+                            terms = core.encoding.score(a, lambda b=b: b, sees.view(1, 1, 1, 1, 1, -1), None)
+                            scores.append(terms.scores(lambda b=b: b).flatten()[0])
                         else:
                             rho = core.encoding.offsets(sees)[0]
                             scores.append(query_vector @ (k[j, u] + rho) / math.sqrt(2))
