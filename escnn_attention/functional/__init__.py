@@ -9,7 +9,8 @@ r"""Attention on plain tensors: no escnn, and no group but for index tables and 
 - :mod:`~escnn_attention.functional.dense`: standard attention on widened vectors, by PyTorch's fused kernels.
 - :mod:`~escnn_attention.functional.flex`: windows, and tables of offsets, on CUDA.
 
-Attention between points is in :mod:`~escnn_attention.functional.points`, attention on the responses of convolutions in
+Attention between points is in :mod:`~escnn_attention.functional.points`, with a compiled loop for the CPU in
+:mod:`~escnn_attention.functional.native_points`; attention on the responses of convolutions in
 :mod:`~escnn_attention.functional.attentive`.
 
 A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which says what it cannot serve.

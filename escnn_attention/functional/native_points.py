@@ -38,6 +38,7 @@ _KERNEL = Kernel(
     numbers=["dropout"],
 )
 _LINE = 64  # The bytes of the longest vectors.
+_MOST = 2**19  # The numbers of a group in the cache.
 
 
 def why_not_served(q: Tensor) -> str | None:
@@ -144,7 +145,7 @@ class _Attention(torch.autograd.Function):
             for name, t, need in zip(Inputs._fields, tensors, needed, strict=True)
         ]
         heads, rows = len(inputs.v), options.queries.numel()
-        row, alone = _row(inputs, options), _one_by_one(options)
+        row, alone = _row(inputs, options), _one_by_one(inputs, options)
         scores = options.query_poses if options.summed else options.frames
         _run(
             inputs,
@@ -170,9 +171,13 @@ def _differentiate_twice(
     return [next(found) if need else None for need in needed]
 
 
-def _one_by_one(options: Options) -> bool:
-    """Whether groups are taken one by one: they have no keys in common, and there are enough for all threads."""
-    return options.disjoint and len(options.queries) >= 2 * torch.get_num_threads()
+def _one_by_one(inputs: Inputs, options: Options) -> bool:
+    """Whether groups are taken one by one: no keys in common, enough for all threads, and each fits into the cache."""
+    groups, queries = options.queries.shape
+    rows = options.frames + (options.query_poses if options.summed else options.frames)
+    scores = len(inputs.v) * options.frames * (options.query_poses if options.summed else 1)
+    held = queries * max(rows * _row(inputs, options), scores * options.keys.shape[1])
+    return options.disjoint and groups >= 2 * torch.get_num_threads() and held <= _MOST
 
 
 def _row(inputs: Inputs, options: Options) -> int:
@@ -208,7 +213,7 @@ def _run(inputs: Inputs, options: Options, seed: int, **tensors: Tensor | None) 
         "row": _row(inputs, options),
         "summed": options.summed,
         "counted": options.counted,
-        "disjoint": _one_by_one(options),
+        "disjoint": _one_by_one(inputs, options),
         "threads": torch.get_num_threads(),
         "seed": seed,
         "dropout": options.dropout,
