@@ -70,7 +70,8 @@ class Kernel:
             try:
                 self._found[dtype] = library(self._source, f"NUMBER={number}").escnn_attention
             except NotBuilt as reason:
-                _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
+                if not any(isinstance(found, NotBuilt) for found in self._found.values()):
+                    _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
                 self._found[dtype] = reason
         return self._found[dtype]
 

@@ -6,6 +6,7 @@ import stat
 import sys
 
 import pytest
+import torch
 
 from escnn_attention.functional import compiled
 
@@ -102,3 +103,41 @@ def test_a_library_that_cannot_be_loaded(source, cache, compiler, monkeypatch):
 def test_only_its_user_can_write_to_the_folder(source, cache, compiler):
     compiled.library(source, "NUMBER=7")
     assert not cache.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def test_headers_beside_the_source_count(source, cache, compiler):
+    source.write_text('#include "more.h"\nextern "C" int number() { return MORE; }\n')
+    for more in (3, 4):
+        source.with_name("more.h").write_text(f"#define MORE {more}\n")
+        compiled.library.cache_clear()
+        assert compiled.library(source).number() == more
+
+
+def test_a_kernel_gets_its_arguments_in_order(source, cache, compiler):
+    source.write_text(
+        "#include <cstdint>\n"
+        'extern "C" struct Arguments { const NUMBER* x; NUMBER* y; std::int64_t n, fails; double times; };\n'
+        'extern "C" int escnn_attention(const Arguments* a) {\n'
+        "    for (std::int64_t i = 0; i < a->n; i++) a->y[i] = a->x ? a->times * a->x[i] : a->times;\n"
+        "    return int(a->fails);\n"
+        "}\n"
+    )
+    kernel = compiled.Kernel(source, "counting", tensors=["x", "y"], integers=["n", "fails"], numbers=["times"])
+    for dtype in (torch.float32, torch.float64):
+        assert kernel.why_not_built(dtype) is None
+        x, y = torch.randn(5, dtype=dtype), torch.zeros(5, dtype=dtype)
+        kernel.run(dtype, {"n": 4, "fails": 0, "times": 2.0}, x=x, y=y)
+        assert torch.equal(y, torch.cat([2 * x[:4], torch.zeros(1, dtype=dtype)]))
+        kernel.run(dtype, {"n": 5, "fails": 0, "times": 3.0}, y=y)
+        assert torch.equal(y, torch.full_like(y, 3))
+        with pytest.raises(RuntimeError, match="can't allocate memory for counting"):
+            kernel.run(dtype, {"n": 0, "fails": 1, "times": 0.0}, x=x, y=y)
+
+
+def test_a_kernel_that_is_not_built_says_so_once(source, cache, compiler, caplog):
+    source.write_text("this is no C++\n")
+    kernel = compiled.Kernel(source, "counting", tensors=[], integers=[], numbers=[])
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        assert "failed" in kernel.why_not_built(dtype)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "counting takes several times longer on the CPU" in caplog.text
