@@ -172,12 +172,13 @@ def point_attention(
     number, heads, poses, channels = q.shape
     key_poses = k.shape[2]
     own_keys = keys == "own" and key_poses > 1
-    reason = _why_not_natively(q, coords, log_measure, mix, own_keys)
-    if backend == "native" and reason is not None:
-        raise ValueError(f"backend: 'native' cannot serve this call: {reason}")
     # A gradient by coordinates is a force, to be differentiated once more: no use of a loop with first derivatives.
     forces = coords.requires_grad and torch.is_grad_enabled()
-    native = backend == "native" or (backend == "auto" and reason is None and not forces)
+    native = backend == "native" or (backend == "auto" and not forces)
+    reason = _why_not_natively(q, log_measure, mix, own_keys) if native else None
+    if backend == "native" and reason is not None:
+        raise ValueError(f"backend: 'native' cannot serve this call: {reason}")
+    native = native and reason is None
     pairs = heads * num_poses * (1 if query == "own" else poses) * (1 if own_keys else key_poses)
     # A score, its exponential, its probability, and the gradient.
     width = max(4, width)
@@ -220,7 +221,7 @@ def point_attention(
     return rows.new_zeros(number, heads, num_poses, channels).index_copy(0, places, rows)
 
 
-def _why_not_natively(q: Tensor, coords: Tensor, log_measure: Tensor | None, mix: Mix, own_keys: bool) -> str | None:
+def _why_not_natively(q: Tensor, log_measure: Tensor | None, mix: Mix, own_keys: bool) -> str | None:
     """Why the compiled loop cannot serve a call."""
     if mix is not mix_values:
         return "values pass through a kernel"

@@ -360,6 +360,9 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
     with pytest.raises(ValueError, match="'native' cannot serve this call: there is no compiler"):
         point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments)
     assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "auto"}).any()
+    # And nothing is built for those who name another.
+    monkeypatch.setattr(native_points, "why_not_served", lambda _: pytest.fail("asked for"))
+    assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "neighbours"}).any()
 
 
 def test_memory_that_is_not_there(monkeypatch):
