@@ -56,6 +56,7 @@ def shared_geometry() -> Iterator[None]:
         _found.reset(token)
 
 
+@torch.compiler.disable
 def once(make: Callable[..., _T], *arguments: Any) -> _T:
     """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
 
@@ -109,10 +110,18 @@ class Lists(Neighbours):
     Args:
         edges: ``(2, E)``, from keys in the first row to queries in the second.
         num_points: N.
+
+    Raises:
+        ValueError: an edge is from or to a point that is not there.
     """
 
     def __init__(self, edges: Tensor, num_points: int):
-        keys, queries = edges
+        if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_points:
+            raise ValueError(
+                f"edge_index: got points from {int(edges.min())} to {int(edges.max())}, needed numbers from 0 to "
+                f"{num_points - 1}"
+            )
+        keys, queries = edges.long()
         order = queries.argsort(stable=True)
         self._keys = keys[order]
         self._degree = torch.bincount(queries, minlength=num_points)

@@ -193,3 +193,17 @@ def test_what_is_shared_is_found_once():
     with pytest.raises(RuntimeError, match="stop"), shared_geometry():
         raise RuntimeError("stop")
     assert once(make, x, None, 1) == len(made)
+
+
+@pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])
+def test_edges_of_points_that_are_not_there(edges):
+    with pytest.raises(ValueError, match=r"edge_index: got points from .* needed numbers from 0 to 2"):
+        Lists(torch.tensor(edges), 3)
+
+
+def test_edges_of_narrow_integers():
+    edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
+    for a, b in zip(Lists(edges.int(), 3).pieces(100), Lists(edges, 3).pieces(100), strict=True):
+        assert torch.equal(a.queries, b.queries)
+        assert torch.equal(a.keys, b.keys)
+        assert a.keys.dtype == torch.long

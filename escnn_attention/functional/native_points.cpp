@@ -7,6 +7,8 @@
 // groups have keys in common, the second follows the first group by group, and weights stay in the cache. No two threads
 // ever add to the same place, and the result is the same for any number of them.
 
+#include <limits>
+
 #include "lanes.h"
 
 namespace {
@@ -45,9 +47,10 @@ template <class T> struct Shape {
               F(a.num_features),
               S(a.summed ? a.frames * a.query_poses : a.frames),
               D(a.summed ? a.query_poses : a.frames),
-              chunk(a.disjoint ? A : std::min(std::max<int64_t>(8, A * a.groups / (4 * a.threads)), fitting(a))),
+              chunk(a.disjoint ? A : std::min({A, fitting(a), std::max<int64_t>(8, A * a.groups / 32 / GROUP * GROUP)})),
               chunks((A + chunk - 1) / chunk) {}
     int64_t padded() const { return (K + width - 1) / width * width; }
+    // Queries of a group that are taken at once, where it is not taken whole: so many for any number of threads.
     int64_t fitting(const Arguments& a) const {
         return std::max<int64_t>(1, (int64_t(1) << 20) / (a.heads * S * padded()));
     }
@@ -269,6 +272,7 @@ template <class T> struct Queries {
                 measure[p * K + k] = a.counted ? std::exp(x) : x;
                 total += measure[p * K + k];
             }
+        total = std::max(total, std::numeric_limits<T>::min());
         if (a.counted)
             for (int64_t i = 0; i < n; i++) measure[i] /= total;
         std::fill(measure.data + n, measure.data + vectors * width, a.counted ? T(0) : nothing);
@@ -387,6 +391,9 @@ template <class T> struct Queries {
         for (int64_t k = 0; k < K; k += width) {
             W x[4];
             for (int b = 0; b < 4; b++) x[b] = load(at[b] + k);
+            // What follows the last key belongs to another query, and may be no number.
+            if (k + width > K)
+                for (int b = 0; b < 4; b++) x[b] = last ? x[b] : W{};
             for (int i = 0; i < R; i++) {
                 const W w = load(row[i].sum + k);
                 for (int b = 0; b < 4; b++) y[i * 4 + b] += w * x[b];
@@ -669,8 +676,10 @@ template <class T> struct Queries {
                 }
             }
         }
-        if (a.grad_pose || a.grad_reads || a.grad_features) of_sums<G>(r);
+        if (of_every_pose() || a.grad_reads || a.grad_features) of_sums<G>(r);
     }
+    // The query has a part in what poses are worth to it, whether or not their table has a gradient.
+    bool of_every_pose() const { return a.pose && (a.grad_pose || a.grad_q); }
     // Those of what all keys of a pose, and all poses of a key, have together.
     template <int G> void of_sums(const Row* r) {
         T* sum_of[G];
@@ -685,18 +694,18 @@ template <class T> struct Queries {
                     total[i] += y;
                     if (keep) store(sum_of[i] + k, p ? load(sum_of[i] + k) + y : y);
                 }
-            if (!a.grad_pose) continue;
+            if (!of_every_pose()) continue;
             T number[4];
             of_each<G>(total, number, [](W a, W b) { return a + b; });
             for (int i = 0; i < G; i++) by_pose[i * (a.poses + width) + p] = number[i];
         }
-        if (a.grad_pose)
+        if (of_every_pose())
             for (int i = 0; i < G; i++) of_poses(r[i], by_pose.data + i * (a.poses + width));
     }
     void of_poses(const Row& r, T* grad) {
         std::fill(grad + s.P, grad + a.poses, T(0));
         const T *x = query(r), *from = table(r);
-        T* to = grad_table + (from - as<const T>(a.pose));
+        T* to = a.grad_pose ? grad_table + (from - as<const T>(a.pose)) : nullptr;
         T* of_query = a.grad_q ? as<T>(a.grad_q) + (x - as<const T>(a.q)) : nullptr;
         constexpr int B = width < 8 ? width : 8;
         for (int64_t c = 0; c < s.C; c += B) {
@@ -707,7 +716,7 @@ template <class T> struct Queries {
                 for (int64_t b = 0; b < some; b++) {
                     const int64_t i = (c + b) * a.poses + p;
                     y[b] += d * load(from + i);
-                    store(to + i, load(to + i) + x[c + b] * d);
+                    if (to) store(to + i, load(to + i) + x[c + b] * d);
                 }
             }
             const W total = reduce<T, B>(y, [](W a, W b) { return a + b; });

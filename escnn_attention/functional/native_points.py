@@ -39,6 +39,7 @@ _KERNEL = Kernel(
 )
 _LINE = 64  # The bytes of the longest vectors.
 _MOST = 2**19  # The numbers of a group in the cache.
+_SEVERAL = 8  # Groups. Not counted by threads: for any number of them the result is the same.
 
 
 def why_not_served(q: Tensor) -> str | None:
@@ -172,12 +173,12 @@ def _differentiate_twice(
 
 
 def _one_by_one(inputs: Inputs, options: Options) -> bool:
-    """Whether groups are taken one by one: no keys in common, enough for all threads, and each fits into the cache."""
+    """Whether groups are taken one by one: no keys in common, several for each thread, and each fits into the cache."""
     groups, queries = options.queries.shape
     rows = options.frames + (options.query_poses if options.summed else options.frames)
     scores = len(inputs.v) * options.frames * (options.query_poses if options.summed else 1)
     held = queries * max(rows * _row(inputs, options), scores * options.keys.shape[1])
-    return options.disjoint and groups >= 2 * torch.get_num_threads() and held <= _MOST
+    return options.disjoint and groups >= _SEVERAL and held <= _MOST
 
 
 def _row(inputs: Inputs, options: Options) -> int:
@@ -191,8 +192,8 @@ def _run(inputs: Inputs, options: Options, seed: int, **tensors: Tensor | None) 
     v, features, pose, extra = inputs.v, inputs.features, inputs.pose, inputs.extra
     measure = options.log_measure
     indices = {
-        "queries": options.queries.contiguous(),
-        "keys": options.keys.contiguous(),
+        "queries": options.queries.long().contiguous(),
+        "keys": options.keys.long().contiguous(),
         "log_measure": None if measure is None else measure.to(v.dtype).contiguous(),
     }
     numbers = {

@@ -79,7 +79,8 @@ template <class T> struct Network {
         W y[4], x[4];
         for (int i = 0; i < 4; i++) {
             y[i] = z[i] * -log2e;
-            x[i] = exp2<T>(y[i] > most ? all<T>(most) : y[i]) + T(1);
+            // What is not a number is left to the product with it: here it would spoil the others.
+            x[i] = exp2<T>(y[i] < most ? y[i] : all<T>(most)) + T(1);
         }
         const W a = x[0] * x[1], b = x[2] * x[3], inverse = T(1) / (a * b), of_a = inverse * b, of_b = inverse * a;
         to[0] = of_a * x[1], to[1] = of_a * x[0], to[2] = of_b * x[3], to[3] = of_b * x[2];

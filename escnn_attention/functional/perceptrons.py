@@ -86,10 +86,8 @@ class _Perceptrons(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            wanted = [t for t, need in zip(tensors, needed, strict=True) if need]
-            found = iter(torch.autograd.grad(_plainly(*tensors), wanted, grad, create_graph=True))
-            return tuple(next(found) if need else None for need in needed)
+        if torch.is_grad_enabled() or needed[0]:
+            return _differentiate_plainly(tensors, needed, grad)
         grads = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
         _, of_bias, of_first, of_second, of_last = grads
         _run(
@@ -101,6 +99,18 @@ class _Perceptrons(torch.autograd.Function):
             grad_last=of_last,
         )
         return tuple(grads)
+
+
+def _differentiate_plainly(
+    tensors: tuple[Tensor, ...], needed: tuple[bool, ...], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of all, which have gradients of their own where these are wanted."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = [t if again else t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True)]
+        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(_plainly(*inputs), wanted, grad, create_graph=again))
+    return tuple(next(found) if need else None for need in needed)
 
 
 def _run(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor, **tensors: Tensor | None) -> None:

@@ -263,7 +263,7 @@ class _Rule:
         asking = asking.unsqueeze(self._own_axis)
         terms = self.scores(asking, lambda: self._near(keys(k)), seen, some.queries is some.keys)
         if self.native:
-            return self._natively(terms, k, v, some, seen)
+            return self._natively(terms, k, v, some)
         return self._plainly(terms, k, v, some, seen)
 
     @property
@@ -313,7 +313,7 @@ class _Rule:
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
         return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
 
-    def _natively(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece, seen: Tensor) -> Tensor:
+    def _natively(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece) -> Tensor:
         poses = 1 if self.query == "own" else self.query_poses
         pose, extra, features, reads = None, terms.extra, terms.features, terms.reads
         if features is not None and reads is not None and features.shape[5] > 1:
@@ -345,7 +345,8 @@ class _Rule:
                 pose = pose[..., : v.shape[2]].transpose(-1, -2).unsqueeze(2)
             parts = ScoreTerms(q, pose, reads, None if features is None else features.unsqueeze(5), extra)
             keys = v if k is None else k
-            return self._plainly(parts, keys.transpose(0, 1), v.transpose(0, 1), some, seen).transpose(0, 1)
+            # A sum of values does not look at what is seen, which held here would outlive the piece.
+            return self._plainly(parts, keys.transpose(0, 1), v.transpose(0, 1), some, v).transpose(0, 1)
 
         inputs = native_points.Inputs(
             None if terms.q is None else _of_rows(terms.q),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escnn_attention import working_memory
 from escnn_attention.functional import compiled, native_points
 from escnn_attention.functional.native_points import Inputs, Options, attend
 from escnn_attention.functional.points import ScoreTerms, point_attention
@@ -201,13 +203,28 @@ def test_keys_of_several_groups():
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-def test_only_gradients_that_are_asked_for():
-    inputs, options = case()
-    out = attend(inputs._replace(k=inputs.k.detach(), features=inputs.features.detach()), options)
-    grads = torch.autograd.grad(out.sum(), [inputs.q, inputs.reads, inputs.pose])
-    expected = torch.autograd.grad(written_out(inputs, options).sum(), [inputs.q, inputs.reads, inputs.pose])
-    for a, b in zip(grads, expected, strict=True):
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("frozen", Inputs._fields)
+def test_only_gradients_that_are_asked_for(frozen, summed):
+    """What needs none has its part in those of the others all the same."""
+    inputs, options = case(summed=summed)
+    inputs = inputs._replace(**{frozen: getattr(inputs, frozen).detach()})
+    leaves = [t for t in inputs if t.requires_grad]
+    grads = torch.autograd.grad(attend(inputs, options).sin().sum(), leaves)
+    for a, b in zip(grads, torch.autograd.grad(written_out(inputs, options).sin().sum(), leaves), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    # And the other way round.
+    inputs = Inputs(*(t.detach() for t in inputs))
+    leaf = getattr(inputs, frozen).requires_grad_()
+    (a,) = torch.autograd.grad(attend(inputs, options).sin().sum(), leaf)
+    (b,) = torch.autograd.grad(written_out(inputs, options).sin().sum(), leaf)
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_indices_of_other_types():
+    inputs, options = case()
+    narrow = replace(options, queries=options.queries.int(), keys=options.keys.int())
+    assert torch.equal(attend(inputs, narrow), attend(inputs, options))
 
 
 def test_derivatives_of_the_second_order():
@@ -225,15 +242,24 @@ def test_derivatives_of_the_second_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_same_for_any_number_of_threads(dtype):
-    inputs, options = case(6 * (5,) + 6 * (20,), 12 * (4,))
-    inputs = Inputs(*(t.detach().to(dtype).requires_grad_() for t in inputs))
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "queries", "sizes"),
+    [
+        (6 * (5,) + 6 * (20,), 12 * (4,), {}),
+        ((9, 9), (90, 70), {"query_poses": 1, "channels": 9, "terms": {"q", "pose"}}),
+        ((40,), (140,), {}),
+    ],
+)
+def test_the_same_for_any_number_of_threads(groups, queries, sizes, disjoint, dtype):
+    inputs, options = case(groups, queries, **sizes)
+    options = replace(options, disjoint=disjoint)
+    inputs = Inputs(*(None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs))
     before, results = torch.get_num_threads(), []
     try:
-        for threads in (1, 2, 5):
+        for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            for disjoint in (False, True):
-                results.append(outcomes(attend, inputs, replace(options, disjoint=disjoint)))
+            results.append(outcomes(attend, inputs, options))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -335,6 +361,54 @@ def test_not_a_number_reaches_those_who_see_it():
         assert torch.equal(*spoilt)
         assert spoilt[0].any()
         assert not spoilt[0].all()
+
+
+def test_not_a_number_in_what_others_read():
+    """A vector of the functions of one query reaches into those of the next."""
+    inputs, options = case((5, 5), (2, 2), heads=1, frames=1, query_poses=1, key_poses=1, terms={"q", "features"})
+    with torch.no_grad():
+        inputs.features[:, :, :, 1] = torch.nan
+    out = attend(inputs, options)
+    assert out[:, :2].isfinite().all()
+    assert out[:, 2:].isnan().all()
+    grads = torch.autograd.grad(out[:, :2].sum(), [inputs.q, inputs.reads])
+    assert all(grad[:, :2].isfinite().all() for grad in grads)
+
+
+def test_measures_that_are_too_small_to_count():
+    inputs, options = case(counted=True, terms={"q"})
+    inputs = Inputs(*(None if t is None else t.detach().float() for t in inputs))
+    options = replace(options, log_measure=torch.full((8, 3), -110.0))
+    assert not attend(inputs, options).any()
+
+
+@pytest.mark.parametrize("backend", ["neighbours", "native"])
+def test_what_is_seen_does_not_outlive_a_piece(backend):
+    q, alive = torch.randn(12, 1, 2, 3, requires_grad=True), []
+
+    def relate(a, b):
+        seen = (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1).clone()
+        alive.append(weakref.ref(seen))
+        return seen
+
+    with working_memory(1):
+        out = point_attention(
+            q,
+            q,
+            q,
+            torch.randn(12, 2),
+            WholeClouds(torch.zeros(12, dtype=torch.long)),
+            num_poses=2,
+            relate=relate,
+            scores=lambda q, keys, seen, mutual: ScoreTerms(
+                q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
+            ),
+            backend=backend,
+        )
+    assert len(alive) > 2
+    assert not any(seen() is not None for seen in alive)
+    out.sum().backward()
+    assert not any(seen() is not None for seen in alive)
 
 
 def test_refuses_what_it_cannot_serve(monkeypatch):

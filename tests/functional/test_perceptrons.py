@@ -58,7 +58,10 @@ def test_large_numbers_and_none():
         for a, b in zip(got, exact, strict=True):
             assert (a.double() - b).norm() <= tolerance * b.norm()
     tensors[0][0, 1, 4] = torch.nan
-    assert _natively(*tensors)[:, 0, :, 4].isnan().all()
+    spoilt = _natively(*tensors).isnan()
+    assert torch.equal(spoilt, _plainly(*tensors).isnan())
+    assert spoilt[:, 0, :, 4].all()
+    assert int(spoilt.sum()) == spoilt[:, 0, :, 4].numel()
 
 
 @needs_compiler
@@ -76,8 +79,19 @@ def test_the_same_for_any_number_of_threads():
 
 
 @needs_compiler
+def test_gradients_of_the_inputs():
+    tensors = draw()
+    tensors[0].requires_grad_()
+    for leaves in (tensors, tensors[:1], tensors[2:]):
+        grads = [torch.autograd.grad(function(*tensors).sin().sum(), leaves) for function in (_natively, _plainly)]
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@needs_compiler
 def test_derivatives_of_the_second_order():
     tensors = draw(rows=3, first=2, second=2, repeats=1)
+    tensors[0].requires_grad_()
     assert torch.autograd.gradcheck(_natively, tensors)
     assert torch.autograd.gradgradcheck(_natively, tensors)
 
