@@ -105,6 +105,8 @@ template <class T> inline V<T> exp2(V<T> x) {
     return x < L::least ? V<T>{} : y * power;
 }
 
+template <class T> constexpr T LOG2E = T(1.4426950408889634);
+
 template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
 
 // The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or
@@ -136,6 +138,14 @@ template <class T, int N, int S = 1, class F> inline V<T> reduce(const V<T>* x, 
             y[i] = f(blocks<T, S>(x[2 * i], x[2 * i + 1], false), blocks<T, S>(x[2 * i], x[2 * i + 1], true));
         return reduce<T, N / 2, 2 * S>(y, f);
     }
+}
+
+// Calls f with a number from 1 to 4 that compilers see.
+template <class F> void dispatch(int64_t n, F f) {
+    if (n == 4) f(std::integral_constant<int, 4>());
+    if (n == 3) f(std::integral_constant<int, 3>());
+    if (n == 2) f(std::integral_constant<int, 2>());
+    if (n == 1) f(std::integral_constant<int, 1>());
 }
 
 // As many vectors as they have lanes, in place.
@@ -211,8 +221,8 @@ template <class Make, class Work> bool share(int64_t tasks, int64_t threads, Mak
     const int64_t number = std::min(threads, tasks);
 #if defined(__linux__)
     if (GOMP_parallel && number > 1) {
-        GOMP_parallel([](void* f) { (*static_cast<const decltype(loop)*>(f))(); }, const_cast<void*>(static_cast<const void*>(&loop)),
-                      unsigned(number), 0);
+        auto call = &loop;
+        GOMP_parallel([](void* f) { (**static_cast<decltype(call)*>(f))(); }, &call, unsigned(number), 0);
         return !failed;
     }
 #endif

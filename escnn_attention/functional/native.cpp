@@ -342,12 +342,6 @@ template <class T> struct Worker {
     template <class F> void by_group(F f) {
         for (int64_t j = 0; j < J; j += GROUP) dispatch(std::min<int64_t>(GROUP, J - j), [&](auto g) { f(g, j); });
     }
-    template <class F> static void dispatch(int64_t n, F f) {
-        if (n == 4) f(std::integral_constant<int, 4>());
-        if (n == 3) f(std::integral_constant<int, 3>());
-        if (n == 2) f(std::integral_constant<int, 2>());
-        if (n == 1) f(std::integral_constant<int, 1>());
-    }
 
     void forward_own(int64_t i) {
         look(i);

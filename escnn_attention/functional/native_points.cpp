@@ -98,35 +98,24 @@ template <class T> struct Keys {
                                const T* weights, const T* grad_scores) const {
         const int64_t some = std::min<int64_t>(width, entries - first), place = m * s.rows + g * s.A;
         const int64_t offset = m * s.N * entries + first;
-        if (a.grad_k) {
+        const auto sum_up = [&](T* to, int64_t each, const T* weights, auto numbers) {
             W sums[B][width] = {};
-            by_row(g, s.D, [&](auto size, const int64_t* row) {
+            by_row(g, each, [&](auto size, const int64_t* row) {
                 constexpr int R = size;
                 const T *weight[R], *x[R];
-                for (int r = 0; r < R; r++) {
-                    const int64_t d = row[r] % s.D, j = a.summed ? d : s.own(d);
-                    weight[r] = grad_scores + row[r] * a.row + k;
-                    x[r] = static_cast<const T*>(a.q) + ((place + row[r] / s.D) * s.J + j) * s.C;
-                }
+                for (int r = 0; r < R; r++) weight[r] = weights + row[r] * a.row + k, x[r] = numbers(row[r]);
                 spread<R, B>(weight, x, first, some, K, sums);
             });
-            for (int b = 0; b < B; b++)
-                add(sums[b], keys + k + b * width, K - k - b * width, static_cast<T*>(a.grad_k) + offset, some);
-        }
-        if (a.grad_v) {
-            W sums[B][width] = {};
-            by_row(g, s.H, [&](auto size, const int64_t* row) {
-                constexpr int R = size;
-                const T *weight[R], *x[R];
-                for (int r = 0; r < R; r++) {
-                    weight[r] = weights + row[r] * a.row + k;
-                    x[r] = static_cast<const T*>(a.grad) + (place * s.H + row[r]) * s.C;
-                }
-                spread<R, B>(weight, x, first, some, K, sums);
+            for (int b = 0; b < B; b++) add(sums[b], keys + k + b * width, K - k - b * width, to + offset, some);
+        };
+        if (a.grad_k)
+            sum_up(static_cast<T*>(a.grad_k), s.D, grad_scores, [&](int64_t row) {
+                const int64_t d = row % s.D, j = a.summed ? d : s.own(d);
+                return static_cast<const T*>(a.q) + ((place + row / s.D) * s.J + j) * s.C;
             });
-            for (int b = 0; b < B; b++)
-                add(sums[b], keys + k + b * width, K - k - b * width, static_cast<T*>(a.grad_v) + offset, some);
-        }
+        if (a.grad_v)
+            sum_up(static_cast<T*>(a.grad_v), s.H, weights,
+                   [&](int64_t row) { return static_cast<const T*>(a.grad) + (place * s.H + row) * s.C; });
     }
 
     // Calls f(number of rows, rows) for `each` rows of every query of a group, in groups.
@@ -253,12 +242,6 @@ template <class T> struct Queries {
     template <class U> static U* as(const void* p) { return static_cast<U*>(p); }
     template <class U> static U* as(void* p) { return static_cast<U*>(p); }
 
-    template <class F> static void dispatch(int64_t n, F f) {
-        if (n == 4) f(std::integral_constant<int, 4>());
-        if (n == 3) f(std::integral_constant<int, 3>());
-        if (n == 2) f(std::integral_constant<int, 2>());
-        if (n == 1) f(std::integral_constant<int, 1>());
-    }
     int64_t place(const Row& r) const { return m * s.rows + g * s.A + r.i; }  // of a query in (M, G * A)
     const T* query(const Row& r) const { return as<const T>(a.q) + (place(r) * s.J + r.j) * s.C; }
 
@@ -531,8 +514,6 @@ template <class T> struct Queries {
         }
     }
 
-    static constexpr T log2e = T(1.4426950408889634);
-
     // Scores to weights that are not divided by their sum yet: by what they are to be multiplied, and logarithms.
     template <int G> void exponentials(const Row* r, T* factor) {
         if (a.counted) {
@@ -552,7 +533,7 @@ template <class T> struct Queries {
         for (int64_t v = 0; v < vectors * width; v += width)
             for (int i = 0; i < G; i++) {
                 T* x = scores.data + i * a.row + v;
-                const W e = exp2<T>((load(x) - top[i]) * log2e);
+                const W e = exp2<T>((load(x) - top[i]) * LOG2E<T>);
                 total[i] += e;
                 store(x, e);
             }
@@ -568,7 +549,7 @@ template <class T> struct Queries {
             T* x = scores.data + i * a.row;
             const T log = as<const T>(a.sums)[place(r[i]) * s.S + r[i].pair];
             for (int64_t v = 0; v < vectors * width; v += width)
-                store(x + v, a.counted ? load(x + v) * load(measure.data + v) : exp2<T>((load(x + v) - log) * log2e));
+                store(x + v, a.counted ? load(x + v) * load(measure.data + v) : exp2<T>((load(x + v) - log) * LOG2E<T>));
         }
     }
     W mask(const Row& r, int64_t v) const {

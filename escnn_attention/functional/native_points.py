@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.compiled import Kernel
+from escnn_attention.functional.operators import gradients_again
 from escnn_attention.functional.terms import working_precision
 
 __all__ = ["Inputs", "Options", "attend", "why_not_served"]
@@ -137,7 +138,11 @@ class _Attention(torch.autograd.Function):
         options, seed = ctx.rest
         needed = ctx.needs_input_grad[: len(tensors)]
         if torch.is_grad_enabled():
-            return (*_differentiate_twice(tensors, needed, options, grad), None, None)
+            if options.dropout:
+                raise RuntimeError(
+                    "backend 'native' has no second derivatives with dropout; needed backend='neighbours'"
+                )
+            return (*gradients_again(options.plain, tensors, needed, grad), None, None)
         inputs = Inputs(*tensors)
         # Every number of these is written, where nothing fills up.
         whole = () if options.padded else ("features", "extra")
@@ -159,17 +164,6 @@ class _Attention(torch.autograd.Function):
             **{f"grad_{name}": t for name, t in zip(Inputs._fields, grads, strict=True)},
         )
         return (*grads, None, None)
-
-
-def _differentiate_twice(
-    tensors: list[Tensor], needed: tuple[bool, ...], options: Options, grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients that have gradients of their own."""
-    if options.dropout:
-        raise RuntimeError("backend 'native' has no second derivatives with dropout; needed backend='neighbours'")
-    wanted = [t for t, need in zip(tensors, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(options.plain(*tensors), wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needed]
 
 
 def _one_by_one(inputs: Inputs, options: Options) -> bool:

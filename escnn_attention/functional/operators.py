@@ -7,7 +7,7 @@ loops are not to be followed. It gives :class:`Operators` its passes, which take
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,15 @@ from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions, Window, WindowShape, trimmed
 
-__all__ = ["LOG2E", "Arguments", "Operators", "empty_gradients", "empty_output", "why_not_served"]
+__all__ = [
+    "LOG2E",
+    "Arguments",
+    "Operators",
+    "empty_gradients",
+    "empty_output",
+    "gradients_again",
+    "why_not_served",
+]
 
 LOG2E = math.log2(math.e)
 
@@ -196,6 +204,27 @@ class Operators:
         needed = [t for t in call.leaves if t is not None and t.requires_grad]
         grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True, allow_unused=True))
         return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
+
+
+def gradients_again(
+    function: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of a function that autograd looks through, with gradients of their own where these are wanted.
+
+    Args:
+        function: of the tensors.
+        tensors: its arguments, as they were saved.
+        needed: for which of them there are gradients.
+        grad: of the result.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        inputs = list(tensors)
+        if not again:
+            inputs = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=again))
+    return [next(found) if need else None for need in needed]
 
 
 def _contained(forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]], call: Arguments) -> tuple[Tensor, Tensor]:

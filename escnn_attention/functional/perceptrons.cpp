@@ -22,7 +22,6 @@ extern "C" struct Arguments {
 template <class T> struct Network {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
-    static constexpr T log2e = T(1.4426950408889634);
 
     explicit Network(const Arguments& a)
             : a(a),
@@ -40,7 +39,10 @@ template <class T> struct Network {
         of_first = Buffer<W>(F * I), of_second = Buffer<W>(S * F), of_last = Buffer<W>(S);
     }
 
-    int64_t units() const { return rows * chunks; }
+    // Chunks of all rows.
+    static int64_t units(const Arguments& a) {
+        return a.blocks * a.repeats * ((a.rows + CHUNK * width - 1) / (CHUNK * width));
+    }
 
     // Units from one to another, of one head. Gradients of all but the bias are added to `sums`, (F * I, S * F, S).
     void work(int64_t m, int64_t from, int64_t to, double* sums, double* of_bias) {
@@ -78,7 +80,7 @@ template <class T> struct Network {
         constexpr T most = sizeof(T) == 4 ? 30 : 250;
         W y[4], x[4];
         for (int i = 0; i < 4; i++) {
-            y[i] = z[i] * -log2e;
+            y[i] = z[i] * -LOG2E<T>;
             // What is not a number is left to the product with it: here it would spoil the others.
             x[i] = exp2<T>(y[i] < most ? y[i] : all<T>(most)) + T(1);
         }
@@ -119,43 +121,38 @@ template <class T> struct Network {
         for (; o < n; o++) g(std::integral_constant<int, 1>(), o);
     }
 
-    void forward(int64_t m, int64_t row) {
-        first_layer(m, row);
-        std::fill_n(out.data, CHUNK, W{});
+    // Calls g(output of the second layer, half of the chunk, what it is before its function, the sigmoid of that).
+    template <class G> void by_output(G g) const {
         by_block(S, [&](auto size, int64_t o) {
             constexpr int B = size;
             for (int half = 0; half < CHUNK / BLOCKS; half++) {
-                W y[B][BLOCKS];
+                W y[B][BLOCKS], s[BLOCKS];
                 second_layer<B>(o, half, y);
-                for (int b = 0; b < B; b++) {
-                    W s[BLOCKS];
-                    sigmoids(y[b], s);
-                    for (int v = 0; v < BLOCKS; v++) out[half * BLOCKS + v] += last[o + b] * (y[b][v] * s[v]);
-                }
+                for (int b = 0; b < B; b++) sigmoids(y[b], s), g(o + b, half, y[b], s);
             }
+        });
+    }
+
+    void forward(int64_t m, int64_t row) {
+        first_layer(m, row);
+        std::fill_n(out.data, CHUNK, W{});
+        by_output([&](int64_t o, int half, const W* z, const W* s) {
+            for (int v = 0; v < BLOCKS; v++) out[half * BLOCKS + v] += last[o] * (z[v] * s[v]);
         });
     }
 
     void backward(int64_t m, int64_t row, double* of_bias) {
         first_layer(m, row);
-        by_block(S, [&](auto size, int64_t o) {
-            constexpr int B = size;
-            for (int half = 0; half < CHUNK / BLOCKS; half++) {
-                W y[B][BLOCKS];
-                second_layer<B>(o, half, y);
-                for (int b = 0; b < B; b++) {
-                    W s[BLOCKS], total{};
-                    sigmoids(y[b], s);
-                    const T weight = last[o + b];
-                    W* to = grad_second_in.data + (o + b) * CHUNK + half * BLOCKS;
-                    for (int v = 0; v < BLOCKS; v++) {
-                        const W z = y[b][v], gradient = grad_out[half * BLOCKS + v], active = z * s[v];
-                        total += gradient * active;
-                        to[v] = weight * gradient * (s[v] + active * (T(1) - s[v]));
-                    }
-                    of_last[o + b] += total;
-                }
+        by_output([&](int64_t o, int half, const W* z, const W* s) {
+            const T weight = last[o];
+            W* to = grad_second_in.data + o * CHUNK + half * BLOCKS;
+            W total{};
+            for (int v = 0; v < BLOCKS; v++) {
+                const W gradient = grad_out[half * BLOCKS + v], active = z[v] * s[v];
+                total += gradient * active;
+                to[v] = weight * gradient * (s[v] + active * (T(1) - s[v]));
             }
+            of_last[o] += total;
         });
         by_block(S, [&](auto size, int64_t o) {
             constexpr int B = size;
@@ -208,7 +205,7 @@ template <class T> struct Network {
 template <class T> int run(const Arguments& a) {
     try {
         const int64_t F = a.hidden, S = a.second_hidden, rows = a.blocks * a.repeats;
-        const int64_t units = Network<T>(a).units(), parts = std::min<int64_t>(units, std::max<int64_t>(1, 32 / a.heads));
+        const int64_t units = Network<T>::units(a), parts = std::min<int64_t>(units, std::max<int64_t>(1, 32 / a.heads));
         const int64_t numbers = a.grad ? F * a.inputs + S * F + S : 0, biases = a.grad ? F * rows : 0;
         std::vector<double> sums(a.heads * parts * numbers), of_bias(a.heads * parts * biases);
         const bool done = share(a.heads * parts, a.threads, [&] { return Network<T>(a); },

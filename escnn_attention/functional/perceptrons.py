@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.compiled import Kernel
+from escnn_attention.functional.operators import gradients_again
 from escnn_attention.functional.products import product
 
 __all__ = ["perceptrons"]
@@ -87,7 +88,7 @@ class _Perceptrons(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled() or needed[0]:
-            return _differentiate_plainly(tensors, needed, grad)
+            return tuple(gradients_again(_plainly, tensors, needed, grad))
         grads = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
         _, of_bias, of_first, of_second, of_last = grads
         _run(
@@ -99,18 +100,6 @@ class _Perceptrons(torch.autograd.Function):
             grad_last=of_last,
         )
         return tuple(grads)
-
-
-def _differentiate_plainly(
-    tensors: tuple[Tensor, ...], needed: tuple[bool, ...], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients of all, which have gradients of their own where these are wanted."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        inputs = [t if again else t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True)]
-        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(_plainly(*inputs), wanted, grad, create_graph=again))
-    return tuple(next(found) if need else None for need in needed)
 
 
 def _run(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor, **tensors: Tensor | None) -> None:

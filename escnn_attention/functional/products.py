@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_to_each", "linear", "of_one_precision", "product"]
+__all__ = ["add_to_each", "of_one_precision", "product"]
 
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
@@ -25,14 +25,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     a, b = of_one_precision(a, b)
     return _Product.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
-
-
-def linear(layer: torch.nn.Linear, x: Tensor) -> Tensor:
-    """What the layer makes of ``(..., i)``, where rows are many and short."""
-    # The gradient of a weight that is stored like this has the longer rows.
-    weight, rows = layer.weight.T.contiguous(), x.flatten(0, -2)
-    y = rows @ weight if layer.bias is None else torch.addmm(layer.bias, rows, weight)
-    return y.unflatten(0, x.shape[:-1])
 
 
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:

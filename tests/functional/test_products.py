@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escnn_attention.functional.products import add_to_each, linear, product
+from escnn_attention.functional.products import add_to_each, product
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -57,17 +57,3 @@ def test_sums_with_rows_that_all_share(shape):
         add_to_each(x, rows[..., ::2].repeat_interleave(2, -1)), x + rows[..., ::2].repeat_interleave(2, -1)
     )
     assert add_to_each(x.float(), rows).dtype == torch.float64
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer(bias):
-    layer = torch.nn.Linear(3, 4, bias=bias).double()
-    x = random(2, 5, 3)
-    torch.testing.assert_close(linear(layer, x), layer(x))
-    leaves = [x, *layer.parameters()]
-    for gradients in zip(
-        torch.autograd.grad(linear(layer, x).sin().sum(), leaves),
-        torch.autograd.grad(layer(x).sin().sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(*gradients)
