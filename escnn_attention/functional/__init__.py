@@ -7,6 +7,7 @@ r"""Attention on plain tensors: no escnn, and no group but for index tables and 
 - :mod:`~escnn_attention.functional.native`: windows on the CPU, where there is a C++ compiler.
 - :mod:`~escnn_attention.functional.tiled`: windows on the CPU, and global attention with terms that factorise.
 - :mod:`~escnn_attention.functional.dense`: standard attention on widened vectors, by PyTorch's fused kernels.
+- :mod:`~escnn_attention.functional.triton`: windows, and tables of offsets, on CUDA.
 - :mod:`~escnn_attention.functional.flex`: windows, and tables of offsets, on CUDA.
 
 Attention between points is in :mod:`~escnn_attention.functional.points`, with a compiled loop for the CPU in
@@ -26,7 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention.functional import blocked, dense, flex, native, reference, tiled
+from escnn_attention.functional import blocked, dense, flex, native, reference, tiled, triton
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage, refuse_the_impossible, working_memory
 from escnn_attention.functional.reference import probabilities
@@ -74,6 +75,7 @@ BACKENDS: dict[str, Backend] = {
     "blocked": Backend(blocked.attention),
     "native": Backend(native.attention, native.refuses, contains=True),
     "tiled": Backend(tiled.attention, tiled.refuses, contains=True),
+    "triton": Backend(triton.attention, triton.refuses, contains=True),
     "dense": Backend(dense.attention, dense.refuses),
     "flex": Backend(flex.attention, flex.refuses),
 }
@@ -85,7 +87,9 @@ def preference(q: Tensor) -> tuple[str, ...]:
 
     ``"flex"`` is for calling by name: it compiles a kernel for every shape, which takes some seconds each.
     """
-    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("dense", "blocked")}.get(q.device.type, ("blocked",))
+    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(
+        q.device.type, ("blocked",)
+    )
 
 
 def check_backend(backend: str) -> str:

@@ -8,7 +8,6 @@ product with the values, so that no score leaves the cache; its backward pass ma
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,14 @@ from escnn_attention.functional.operators import (
     LOG2E,
     Arguments,
     Operators,
+    contained,
     empty_gradients,
     empty_output,
+    steps_of,
     why_not_served,
 )
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.positions import Grid, Positions, Window
+from escnn_attention.positions import Grid, Positions
 
 __all__ = ["PIECE", "attention", "refuses", "why_not_built"]
 
@@ -91,7 +92,7 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
     """Run the kernel on the arguments and on further tensors, which it reads or fills."""
     q, k = call.q, call.k
     images, heads, query_poses, _, channels = q.shape
-    steps, pad = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+    steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
     tensors |= {
         "q": _projected(q),
         "k": _projected(k),
@@ -127,18 +128,6 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
 def _projected(t: Tensor) -> Tensor:
     """``(M, B, N, P, C)``, contiguous: as projections leave them, so that this copies nothing where they made it."""
     return t.permute(1, 0, 3, 2, 4).contiguous()
-
-
-@lru_cache(maxsize=64)
-def _steps(shape: tuple[int, ...], kernel_size: int, window: str, dilation: int) -> tuple[Tensor, int]:
-    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
-    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
-    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
-    grid = Grid(sides, Window(max(sides), window))
-    positions = torch.arange(grid.num_positions)
-    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
-    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
-    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)
 
 
 def _rows(call: Arguments, pad: int) -> int:
@@ -177,4 +166,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return grads
 
 
-_operators = Operators("native", _forward_pass, _backward_pass, _empty_sums)
+_operators = Operators("native", contained(_forward_pass), _backward_pass, _empty_sums)

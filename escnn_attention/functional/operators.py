@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +23,17 @@ __all__ = [
     "LOG2E",
     "Arguments",
     "Operators",
+    "contained",
     "empty_gradients",
     "empty_output",
     "gradients_again",
+    "steps_of",
     "why_not_served",
 ]
 
 LOG2E = math.log2(math.e)
+
+AS_PROJECTED = (1, 0, 3, 2, 4)
 
 
 class Arguments(NamedTuple):
@@ -80,7 +85,7 @@ _TENSORS = 9  # How many of the arguments are tensors.
 
 
 def why_not_served(q: Tensor, positions: Positions) -> str | None:
-    """Why no such backend can serve a call."""
+    """Why no such backend of the CPU can serve a call."""
     if q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {q.device}"
     if not isinstance(positions, Grid):
@@ -101,6 +106,8 @@ class Operators:
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
+        order: in which order the axes ``(B, M, P, N, C)`` of outputs and gradients lie in memory. By default it is
+            ``(M, B, N, P, C)``, as projections on the CPU read and write them.
     """
 
     def __init__(
@@ -109,34 +116,33 @@ class Operators:
         forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty_sums: Callable[[Arguments], Tensor],
+        order: tuple[int, ...] = AS_PROJECTED,
     ):
         self.name = name
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            return _contained(forward_pass, Arguments(*arguments))
+            return forward_pass(Arguments(*arguments))
 
         def backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
             return [t for t in backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
 
         def empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
             call = Arguments(*arguments)
-            return empty_output(call), empty_sums(call)
+            return empty_output(call, order), empty_sums(call)
 
         def empty_backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-            return [t for t in empty_gradients(Arguments(*arguments)) if t is not None]
+            return [t for t in empty_gradients(Arguments(*arguments), order) if t is not None]
 
         self._forward = torch.library.custom_op(
             f"escnn_attention::{name}",
             forward,
             mutates_args=(),
-            device_types="cpu",
             schema=f"({_SCHEMA}) -> (Tensor, Tensor)",
         )
         self._backward = torch.library.custom_op(
             f"escnn_attention::{name}_backward",
             backward,
             mutates_args=(),
-            device_types="cpu",
             schema=f"(Tensor grad, Tensor out, Tensor sums, {_SCHEMA}) -> Tensor[]",
         )
         self._forward.register_fake(empty_forward)
@@ -170,7 +176,7 @@ class Operators:
         dtype, exact = v.dtype, working_precision(v.dtype)
         q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
         others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
-        seed = torch.randint(2**62, (1,)) if dropout else None
+        seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
         options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
         out, _ = self._forward(q, *others, seed, *options, query == "all", dropout, piece)
         return out.to(dtype)
@@ -227,22 +233,28 @@ def gradients_again(
     return [next(found) if need else None for need in needed]
 
 
-def _contained(forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]], call: Arguments) -> tuple[Tensor, Tensor]:
+def contained(
+    forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
+) -> Callable[[Arguments], tuple[Tensor, Tensor]]:
     """The pass, where a value that is not finite spoils the queries that see it and no others.
 
     A masked key has the probability 0, and 0 · NaN is NaN. Whom a value reaches is what an attention of equal weights
     brings something of it.
     """
-    if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
-        return forward_pass(call)
-    finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
-    spoilt = 1 - finite.all(2, keepdim=True).to(call.q.dtype)
-    nothing = torch.zeros_like(spoilt)
-    even = call._replace(q=nothing, k=nothing, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
-    reached = forward_pass(even)[0] > 0
-    k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
-    out, sums = forward_pass(call._replace(k=k, v=v))
-    return out.masked_fill(reached, torch.nan), sums
+
+    def guarded(call: Arguments) -> tuple[Tensor, Tensor]:
+        if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
+            return forward_pass(call)
+        finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
+        spoilt = 1 - finite.all(2, keepdim=True).to(call.q.dtype)
+        zero = torch.zeros_like(spoilt)
+        even = call._replace(q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
+        reached = forward_pass(even)[0] > 0
+        k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
+        out, sums = forward_pass(call._replace(k=k, v=v))
+        return out.masked_fill(reached, torch.nan), sums
+
+    return guarded
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -267,21 +279,35 @@ def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
     return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, call.v)
 
 
-def empty_output(call: Arguments) -> Tensor:
+def empty_output(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> Tensor:
     """Room for the output."""
     batch, heads, _, positions, channels = call.q.shape
-    return _as_projected(call.q, batch, heads, call.num_poses, positions, channels)
+    return _empty(call.q, order, (batch, heads, call.num_poses, positions, channels))
 
 
-def empty_gradients(call: Arguments) -> list[Tensor | None]:
+def empty_gradients(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> list[Tensor | None]:
     """Room for the gradients of the leaves."""
     return [
-        *(_as_projected(t, *t.shape) for t in (call.q, call.k, call.v)),
+        *(_empty(t, order, t.shape) for t in (call.q, call.k, call.v)),
         *(None if t is None else torch.empty_like(t) for t in call.leaves[3:]),
     ]
 
 
-def _as_projected(like: Tensor, *shape: int) -> Tensor:
-    """``(B, M, P, N, C)``, in memory as projections read and write it: ``(M, B, N, P, C)``."""
-    batch, heads, poses, positions, channels = shape
-    return like.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
+def _empty(like: Tensor, order: tuple[int, ...], shape: Sequence[int]) -> Tensor:
+    """Room for a tensor of this shape, whose axes lie in memory in this order."""
+    back = [order.index(axis) for axis in range(len(order))]
+    return like.new_empty([shape[axis] for axis in order]).permute(back)
+
+
+@lru_cache(maxsize=64)
+def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> tuple[Tensor, int]:
+    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
+    if not shape:
+        return torch.zeros(1, 0, dtype=torch.long), 0
+    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
+    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
+    grid = Grid(sides, Window(max(sides), window))
+    positions = torch.arange(grid.num_positions)
+    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
+    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
+    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import Operators, why_not_served
+from escnn_attention.functional.operators import Operators, contained, why_not_served
 from escnn_attention.functional.pieces import backward_pass, empty_sums, forward_pass
 from escnn_attention.functional.terms import QueryMode, Terms
 from escnn_attention.positions import Grid, Positions
@@ -19,7 +19,7 @@ __all__ = ["PIECE", "attention", "refuses"]
 PIECE = 2**20
 """The number of scores that are worked on at once. 4 MB in float32, two to seven times over."""
 
-_operators = Operators("tiled", forward_pass, backward_pass, empty_sums)
+_operators = Operators("tiled", contained(forward_pass), backward_pass, empty_sums)
 
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:

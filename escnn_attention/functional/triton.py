@@ -1,0 +1,279 @@
+r"""Windows on CUDA, and global attention there with tables of offsets, by kernels that Triton compiles.
+
+A query goes over the keys of its window and over no others, and no score is ever held: the backward pass makes them
+again. What queries know of the offsets and of the poses, :math:`\langle q, \rho_x\rangle` and
+:math:`\langle q, E\rangle`, are products of ordinary matrices: a number for every query and offset, and for every query
+and pose, that are held for some images at a time. The kernels are in
+:mod:`~escnn_attention.functional.triton_kernels`.
+
+With ``TRITON_INTERPRET=1`` in the environment Triton runs them by NumPy, on the CPU, to look into them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.operators import Arguments, Operators, empty_gradients, empty_output, steps_of
+from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.positions import Grid, Positions, WindowShape
+
+__all__ = ["MAX_PRODUCTS", "PIECE", "attention", "refuses"]
+
+PIECE = 2**25
+"""How many products of queries with tables are held at once. 128 MB in float32, twice that in the backward pass."""
+
+MAX_PRODUCTS = 2**29
+"""The most of them that a head of a single image may have."""
+
+
+def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+    """Why this backend cannot serve a call, or None if it can."""
+    if reason := _why_not_run(q.device.type):
+        return reason
+    if not isinstance(positions, Grid):
+        return f"it needs positions on a grid, got {type(positions).__name__}"
+    if not 1 <= len(positions.shape) <= 3:
+        return f"it needs a grid of one to three axes, got {len(positions.shape)}"
+    if len(q) == 0:
+        return "there are no images"
+    if positions.complete and (terms.spatial is None or terms.waves is not None):
+        return "without a window it needs an encoding that does not factorise: MLP, separable"
+    pairs = terms.num_poses * (q.shape[2] if query == "all" else 1)
+    products = pairs * positions.num_positions * len(positions.offsets)
+    if products > MAX_PRODUCTS:
+        return f"a head would have {products} products of queries with the table of offsets, at most {MAX_PRODUCTS}"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _why_not_run(device: str) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "it needs Triton"
+    if _interpreted():
+        return None if device in ("cpu", "cuda") else f"it needs CPU or CUDA, got {device}"
+    if device != "cuda":
+        return f"it needs CUDA, got {device}"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name):
+        return "Triton needs a C compiler, and there is none"
+    return None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
+) -> Tensor:
+    """See :func:`escnn_attention.functional.attention`."""
+    assert isinstance(positions, Grid)
+    piece = pieces_of(PIECE, q, copies=2)
+    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+
+
+_ORDER = (0, 1, 2, 4, 3)  # Positions lie side by side in memory.
+
+
+def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
+    out, sums = empty_output(call, _ORDER), _empty_sums(call)
+    q, k, v = (_images(t) for t in (call.q, call.k, call.v))
+    filled = (_images(out), sums.flatten(0, 1))
+    for rows in _pieces(call):
+        known = [_known(table, q[rows]) for table in _tables(call, rows)]
+        _launch("forward", call, rows, [q[rows], k[rows], v[rows], *known], [t[rows] for t in filled])
+    return out, sums
+
+
+def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    grads = empty_gradients(call, _ORDER)
+    grad_q, grad_k, grad_v = (_images(t) for t in grads[:3] if t is not None)
+    q, k, v, out, grad = (_images(t) for t in (call.q, call.k, call.v, out, grad))
+    sums = sums.flatten(0, 1)
+    changes: list[list[Tensor]] = [[], []]
+    for rows in _pieces(call):
+        tables = _tables(call, rows)
+        known = [_known(table, q[rows]) for table in tables]
+        # One of them is filled, the other added to.
+        grad_known = [
+            t if t is None else make(t) for make, t in zip((torch.empty_like, torch.zeros_like), known, strict=True)
+        ]
+        inputs = [q[rows], k[rows], v[rows], *known]
+        means = torch.empty_like(sums[rows])
+        _launch(
+            "backward_queries",
+            call,
+            rows,
+            inputs,
+            [out[rows], sums[rows], grad[rows], grad_q[rows], means, *grad_known],
+        )
+        _launch("backward_keys", call, rows, inputs, [sums[rows], means, grad[rows], grad_k[rows], grad_v[rows]])
+        for table, change, found in zip(tables, grad_known, changes, strict=True):
+            if table is not None and change is not None:
+                by_row = change.view(len(table), q.shape[1], -1, q.shape[-1])
+                grad_q[rows] += table.transpose(-1, -2) @ by_row
+                found.append(by_row @ q[rows].transpose(-1, -2))
+    for to, found in zip(grads[3:], changes, strict=False):
+        if to is not None:
+            # (B, M, J, H · L, C) where all pairs are summed, and (B, M, H, L, C)
+            of_heads = torch.cat(found).unflatten(0, call.q.shape[:2]).sum(0)
+            of_heads = (of_heads.sum(1) if call.summed else of_heads).reshape(-1, *to.shape[1:])
+            to.copy_(of_heads if len(to) > 1 else of_heads.sum(0, keepdim=True))
+    return grads
+
+
+def _empty_sums(call: Arguments) -> Tensor:
+    """Room for the logarithms of the sums, ``(B, M, T, N)`` for T pairs of an output and a query pose."""
+    batch, heads, poses, positions, _ = call.q.shape
+    return call.q.new_empty(batch, heads, call.num_poses * (poses if call.summed else 1), positions)
+
+
+_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums, _ORDER)
+
+
+def _images(t: Tensor) -> Tensor:
+    """``(B · M, P, C, N)``, contiguous: the vectors of every head of every image."""
+    return t.transpose(-1, -2).contiguous().flatten(0, 1)
+
+
+def _pieces(call: Arguments) -> Iterator[slice]:
+    """Images whose products with the tables fit."""
+    batch, heads, poses, positions, _ = call.q.shape
+    rows = sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
+    products = call.num_poses * (poses if call.summed else 1) * positions * rows
+    at_once = max(1, min(batch * heads, call.piece // max(1, products)))
+    yield from (slice(start, start + at_once) for start in range(0, batch * heads, at_once))
+
+
+def _tables(call: Arguments, rows: slice) -> list[Tensor | None]:
+    """The terms of the heads of some images: ``(images, H, L, C)``, or ``(images, 1, H · L, C)`` for summed pairs."""
+    heads = torch.arange(len(call.q) * call.q.shape[1], device=call.q.device)[rows] % call.q.shape[1]
+
+    def of_images(table: Tensor | None) -> Tensor | None:
+        if table is None:
+            return None
+        table = table[heads] if len(table) > 1 else table.expand(len(heads), -1, -1, -1)
+        return table.flatten(1, 2).unsqueeze(1) if call.summed else table
+
+    return [of_images(table) for table in (call.spatial, call.pose)]
+
+
+def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
+    """What the queries of T pairs know of a term, ``(images, T, L, N)``."""
+    return None if table is None else table @ q
+
+
+class _Shape(NamedTuple):
+    """How a kernel is launched.
+
+    Attributes:
+        warps: how many of them a program has.
+        positions: how many positions it has.
+        output, query: how many output poses, and query poses, each of its threads has.
+    """
+
+    warps: int
+    positions: int
+    output: int
+    query: int
+
+
+def _launch(
+    name: str, call: Arguments, rows: slice, inputs: Sequence[Tensor | None], others: Sequence[Tensor | None]
+) -> None:
+    """Run a kernel on some images."""
+    q, poses = call.q, call.q.shape[2]
+    shape = _shape(name, call)
+    blocks = -(-q.shape[3] // shape.positions)
+    programs = {
+        "forward": call.num_poses // shape.output,
+        "backward_queries": poses // shape.query if call.summed else call.num_poses // shape.output,
+        "backward_keys": call.k.shape[2],
+    }[name]
+    steps = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, q.device)
+    tensors = [*inputs, steps, call.seed, *others]
+    images = len(range(q.shape[0] * q.shape[1])[rows])
+    with torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext():
+        getattr(_kernels(), name)[blocks * images, programs](
+            # What there is none of is not read.
+            *(q if t is None else t for t in tensors),
+            *(call.dropout, rows.start, q.shape[3], *_sides(tuple(call.shape))),
+            *(poses, call.k.shape[2], call.num_poses, len(steps)),
+            C=q.shape[-1],
+            CP=_power(q.shape[-1]),
+            BN=shape.positions,
+            RH=shape.output,
+            RJ=shape.query,
+            SUMMED=call.summed,
+            SPATIAL=call.spatial is not None,
+            POSE=call.pose is not None,
+            DROPOUT=call.dropout > 0,
+            num_warps=shape.warps,
+            enable_fp_fusion=True,
+        )
+
+
+# The most channels of all poses of a thread, and the most poses: with more its registers do not hold what it works on.
+_FIT = {
+    ("forward", False): (40, 4),
+    ("forward", True): (40, 4),
+    ("backward_queries", False): (40, 4),
+    ("backward_queries", True): (32, 2),
+    ("backward_keys", False): (40, 4),
+    ("backward_keys", True): (24, 2),
+}
+
+
+def _shape(name: str, call: Arguments) -> _Shape:
+    """The shape in which a kernel keeps what it works on in registers."""
+    orders = (call.num_poses, call.q.shape[2] if call.summed else 1)
+    if _interpreted():
+        # Every program takes as long, however much it does.
+        return _Shape(4, _power(math.prod(call.shape)), *(math.gcd(order, 8) for order in orders))
+    channels = call.q.shape[-1] * call.q.element_size() // 4
+    numbers, most = _FIT[name, call.summed]
+    side = max((n for n in (2, 4) if n <= most and n * channels <= numbers), default=1)
+    output, query = (math.gcd(order, side) for order in orders)
+    if channels <= 32:
+        return _Shape(2, 64, output, query)
+    # Several threads share a position.
+    return _Shape(min(32, _power(channels) // 16), 32, output, query)
+
+
+def _power(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@lru_cache(maxsize=64)
+def _steps(
+    shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device
+) -> Tensor:
+    """The offsets of a window, ``(L, 4)``: along each of three axes, and in the number of the position."""
+    steps, _ = steps_of(shape, kernel_size, window, dilation)
+    steps = F.pad(steps, (3 - len(shape), 0))
+    _, rows, columns = _sides(shape)
+    far = steps @ torch.tensor([rows * columns, columns, 1])
+    return torch.cat([steps, far.unsqueeze(1)], dim=1).to(device, torch.int32)
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The grid with three axes."""
+    return (1,) * (3 - len(shape)) + shape
+
+
+@cache
+def _kernels() -> ModuleType:
+    return importlib.import_module("escnn_attention.functional.triton_kernels")

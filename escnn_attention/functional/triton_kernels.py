@@ -1,0 +1,384 @@
+"""The loops of :mod:`~escnn_attention.functional.triton`, for Triton to compile.
+
+A thread has one position, with all channels of some poses in its registers, and goes over the window. Axes are ordered
+such that positions lie side by side in memory and in threads: every access is one stretch, every sum over channels or
+poses stays inside a thread, and no thread waits for another. So sums are always taken in the same order.
+
+Where every output pose sums over the query poses, a thread has a tile of RH of the one by RJ of the other: products of
+queries with keys serve all RH of them, and probabilities are added up before their product with the values. Otherwise a
+query pose belongs to one output pose; then RJ is 1.
+
+Names: ``n`` are positions of the grid, ``o`` an offset of the window, ``t`` a pair of an output pose h and a query pose
+j, ``h`` alone or ``j · H + h``. An *image* is one head of one image of the batch. Scores are in units of log 2.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["backward_keys", "backward_queries", "forward"]
+
+_LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _block(num_positions, BN: tl.constexpr):
+    """The image of a program, its positions, and which of them there are."""
+    blocks = tl.cdiv(num_positions, BN)
+    n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
+    return (tl.program_id(0) // blocks).to(tl.int64), n, n < num_positions
+
+
+@triton.jit
+def _neighbours(steps, o, n, n0, n1, n2, SIGN: tl.constexpr):
+    """The positions an offset away, and which of them are on the grid."""
+    x0, x1, x2 = n // (n1 * n2), n // n2 % n1, n % n2
+    x0 += SIGN * tl.load(steps + 4 * o)
+    x1 += SIGN * tl.load(steps + 4 * o + 1)
+    x2 += SIGN * tl.load(steps + 4 * o + 2)
+    seen = (n < n0 * n1 * n2) & (x0 >= 0) & (x0 < n0) & (x1 >= 0) & (x1 < n1) & (x2 >= 0) & (x2 < n2)
+    return n + SIGN * tl.load(steps + 4 * o + 3), seen
+
+
+@triton.jit
+def _vectors(x, poses, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr):
+    """The vectors of some poses, ``(poses, CP, BN)``, of an image."""
+    c = tl.arange(0, CP)
+    at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
+    return tl.load(x + at, mask=(c < C)[None, :, None] & seen[None, None, :], other=0.0)
+
+
+@triton.jit
+def _vector(x, pose, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr):
+    """Those of one pose, ``(CP, BN)``."""
+    c = tl.arange(0, CP)
+    at = (pose * C + c[:, None]) * num_positions + n[None, :]
+    return tl.load(x + at, mask=(c < C)[:, None] & seen[None, :], other=0.0)
+
+
+@triton.jit
+def _of_pairs(x, t, n, seen, num_positions, RH: tl.constexpr, RJ: tl.constexpr, BN: tl.constexpr):
+    """A number of every pair of poses, ``(RH, RJ, BN)``."""
+    at = tl.broadcast_to(t * num_positions + n[None, None, :], [RH, RJ, BN])
+    return tl.load(x + at, mask=seen[None, None, :], other=0.0)
+
+
+@triton.jit
+def _products(queries, key, SUMMED: tl.constexpr):
+    """Of queries with a key each: ``(1, RJ, BN)``, or ``(RH, 1, BN)``."""
+    products = tl.sum(queries * key[None], axis=1)
+    if SUMMED:
+        return products[None]
+    else:
+        return products[:, None]
+
+
+@triton.jit
+def _probability(score, logarithm, seen):
+    """The exponential of a score over the sum of those of all.
+
+    A score is put together in the same order in every pass, so that one that is by far the largest, and its own
+    logarithm, gives exactly 1.
+    """
+    return tl.exp2(tl.where(seen[None, None, :], score - logarithm, -float("inf")))
+
+
+@triton.jit
+def _kept(seed, n, key, t, image, rate):
+    """What dropout multiplies a probability with: a number drawn from a counter, the same in every pass."""
+    n = n[None, None, :]
+    zero = t * 0 + n * 0
+    image = zero + image.to(tl.int32)
+    # Seven rounds pass all tests of randomness that ten do.
+    random, _, _, _ = tl.philox(tl.load(seed), zero + n, zero + key, zero + t, image, n_rounds=7)
+    return tl.where(tl.uint_to_uniform_float(random) < rate, 0.0, 1 / (1 - rate))
+
+
+@triton.jit
+def _store_vectors(x, poses, n, here, vectors, num_positions, C: tl.constexpr, CP: tl.constexpr):
+    """The opposite of reading them."""
+    c = tl.arange(0, CP)
+    at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
+    tl.store(x + at, vectors, mask=(c < C)[None, :, None] & here[None, None, :])
+
+
+@triton.jit(do_not_specialize=["first"])
+def forward(
+    # Given: (images, J, C, N), (images, P, C, N) twice, (images, T, L, N), (images, T, P, N), (L, 4), (1,).
+    q,
+    k,
+    v,
+    of_offsets,
+    of_poses,
+    steps,
+    seed,
+    # Filled: (images, H, C, N), (images, T, N).
+    out,
+    sums,
+    # The rate of dropout, and the number of the first image.
+    rate,
+    first,
+    num_positions,
+    n0,
+    n1,
+    n2,
+    J,
+    P,
+    H,
+    L,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    BN: tl.constexpr,
+    RH: tl.constexpr,
+    RJ: tl.constexpr,
+    SUMMED: tl.constexpr,
+    SPATIAL: tl.constexpr,
+    POSE: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """The output, and the logarithms of the sums of exponentials."""
+    image, n, here = _block(num_positions, BN)
+    T = J * H if SUMMED else H
+    q += image * J * C * num_positions
+    k += image * P * C * num_positions
+    v += image * P * C * num_positions
+    out += image * H * C * num_positions
+    sums += image * T * num_positions
+    of_offsets += image * T * L * num_positions
+    of_poses += image * T * P * num_positions
+    h = tl.program_id(1) * RH + tl.arange(0, RH)
+    total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
+    for start in range(0, J if SUMMED else 1, RJ):
+        j = start + tl.arange(0, RJ)
+        t = j[None, :, None] * H + h[:, None, None]
+        queries = _vectors(q, j if SUMMED else h, n, here, num_positions, C, CP)
+        most = tl.full([RH, RJ, BN], -1e30, q.dtype.element_ty)
+        norm = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+        for o in range(L):
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+            if SPATIAL:
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+            for p in range(P):
+                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                if POSE:
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                score = tl.where(seen[None, None, :], score, -float("inf"))
+                more = tl.maximum(most, score)
+                norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
+                most = more
+        logarithm = most + tl.log2(tl.where(here[None, None, :], norm, 1.0))
+        tl.store(sums + t * num_positions + n[None, None, :], logarithm, mask=here[None, None, :])
+        for o in range(L):
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+            if SPATIAL:
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+            for p in range(P):
+                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                if POSE:
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                probability = _probability(score, logarithm, seen)
+                if DROPOUT:
+                    probability *= _kept(seed, n, o * P + p, t, first + image, rate)
+                value = _vector(v, p, other, seen, num_positions, C, CP)
+                total += tl.sum(probability, axis=1)[:, None, :] * value[None]
+    _store_vectors(out, h, n, here, total, num_positions, C, CP)
+
+
+@triton.jit(do_not_specialize=["first"])
+def backward_queries(
+    # Given, as in the forward pass, with out and grad (images, H, C, N).
+    q,
+    k,
+    v,
+    of_offsets,
+    of_poses,
+    steps,
+    seed,
+    out,
+    sums,
+    grad,
+    # Filled: as q, (images, T, N), as of_offsets; as of_poses, of zeros.
+    grad_q,
+    means,
+    grad_offsets,
+    grad_poses,
+    rate,
+    first,
+    num_positions,
+    n0,
+    n1,
+    n2,
+    J,
+    P,
+    H,
+    L,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    BN: tl.constexpr,
+    RH: tl.constexpr,
+    RJ: tl.constexpr,
+    SUMMED: tl.constexpr,
+    SPATIAL: tl.constexpr,
+    POSE: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """The gradients of what a query has, and the means of the gradients of its probabilities."""
+    image, n, here = _block(num_positions, BN)
+    T = J * H if SUMMED else H
+    q += image * J * C * num_positions
+    grad_q += image * J * C * num_positions
+    k += image * P * C * num_positions
+    v += image * P * C * num_positions
+    out += image * H * C * num_positions
+    grad += image * H * C * num_positions
+    sums += image * T * num_positions
+    means += image * T * num_positions
+    of_offsets += image * T * L * num_positions
+    grad_offsets += image * T * L * num_positions
+    of_poses += image * T * P * num_positions
+    grad_poses += image * T * P * num_positions
+    row = tl.program_id(1) * (RJ if SUMMED else RH) + tl.arange(0, RJ if SUMMED else RH)
+    queries = _vectors(q, row, n, here, num_positions, C, CP)
+    grad_queries = tl.zeros([RJ if SUMMED else RH, CP, BN], q.dtype.element_ty)
+    for start in range(0, H if SUMMED else 1, RH):
+        h = start + tl.arange(0, RH) if SUMMED else row
+        t = row[None, :, None] * H + h[:, None, None] if SUMMED else h[:, None, None]
+        grads = _vectors(grad, h, n, here, num_positions, C, CP)
+        logarithm = _of_pairs(sums, t, n, here, num_positions, RH, RJ, BN)
+        mean = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+        if SUMMED:
+            # Of the sum over the query poses there is an output, of each of them there is none.
+            for o in range(L):
+                other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+                bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+                if SPATIAL:
+                    bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+                for p in range(P):
+                    score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                    if POSE:
+                        score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                    probability = _probability(score, logarithm, seen)
+                    value = _vector(v, p, other, seen, num_positions, C, CP)
+                    change = tl.sum(grads * value[None], axis=1)[:, None, :]
+                    if DROPOUT:
+                        change *= _kept(seed, n, o * P + p, t, first + image, rate)
+                    mean += probability * change
+        else:
+            mean += tl.sum(grads * _vectors(out, h, n, here, num_positions, C, CP), axis=1)[:, None, :]
+        tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
+        for o in range(L):
+            other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+            if SPATIAL:
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+            grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+            for p in range(P):
+                key = _vector(k, p, other, seen, num_positions, C, CP)
+                score = _products(queries, key, SUMMED) + bias
+                if POSE:
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                probability = _probability(score, logarithm, seen)
+                value = _vector(v, p, other, seen, num_positions, C, CP)
+                change = tl.sum(grads * value[None], axis=1)[:, None, :]
+                if DROPOUT:
+                    change *= _kept(seed, n, o * P + p, t, first + image, rate)
+                grad_score = _LN2 * probability * (change - mean)
+                grad_bias += grad_score
+                if POSE:
+                    # No other thread adds to these numbers.
+                    at = (t * P + p) * num_positions + n[None, None, :]
+                    tl.atomic_add(grad_poses + at, grad_score, mask=here[None, None, :], sem="relaxed")
+                grad_queries += tl.sum(grad_score, axis=0 if SUMMED else 1)[:, None, :] * key[None]
+            if SPATIAL:
+                at = (t * L + o) * num_positions + n[None, None, :]
+                tl.store(grad_offsets + at, grad_bias, mask=here[None, None, :])
+    _store_vectors(grad_q, row, n, here, grad_queries, num_positions, C, CP)
+
+
+@triton.jit(do_not_specialize=["first"])
+def backward_keys(
+    q,
+    k,
+    v,
+    of_offsets,
+    of_poses,
+    steps,
+    seed,
+    sums,
+    means,
+    grad,
+    # Filled: as k and v.
+    grad_k,
+    grad_v,
+    rate,
+    first,
+    num_positions,
+    n0,
+    n1,
+    n2,
+    J,
+    P,
+    H,
+    L,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    BN: tl.constexpr,
+    RH: tl.constexpr,
+    RJ: tl.constexpr,
+    SUMMED: tl.constexpr,
+    SPATIAL: tl.constexpr,
+    POSE: tl.constexpr,
+    DROPOUT: tl.constexpr,
+):
+    """The gradients of keys and values: a thread has one of them, and goes over the queries that see it."""
+    image, n, here = _block(num_positions, BN)
+    T = J * H if SUMMED else H
+    q += image * J * C * num_positions
+    k += image * P * C * num_positions
+    v += image * P * C * num_positions
+    grad_k += image * P * C * num_positions
+    grad_v += image * P * C * num_positions
+    grad += image * H * C * num_positions
+    sums += image * T * num_positions
+    means += image * T * num_positions
+    of_offsets += image * T * L * num_positions
+    of_poses += image * T * P * num_positions
+    p = tl.program_id(1)
+    key = _vector(k, p, n, here, num_positions, C, CP)
+    value = _vector(v, p, n, here, num_positions, C, CP)
+    grad_key = tl.zeros([CP, BN], q.dtype.element_ty)
+    grad_value = tl.zeros([CP, BN], q.dtype.element_ty)
+    for o in range(L):
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, -1)
+        # Of summed pairs, tiles of both poses; else there is one j, and the queries are those of h.
+        for j_start in range(0, J if SUMMED else 1, RJ):
+            j = j_start + tl.arange(0, RJ)
+            for h_start in range(0, H, RH):
+                h = h_start + tl.arange(0, RH)
+                t = j[None, :, None] * H + h[:, None, None]
+                queries = _vectors(q, j if SUMMED else h, other, seen, num_positions, C, CP)
+                logarithm = _of_pairs(sums, t, other, seen, num_positions, RH, RJ, BN)
+                score = _products(queries, key, SUMMED) + tl.zeros([RH, RJ, BN], q.dtype.element_ty)
+                if SPATIAL:
+                    score += _of_pairs(of_offsets, t * L + o, other, seen, num_positions, RH, RJ, BN)
+                if POSE:
+                    score += _of_pairs(of_poses, t * P + p, other, seen, num_positions, RH, RJ, BN)
+                probability = _probability(score, logarithm, seen)
+                grads = _vectors(grad, h, other, seen, num_positions, C, CP)
+                change = tl.sum(grads * value[None], axis=1)[:, None, :]
+                mean = _of_pairs(means, t, other, seen, num_positions, RH, RJ, BN)
+                dropped = probability
+                if DROPOUT:
+                    kept = _kept(seed, other, o * P + p, t, first + image, rate)
+                    change *= kept
+                    dropped *= kept
+                grad_score = _LN2 * probability * (change - mean)
+                of_rows = tl.sum(grad_score, axis=0 if SUMMED else 1)
+                grad_key += tl.sum(of_rows[:, None, :] * queries, axis=0)
+                grad_value += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)
+    c = tl.arange(0, CP)
+    at = (p * C + c[:, None]) * num_positions + n[None, :]
+    mask = (c < C)[:, None] & here[None, :]
+    tl.store(grad_k + at, grad_key, mask=mask)
+    tl.store(grad_v + at, grad_value, mask=mask)
