@@ -106,8 +106,8 @@ class Operators:
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
-        order: in which order the axes ``(B, M, P, N, C)`` of outputs and gradients lie in memory. By default it is
-            ``(M, B, N, P, C)``, as projections on the CPU read and write them.
+        order: in which order the axes ``(B, M, P, N, C)`` of all vectors lie in memory. By default it is
+            ``(M, B, N, P, C)``, as projections read and write them.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Operators:
         empty_sums: Callable[[Arguments], Tensor],
         order: tuple[int, ...] = AS_PROJECTED,
     ):
-        self.name = name
+        self.name, self.order = name, order
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
             return forward_pass(Arguments(*arguments))
@@ -175,10 +175,11 @@ class Operators:
             cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
         dtype, exact = v.dtype, working_precision(v.dtype)
         q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
-        others = (None if t is None else t.to(exact) for t in (k, v, terms.spatial, terms.pose, cos, sin, readout))
+        q, k, v = (_laid_out(t, self.order) for t in (q, k.to(exact), v.to(exact)))
+        others = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose, cos, sin, readout))
         seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
         options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
-        out, _ = self._forward(q, *others, seed, *options, query == "all", dropout, piece)
+        out, _ = self._forward(q, k, v, *others, seed, *options, query == "all", dropout, piece)
         return out.to(dtype)
 
     def _differentiate(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -293,10 +294,18 @@ def empty_gradients(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> l
     ]
 
 
+def _laid_out(t: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The tensor, with its axes in this order in memory; itself where they are."""
+    return t.permute(order).contiguous().permute(_inverse(order))
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
+
+
 def _empty(like: Tensor, order: tuple[int, ...], shape: Sequence[int]) -> Tensor:
     """Room for a tensor of this shape, whose axes lie in memory in this order."""
-    back = [order.index(axis) for axis in range(len(order))]
-    return like.new_empty([shape[axis] for axis in order]).permute(back)
+    return like.new_empty([shape[axis] for axis in order]).permute(_inverse(order))
 
 
 @lru_cache(maxsize=64)

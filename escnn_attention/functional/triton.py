@@ -125,13 +125,18 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
                 by_row = change.view(len(table), q.shape[1], -1, q.shape[-1])
                 grad_q[rows] += table.transpose(-1, -2) @ by_row
                 found.append(by_row @ q[rows].transpose(-1, -2))
-    for to, found in zip(grads[3:], changes, strict=False):
-        if to is not None:
-            # (B, M, J, H · L, C) where all pairs are summed, and (B, M, H, L, C)
-            of_heads = torch.cat(found).unflatten(0, call.q.shape[:2]).sum(0)
-            of_heads = (of_heads.sum(1) if call.summed else of_heads).reshape(-1, *to.shape[1:])
-            to.copy_(of_heads if len(to) > 1 else of_heads.sum(0, keepdim=True))
+    for index, (term, found) in enumerate(zip((call.spatial, call.pose), changes, strict=True), start=3):
+        if term is not None:
+            of_heads = _of_term(found, call).view(-1, *term.shape[1:])
+            grads[index] = of_heads if len(term) > 1 else of_heads.sum(0, keepdim=True)
     return grads
+
+
+def _of_term(found: list[Tensor], call: Arguments) -> Tensor:
+    """The gradient of a term, of those of every image."""
+    # (B, M, J, H · L, C) where all pairs are summed, and (B, M, H, L, C)
+    by_image = (torch.cat(found) if len(found) > 1 else found[0]).unflatten(0, call.q.shape[:2])
+    return by_image.sum([0, 2] if call.summed else [0])
 
 
 def _empty_sums(call: Arguments) -> Tensor:
@@ -159,7 +164,7 @@ def _pieces(call: Arguments) -> Iterator[slice]:
 
 def _tables(call: Arguments, rows: slice) -> list[Tensor | None]:
     """The terms of the heads of some images: ``(images, H, L, C)``, or ``(images, 1, H · L, C)`` for summed pairs."""
-    heads = torch.arange(len(call.q) * call.q.shape[1], device=call.q.device)[rows] % call.q.shape[1]
+    heads = _heads(*call.q.shape[:2], call.q.device)[rows]
 
     def of_images(table: Tensor | None) -> Tensor | None:
         if table is None:
@@ -168,6 +173,12 @@ def _tables(call: Arguments, rows: slice) -> list[Tensor | None]:
         return table.flatten(1, 2).unsqueeze(1) if call.summed else table
 
     return [of_images(table) for table in (call.spatial, call.pose)]
+
+
+@lru_cache(maxsize=64)
+def _heads(batch: int, heads: int, device: torch.device) -> Tensor:
+    """``(B · M,)``, the head of every image."""
+    return torch.arange(heads, device=device).repeat(batch)
 
 
 def _known(table: Tensor | None, q: Tensor) -> Tensor | None:

@@ -24,6 +24,7 @@ class Command(str, Enum):
     """What to measure."""
 
     layers = "layers"
+    backends = "backends"
     scaling = "scaling"
     dense = "dense"
     rotary = "rotary"
@@ -135,6 +136,8 @@ def benchmark(
     """Measure time and memory of the attention layers, forward and backward.
 
     layers: single layers against published implementations, R2Conv and plain attention.
+
+    backends: the same layers with every backend that can serve them.
 
     scaling: curves over the size of the image and of the group.
 

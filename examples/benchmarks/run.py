@@ -8,6 +8,7 @@ from pathlib import Path
 
 from examples.benchmarks.commands import (
     attentive,
+    backends,
     ceilings,
     compiled,
     dense,
@@ -89,6 +90,10 @@ def _layers(options: Options, say: Say) -> Iterator[Report]:
     yield layers.run(options.conditions, options.layer_references, say)
 
 
+def _backends(options: Options, say: Say) -> Iterator[Report]:
+    yield backends.run(options.conditions, say)
+
+
 def _scaling(options: Options, say: Say) -> Iterator[Report]:
     # Curves show powers, not percents: one process a point.
     yield scaling.run(replace(options.conditions, repeats=1), options.folder, say)
@@ -130,6 +135,7 @@ def _compile(options: Options, say: Say) -> Iterator[Report]:
 
 COMMANDS: dict[str, Callable[[Options, Say], Iterator[Report]]] = {
     "layers": _layers,
+    "backends": _backends,
     "scaling": _scaling,
     "dense": _dense,
     "rotary": _rotary,

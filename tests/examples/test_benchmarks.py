@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
+from escnn_attention.functional import BACKENDS
 from examples.benchmarks import processes
 from examples.benchmarks.commands import points
 from examples.benchmarks.commands.ceilings import numbers, operations, scores
@@ -56,7 +57,7 @@ def result(*seconds, peak=1_000_000):
 def benchmark(*arguments):
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / "benchmarks"), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120", "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -84,6 +85,24 @@ def test_layers(tmp_path):
         assert case["convolution"]["ours_over_this"]["seconds"] == pytest.approx(factor)
     assert "plain_attention" in everywhere
     assert "plain_attention" not in local
+
+
+def test_backends(tmp_path):
+    run = benchmark("backends", "--quick", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    stored = json.loads((tmp_path / "backends.json").read_text(encoding="utf-8"))
+    assert stored["notes"] == []
+    local, everywhere = (case["backends"] for case in stored["cases"])
+    assert local.keys() == everywhere.keys() == {"auto", *BACKENDS} - {"reference"}
+    for case, name, served in (
+        (local, "auto", True),
+        (local, "blocked", True),
+        (local, "flex", False),
+        (everywhere, "tiled", True),
+        (everywhere, "native", False),
+    ):
+        assert ("seconds" in case[name]) == served
+        assert served or "cannot serve this call" in case[name]["failure"]
 
 
 def test_scaling(tmp_path):

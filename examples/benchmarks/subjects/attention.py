@@ -23,6 +23,7 @@ class Attention(Subject):
         batch: the number of images or volumes.
         fields: regular fields in and out.
         num_heads, head_fields, kernel_size, query, keys, encoding, window: of the layer.
+        backend: of the layer.
         block: whether the layer stands in a transformer block.
         form: the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``.
     """
@@ -38,13 +39,15 @@ class Attention(Subject):
     keys: Poses = "all"
     encoding: str | None = None
     window: str = "auto"
+    backend: str = "auto"
     block: bool = False
     form: Literal["module", "exported", "compiled"] = "module"
 
     def __str__(self) -> str:
         grid = "×".join(map(str, self.shape))
         window = "global" if self.kernel_size is None else f"window {self.kernel_size}"
-        return f"{self.form} attention {self.space} {grid} {window} {self.query}"
+        backend = "" if self.backend == "auto" else f" by {self.backend!r}"
+        return f"{self.form} attention {self.space} {grid} {window} {self.query}{backend}"
 
     def load(self) -> None:
         importlib.import_module("escnn_attention")
@@ -70,6 +73,7 @@ class Attention(Subject):
             keys=self.keys,
             encoding=self.encoding,
             window=self.window,
+            backend=self.backend,
         ).to(**place(conditions))
         x = torch.randn(self.batch, kind.size, *self.shape, **place(conditions))
         if self.form == "module":
