@@ -25,7 +25,8 @@ class working_memory(AbstractContextManager["working_memory"]):
     statement, or until it is set again. Results differ by rounding only.
 
     By default pieces are as large as is fastest, 2 MB a thread for ``"native"``, some 30 MB for ``"tiled"``,
-    and 64 MB for ``"blocked"`` and ``"dense"``. ``"reference"`` works in one piece, whatever is set.
+    64 MB for ``"blocked"`` and ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one piece, whatever
+    is set.
 
     Args:
         num_bytes: the bound; None for the default.

@@ -32,8 +32,8 @@ from escnn_attention.positions import Grid, Positions, WindowShape
 
 __all__ = ["MAX_PRODUCTS", "PIECE", "attention", "refuses"]
 
-PIECE = 2**25
-"""How many products of queries with tables are held at once. 128 MB in float32, twice that in the backward pass."""
+PIECE = 2**24
+"""How many products of queries with tables are held at once. 64 MB in float32, twice that in the backward pass."""
 
 MAX_PRODUCTS = 2**29
 """The most of them that a head of a single image may have."""
@@ -158,8 +158,11 @@ def _pieces(call: Arguments) -> Iterator[slice]:
     batch, heads, poses, positions, _ = call.q.shape
     rows = sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
     products = call.num_poses * (poses if call.summed else 1) * positions * rows
-    at_once = max(1, min(batch * heads, call.piece // max(1, products)))
-    yield from (slice(start, start + at_once) for start in range(0, batch * heads, at_once))
+    images = batch * heads
+    fit = max(1, min(images, call.piece // max(1, products)))
+    # Pieces of one size: all of them keep the device as busy.
+    at_once = -(-images // -(-images // fit))
+    yield from (slice(start, start + at_once) for start in range(0, images, at_once))
 
 
 def _tables(call: Arguments, rows: slice) -> list[Tensor | None]:

@@ -1,5 +1,7 @@
 """The dispatcher."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -29,6 +31,14 @@ def test_a_backend_that_refuses_says_why_and_auto_passes_it_over(monkeypatch):
     with pytest.raises(ValueError, match="backend: 'picky' cannot serve this call: there is no Tuesday"):
         attention(*arguments(), backend="picky")
     torch.testing.assert_close(attention(*arguments()), attention(*arguments(), backend="reference"))
+
+
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [("cpu", ("native", "tiled", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
+)
+def test_what_is_tried_first_on_a_device(device, names):
+    assert functional.preference(SimpleNamespace(device=torch.device(device))) == names
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -305,6 +305,8 @@ for name, summed, channels, (dtype, number), dropout in itertools.product(
     call = triton.Arguments(q, q, q, *[None] * 6, 4, [2, 3], 3, "square", 1, summed, 0.0, 1)
     shape = triton._shape(name, call)
     constants = {
+        # As Triton takes numbers that are 1: there is no third axis, and in every other call one pose of the keys.
+        "n0": 1, **({"P": 1} if dropout else {}),
         "C": channels, "CP": triton._power(channels), "BN": shape.positions, "RH": shape.output, "RJ": shape.query,
         "SUMMED": summed, "SPATIAL": True, "POSE": True, "DROPOUT": dropout,
     }
