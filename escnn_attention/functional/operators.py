@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention.functional import blocked
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
@@ -119,12 +120,13 @@ class Operators:
         order: tuple[int, ...] = AS_PROJECTED,
     ):
         self.name, self.order = name, order
+        self.forward_pass, self.backward_pass = forward_pass, backward_pass
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
             return forward_pass(Arguments(*arguments))
 
         def backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-            return [t for t in backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
+            return self._passed_back(grad, out, sums, *arguments)
 
         def empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
             call = Arguments(*arguments)
@@ -147,7 +149,7 @@ class Operators:
         )
         self._forward.register_fake(empty_forward)
         self._backward.register_fake(empty_backward)
-        self._forward.register_autograd(self._differentiate, setup_context=_save)
+        self._forward.register_autograd(self._differentiate_traced, setup_context=_save)
 
     def __call__(
         self,
@@ -179,10 +181,23 @@ class Operators:
         others = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose, cos, sin, readout))
         seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
         options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
-        out, _ = self._forward(q, k, v, *others, seed, *options, query == "all", dropout, piece)
+        arguments = (q, k, v, *others, seed, *options, query == "all", dropout, piece)
+        # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it.
+        followed = torch.compiler.is_compiling() or type(q) is not Tensor or is_in_torch_dispatch_mode()
+        out, _ = self._forward(*arguments) if followed else _Passes.apply(self, *arguments)
         return out.to(dtype)
 
-    def _differentiate(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _passed_back(self, grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
+        return [t for t in self.backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
+
+    def _differentiate_traced(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return self.differentiate(ctx, grad, self._backward)
+
+    def differentiate(
+        self, ctx: Any, grad: Tensor | None, backward: Callable[..., list[Tensor]] | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the arguments, by the backward pass or an operator of it."""
+        backward = backward or self._passed_back
         out, sums, *tensors = ctx.saved_tensors
         arguments = Arguments(*tensors, *ctx.options)
         leaves = arguments.leaves
@@ -190,7 +205,7 @@ class Operators:
         if grad is not None and torch.is_grad_enabled():
             found = iter(self._differentiate_twice(grad, arguments))
         elif grad is not None:
-            found = iter(self._backward(grad, out, sums, *arguments))
+            found = iter(backward(grad, out, sums, *arguments))
         grads = (None if t is None else next(found, None) for t in leaves)
         return (*grads, *[None] * (len(arguments) - len(leaves)))
 
@@ -211,6 +226,23 @@ class Operators:
         needed = [t for t in call.leaves if t is not None and t.requires_grad]
         grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True, allow_unused=True))
         return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
+
+
+class _Passes(torch.autograd.Function):
+    """The passes without the operators around them."""
+
+    @staticmethod
+    def forward(operators: Operators, *arguments: Any) -> tuple[Tensor, Tensor]:
+        return operators.forward_pass(Arguments(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.operators, *arguments = inputs
+        _save(ctx, tuple(arguments), output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.operators.differentiate(ctx, grad))
 
 
 def gradients_again(
@@ -296,6 +328,8 @@ def empty_gradients(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> l
 
 def _laid_out(t: Tensor, order: tuple[int, ...]) -> Tensor:
     """The tensor, with its axes in this order in memory; itself where they are."""
+    if t.detach().permute(order).is_contiguous():
+        return t
     return t.permute(order).contiguous().permute(_inverse(order))
 
 

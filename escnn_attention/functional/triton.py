@@ -15,11 +15,11 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -84,9 +84,22 @@ def attention(
     return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
 
 
+_T = TypeVar("_T")
 _ORDER = (0, 1, 2, 4, 3)  # Positions lie side by side in memory.
 
 
+def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
+    """The function, whose products have the precision of what is multiplied, whatever autocast says."""
+
+    @wraps(function)
+    def exact(call: Arguments, *tensors: Tensor) -> _T:
+        with torch.autocast(call.q.device.type, enabled=False):
+            return function(call, *tensors)
+
+    return exact
+
+
+@_exactly
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = empty_output(call, _ORDER), _empty_sums(call)
     q, k, v = (_images(t) for t in (call.q, call.k, call.v))
@@ -97,6 +110,7 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     return out, sums
 
 
+@_exactly
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     grads = empty_gradients(call, _ORDER)
     grad_q, grad_k, grad_v = (_images(t) for t in grads[:3] if t is not None)

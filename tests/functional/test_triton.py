@@ -73,6 +73,14 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
 
 
 @interpreted
+def test_autocast_changes_no_product_inside():
+    arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, dtype=torch.float32), "all")
+    plain = outputs_and_gradients("triton", *arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(outputs_and_gradients("triton", *arguments), plain, 1e-6)
+
+
+@interpreted
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("size", [1e3, 1e8])
 def test_scores_of_any_size(query, size):
