@@ -4,7 +4,8 @@ A query goes over the keys of its window and over no others, and no score is eve
 again. What queries know of the offsets and of the poses, :math:`\langle q, \rho_x\rangle` and
 :math:`\langle q, E\rangle`, are products of ordinary matrices: a number for every query and offset, and for every query
 and pose, that are held for some images at a time. The kernels are in
-:mod:`~escnn_attention.functional.triton_kernels`.
+:mod:`~escnn_attention.functional.triton_kernels`. They are compiled for a group, a head, a window and a size of the
+grid where these are first met, which takes a second or two, and kept on the disk by Triton.
 
 With ``TRITON_INTERPRET=1`` in the environment Triton runs them by NumPy, on the CPU, to look into them.
 """
@@ -210,44 +211,37 @@ class _Shape(NamedTuple):
         warps: how many of them a program has.
         positions: how many positions it has.
         output, query: how many output poses, and query poses, each of its threads has.
+        key: how many key poses, where it has keys and goes over queries.
     """
 
     warps: int
     positions: int
     output: int
     query: int
+    key: int = 1
 
 
 def _launch(
     name: str, call: Arguments, rows: slice, inputs: Sequence[Tensor | None], others: Sequence[Tensor | None]
 ) -> None:
     """Run a kernel on some images."""
-    q, poses = call.q, call.q.shape[2]
-    shape = _shape(name, call)
+    q, shape = call.q, _shape(name, call)
     blocks = -(-q.shape[3] // shape.positions)
     programs = {
         "forward": call.num_poses // shape.output,
-        "backward_queries": poses // shape.query if call.summed else call.num_poses // shape.output,
-        "backward_keys": call.k.shape[2],
+        "backward_queries": q.shape[2] // shape.query if call.summed else call.num_poses // shape.output,
+        "backward_keys": call.k.shape[2] // shape.key,
     }[name]
     steps = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, q.device)
-    tensors = [*inputs, steps, call.seed, *others]
+    # What there is none of is not read.
+    tensors = (q if t is None else t for t in (*inputs, steps, call.seed, *others))
     images = len(range(q.shape[0] * q.shape[1])[rows])
     with torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext():
         getattr(_kernels(), name)[blocks * images, programs](
-            # What there is none of is not read.
-            *(q if t is None else t for t in tensors),
-            *(call.dropout, rows.start, q.shape[3], *_sides(tuple(call.shape))),
-            *(poses, call.k.shape[2], call.num_poses, len(steps)),
-            C=q.shape[-1],
-            CP=_power(q.shape[-1]),
-            BN=shape.positions,
-            RH=shape.output,
-            RJ=shape.query,
-            SUMMED=call.summed,
-            SPATIAL=call.spatial is not None,
-            POSE=call.pose is not None,
-            DROPOUT=call.dropout > 0,
+            *tensors,
+            call.dropout,
+            rows.start,
+            **_constants(name, call, shape),
             num_warps=shape.warps,
             enable_fp_fusion=True,
         )
@@ -255,29 +249,51 @@ def _launch(
 
 # The most channels of all poses of a thread, and the most poses: with more its registers do not hold what it works on.
 _FIT = {
-    ("forward", False): (40, 4),
-    ("forward", True): (40, 4),
+    ("forward", False): (64, 4),
+    ("forward", True): (64, 4),
     ("backward_queries", False): (40, 4),
     ("backward_queries", True): (32, 2),
     ("backward_keys", False): (40, 4),
-    ("backward_keys", True): (24, 2),
+    ("backward_keys", True): (64, 4),
 }
 
 
 def _shape(name: str, call: Arguments) -> _Shape:
     """The shape in which a kernel keeps what it works on in registers."""
-    orders = (call.num_poses, call.q.shape[2] if call.summed else 1)
-    if _interpreted():
-        # Every program takes as long, however much it does.
-        return _Shape(4, _power(math.prod(call.shape)), *(math.gcd(order, 8) for order in orders))
     channels = call.q.shape[-1] * call.q.element_size() // 4
     numbers, most = _FIT[name, call.summed]
     side = max((n for n in (2, 4) if n <= most and n * channels <= numbers), default=1)
-    output, query = (math.gcd(order, side) for order in orders)
+    if _interpreted():
+        side = 8  # Every program takes as long, however much it does.
+    # Where pairs are not summed, a thread with keys has several of them and one pair at a time.
+    of_keys = name == "backward_keys" and not call.summed
+    output = 1 if of_keys else math.gcd(call.num_poses, side)
+    query = math.gcd(call.q.shape[2], side) if call.summed else 1
+    key = math.gcd(call.k.shape[2], side) if of_keys else 1
+    if _interpreted():
+        return _Shape(4, _power(math.prod(call.shape)), output, query, key)
     if channels <= 32:
-        return _Shape(2, 64, output, query)
+        return _Shape(2, 64, output, query, key)
     # Several threads share a position.
-    return _Shape(min(32, _power(channels) // 16), 32, output, query)
+    return _Shape(min(32, _power(channels) // 16), 32, output, query, key)
+
+
+def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, int]:
+    """What a kernel is compiled for."""
+    n0, n1, n2 = _sides(tuple(call.shape))
+    constants = {
+        "num_positions": n0 * n1 * n2,
+        **{"n0": n0, "n1": n1, "n2": n2},
+        **{"J": call.q.shape[2], "P": call.k.shape[2], "H": call.num_poses},
+        "L": len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)[0]),
+        **{"C": call.q.shape[-1], "CP": _power(call.q.shape[-1])},
+        **{"BN": shape.positions, "RH": shape.output, "RJ": shape.query},
+        "SUMMED": call.summed,
+        "SPATIAL": call.spatial is not None,
+        "POSE": call.pose is not None,
+        "DROPOUT": call.dropout > 0,
+    }
+    return constants | ({"RP": shape.key} if name == "backward_keys" else {})
 
 
 def _power(n: int) -> int:

@@ -21,7 +21,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _block(num_positions, BN: tl.constexpr):
+def _block(num_positions: tl.constexpr, BN: tl.constexpr):
     """The image of a program, its positions, and which of them there are."""
     blocks = tl.cdiv(num_positions, BN)
     n = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
@@ -29,7 +29,7 @@ def _block(num_positions, BN: tl.constexpr):
 
 
 @triton.jit
-def _neighbours(steps, o, n, n0, n1, n2, SIGN: tl.constexpr):
+def _neighbours(steps, o, n, n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, SIGN: tl.constexpr):
     """The positions an offset away, and which of them are on the grid."""
     x0, x1, x2 = n // (n1 * n2), n // n2 % n1, n % n2
     x0 += SIGN * tl.load(steps + 4 * o)
@@ -40,7 +40,7 @@ def _neighbours(steps, o, n, n0, n1, n2, SIGN: tl.constexpr):
 
 
 @triton.jit
-def _vectors(x, poses, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr):
+def _vectors(x, poses, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
     """The vectors of some poses, ``(poses, CP, BN)``, of an image."""
     c = tl.arange(0, CP)
     at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
@@ -48,7 +48,7 @@ def _vectors(x, poses, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr
 
 
 @triton.jit
-def _vector(x, pose, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr):
+def _vector(x, pose, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
     """Those of one pose, ``(CP, BN)``."""
     c = tl.arange(0, CP)
     at = (pose * C + c[:, None]) * num_positions + n[None, :]
@@ -56,16 +56,15 @@ def _vector(x, pose, n, seen, num_positions, C: tl.constexpr, CP: tl.constexpr):
 
 
 @triton.jit
-def _of_pairs(x, t, n, seen, num_positions, RH: tl.constexpr, RJ: tl.constexpr, BN: tl.constexpr):
+def _of_pairs(x, t, n, seen, num_positions: tl.constexpr):
     """A number of every pair of poses, ``(RH, RJ, BN)``."""
-    at = tl.broadcast_to(t * num_positions + n[None, None, :], [RH, RJ, BN])
-    return tl.load(x + at, mask=seen[None, None, :], other=0.0)
+    return tl.load(x + t * num_positions + n[None, None, :], mask=seen[None, None, :], other=0.0)
 
 
 @triton.jit
-def _products(queries, key, SUMMED: tl.constexpr):
-    """Of queries with a key each: ``(1, RJ, BN)``, or ``(RH, 1, BN)``."""
-    products = tl.sum(queries * key[None], axis=1)
+def _products(queries, keys, SUMMED: tl.constexpr):
+    """Of queries with keys, one of which is one: ``(1, RJ, BN)``, or ``(RH or RP, 1, BN)``."""
+    products = tl.sum(queries * keys, axis=1)
     if SUMMED:
         return products[None]
     else:
@@ -86,7 +85,7 @@ def _probability(score, logarithm, seen):
 def _kept(seed, n, key, t, image, rate):
     """What dropout multiplies a probability with: a number drawn from a counter, the same in every pass."""
     n = n[None, None, :]
-    zero = t * 0 + n * 0
+    zero = (t + key + n) * 0
     image = zero + image.to(tl.int32)
     # Seven rounds pass all tests of randomness that ten do.
     random, _, _, _ = tl.philox(tl.load(seed), zero + n, zero + key, zero + t, image, n_rounds=7)
@@ -94,7 +93,7 @@ def _kept(seed, n, key, t, image, rate):
 
 
 @triton.jit
-def _store_vectors(x, poses, n, here, vectors, num_positions, C: tl.constexpr, CP: tl.constexpr):
+def _store_vectors(x, poses, n, here, vectors, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
     """The opposite of reading them."""
     c = tl.arange(0, CP)
     at = (poses[:, None, None] * C + c[None, :, None]) * num_positions + n[None, None, :]
@@ -117,14 +116,14 @@ def forward(
     # The rate of dropout, and the number of the first image.
     rate,
     first,
-    num_positions,
-    n0,
-    n1,
-    n2,
-    J,
-    P,
-    H,
-    L,
+    num_positions: tl.constexpr,
+    n0: tl.constexpr,
+    n1: tl.constexpr,
+    n2: tl.constexpr,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    H: tl.constexpr,
+    L: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
@@ -147,8 +146,8 @@ def forward(
     of_poses += image * T * P * num_positions
     h = tl.program_id(1) * RH + tl.arange(0, RH)
     total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
-    for start in range(0, J if SUMMED else 1, RJ):
-        j = start + tl.arange(0, RJ)
+    for first_j in range(0, J if SUMMED else 1, RJ):
+        j = first_j + tl.arange(0, RJ)
         t = j[None, :, None] * H + h[:, None, None]
         queries = _vectors(q, j if SUMMED else h, n, here, num_positions, C, CP)
         most = tl.full([RH, RJ, BN], -1e30, q.dtype.element_ty)
@@ -157,11 +156,11 @@ def forward(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
             for p in range(P):
-                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
                 score = tl.where(seen[None, None, :], score, -float("inf"))
                 more = tl.maximum(most, score)
                 norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
@@ -172,11 +171,11 @@ def forward(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
             for p in range(P):
-                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
                 probability = _probability(score, logarithm, seen)
                 if DROPOUT:
                     probability *= _kept(seed, n, o * P + p, t, first + image, rate)
@@ -205,14 +204,14 @@ def backward_queries(
     grad_poses,
     rate,
     first,
-    num_positions,
-    n0,
-    n1,
-    n2,
-    J,
-    P,
-    H,
-    L,
+    num_positions: tl.constexpr,
+    n0: tl.constexpr,
+    n1: tl.constexpr,
+    n2: tl.constexpr,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    H: tl.constexpr,
+    L: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
@@ -241,11 +240,11 @@ def backward_queries(
     row = tl.program_id(1) * (RJ if SUMMED else RH) + tl.arange(0, RJ if SUMMED else RH)
     queries = _vectors(q, row, n, here, num_positions, C, CP)
     grad_queries = tl.zeros([RJ if SUMMED else RH, CP, BN], q.dtype.element_ty)
-    for start in range(0, H if SUMMED else 1, RH):
-        h = start + tl.arange(0, RH) if SUMMED else row
+    for first_h in range(0, H if SUMMED else 1, RH):
+        h = first_h + tl.arange(0, RH) if SUMMED else row
         t = row[None, :, None] * H + h[:, None, None] if SUMMED else h[:, None, None]
         grads = _vectors(grad, h, n, here, num_positions, C, CP)
-        logarithm = _of_pairs(sums, t, n, here, num_positions, RH, RJ, BN)
+        logarithm = _of_pairs(sums, t, n, here, num_positions)
         mean = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
         if SUMMED:
             # Of the sum over the query poses there is an output, of each of them there is none.
@@ -253,11 +252,11 @@ def backward_queries(
                 other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
                 bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
                 if SPATIAL:
-                    bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+                    bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
                 for p in range(P):
-                    score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP), SUMMED) + bias
+                    score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                     if POSE:
-                        score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                        score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
                     probability = _probability(score, logarithm, seen)
                     value = _vector(v, p, other, seen, num_positions, C, CP)
                     change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -271,13 +270,13 @@ def backward_queries(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions, RH, RJ, BN)
+                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
             grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _products(queries, key, SUMMED) + bias
+                score = _products(queries, key[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions, RH, RJ, BN)
+                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
                 probability = _probability(score, logarithm, seen)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -313,25 +312,29 @@ def backward_keys(
     grad_v,
     rate,
     first,
-    num_positions,
-    n0,
-    n1,
-    n2,
-    J,
-    P,
-    H,
-    L,
+    num_positions: tl.constexpr,
+    n0: tl.constexpr,
+    n1: tl.constexpr,
+    n2: tl.constexpr,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    H: tl.constexpr,
+    L: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
     RH: tl.constexpr,
     RJ: tl.constexpr,
+    RP: tl.constexpr,
     SUMMED: tl.constexpr,
     SPATIAL: tl.constexpr,
     POSE: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):
-    """The gradients of keys and values: a thread has one of them, and goes over the queries that see it."""
+    """The gradients of keys and values: a thread has some poses of a position, and goes over the queries that see it.
+
+    Of summed pairs it takes one key pose and tiles of pairs, RH by RJ; else RP key poses and a pair at a time.
+    """
     image, n, here = _block(num_positions, BN)
     T = J * H if SUMMED else H
     q += image * J * C * num_positions
@@ -344,41 +347,39 @@ def backward_keys(
     means += image * T * num_positions
     of_offsets += image * T * L * num_positions
     of_poses += image * T * P * num_positions
-    p = tl.program_id(1)
-    key = _vector(k, p, n, here, num_positions, C, CP)
-    value = _vector(v, p, n, here, num_positions, C, CP)
-    grad_key = tl.zeros([CP, BN], q.dtype.element_ty)
-    grad_value = tl.zeros([CP, BN], q.dtype.element_ty)
+    p = tl.program_id(1) * RP + tl.arange(0, RP)
+    keys = _vectors(k, p, n, here, num_positions, C, CP)
+    values = _vectors(v, p, n, here, num_positions, C, CP)
+    grad_keys = tl.zeros([RP, CP, BN], q.dtype.element_ty)
+    grad_values = tl.zeros([RP, CP, BN], q.dtype.element_ty)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, -1)
-        # Of summed pairs, tiles of both poses; else there is one j, and the queries are those of h.
-        for j_start in range(0, J if SUMMED else 1, RJ):
-            j = j_start + tl.arange(0, RJ)
-            for h_start in range(0, H, RH):
-                h = h_start + tl.arange(0, RH)
+        for first_j in range(0, J if SUMMED else 1, RJ):
+            j = first_j + tl.arange(0, RJ)
+            for first_h in range(0, H, RH):
+                h = first_h + tl.arange(0, RH)
                 t = j[None, :, None] * H + h[:, None, None]
                 queries = _vectors(q, j if SUMMED else h, other, seen, num_positions, C, CP)
-                logarithm = _of_pairs(sums, t, other, seen, num_positions, RH, RJ, BN)
-                score = _products(queries, key, SUMMED) + tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-                if SPATIAL:
-                    score += _of_pairs(of_offsets, t * L + o, other, seen, num_positions, RH, RJ, BN)
-                if POSE:
-                    score += _of_pairs(of_poses, t * P + p, other, seen, num_positions, RH, RJ, BN)
-                probability = _probability(score, logarithm, seen)
                 grads = _vectors(grad, h, other, seen, num_positions, C, CP)
-                change = tl.sum(grads * value[None], axis=1)[:, None, :]
-                mean = _of_pairs(means, t, other, seen, num_positions, RH, RJ, BN)
+                score = _products(queries, keys, SUMMED)
+                if SPATIAL:
+                    score += _of_pairs(of_offsets, t * L + o, other, seen, num_positions)
+                if POSE:
+                    score += _of_pairs(of_poses, t * P + p[:, None, None], other, seen, num_positions)
+                probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
+                change = tl.sum(grads * values, axis=1)[:, None, :]
                 dropped = probability
                 if DROPOUT:
-                    kept = _kept(seed, other, o * P + p, t, first + image, rate)
+                    kept = _kept(seed, other, o * P + p[:, None, None], t, first + image, rate)
                     change *= kept
                     dropped *= kept
+                mean = _of_pairs(means, t, other, seen, num_positions)
                 grad_score = _LN2 * probability * (change - mean)
-                of_rows = tl.sum(grad_score, axis=0 if SUMMED else 1)
-                grad_key += tl.sum(of_rows[:, None, :] * queries, axis=0)
-                grad_value += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)
-    c = tl.arange(0, CP)
-    at = (p * C + c[:, None]) * num_positions + n[None, :]
-    mask = (c < C)[:, None] & here[None, :]
-    tl.store(grad_k + at, grad_key, mask=mask)
-    tl.store(grad_v + at, grad_value, mask=mask)
+                if SUMMED:
+                    grad_keys += tl.sum(tl.sum(grad_score, axis=0)[:, None, :] * queries, axis=0)[None]
+                    grad_values += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)[None]
+                else:
+                    grad_keys += grad_score * queries
+                    grad_values += dropped * grads
+    _store_vectors(grad_k, p, n, here, grad_keys, num_positions, C, CP)
+    _store_vectors(grad_v, p, n, here, grad_values, num_positions, C, CP)

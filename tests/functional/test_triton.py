@@ -99,7 +99,15 @@ def test_scores_of_any_size(query, size):
 )
 def test_programs_of_any_shape(monkeypatch, query, order, key_poses, shape):
     """Several blocks of positions, of which the last is not full, and tiles of poses."""
-    monkeypatch.setattr(triton, "_shape", lambda *_: triton._Shape(*shape[:3], shape[3] if query == "all" else 1))
+    warps, positions, output, other = shape
+
+    def chosen(name, _):
+        if query == "all":
+            return triton._Shape(warps, positions, output, other)
+        keys = math.gcd(key_poses, output)
+        return triton._Shape(warps, positions, *((1, 1, keys) if name == "backward_keys" else (output, 1, 1)))
+
+    monkeypatch.setattr(triton, "_shape", chosen)
     arguments = (*case(order, key_poses, order, (7,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
 
@@ -116,10 +124,12 @@ def test_shapes_of_programs_fit_the_poses_and_have_whole_warps(monkeypatch, orde
             shape = triton._shape(name, call)
             assert order % shape.output == 0
             assert (order if summed else 1) % shape.query == 0
+            assert order % shape.key == 0
+            assert shape.key == 1 or shape.output == 1
             assert all(n & (n - 1) == 0 for n in shape)
             assert 1 <= shape.warps <= 32
-            most = max(2 * shape.output, shape.output + shape.query) * channels * element_size / 4
-            assert most / (32 * shape.warps / shape.positions) <= 80
+            vectors = 2 * max(shape.output, shape.query, 2 * shape.key)
+            assert vectors * channels * element_size / 4 * shape.positions / (32 * shape.warps) <= 160
 
 
 @interpreted
@@ -302,22 +312,18 @@ from triton.compiler import ASTSource
 from escnn_attention.functional import triton, triton_kernels
 import torch
 
-numbers = {"first", "num_positions", "n0", "n1", "n2", "J", "P", "H", "L"}
-types = {"rate": "fp32", "steps": "*i32", "seed": "*i64", **dict.fromkeys(numbers, "i32")}
+types = {"rate": "fp32", "first": "i32", "steps": "*i32", "seed": "*i64"}
 for name, summed, channels, (dtype, number), dropout in itertools.product(
     triton_kernels.__all__, (False, True), (10, 32), ((torch.float32, "*fp32"), (torch.float64, "*fp64")), (False, True)
 ):
     if dropout and (channels == 32 or number == "*fp64"):
         continue
-    q = torch.empty(1, 1, 4, 6, channels, dtype=dtype)
-    call = triton.Arguments(q, q, q, *[None] * 6, 4, [2, 3], 3, "square", 1, summed, 0.0, 1)
+    q = torch.empty(1, 1, 4, 77, channels, dtype=dtype)
+    table = torch.empty(1, 4, 9, channels)
+    rate = 0.1 if dropout else 0.0
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [7, 11], 3, "square", 1, summed, rate, 1)
     shape = triton._shape(name, call)
-    constants = {
-        # As Triton takes numbers that are 1: there is no third axis, and in every other call one pose of the keys.
-        "n0": 1, **({"P": 1} if dropout else {}),
-        "C": channels, "CP": triton._power(channels), "BN": shape.positions, "RH": shape.output, "RJ": shape.query,
-        "SUMMED": summed, "SPATIAL": True, "POSE": True, "DROPOUT": dropout,
-    }
+    constants = triton._constants(name, call, shape)
     kernel = getattr(triton_kernels, name)
     signature = {n: "constexpr" if n in constants else types.get(n, number) for n in kernel.arg_names}
     built = compile(
