@@ -1,7 +1,7 @@
-"""Products of one matrix with those of many groups, a group's result in one stretch of memory.
+"""Products of one matrix with those of many groups, on the CPU a group's result in one stretch of memory.
 
-What works on one head at a time reads its queries, keys and values several times; interleaved with those of the other
-heads each number costs a cache line.
+What works there on one head at a time reads its queries, keys and values several times; interleaved with those of the
+other heads each number costs a cache line. Elsewhere every further operation costs, and groups are one product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["collect", "spread"]
 
 
 def spread(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x`` times the transposed weight of every group: ``(n, s)`` and ``(G, o, s)`` to ``(G, n, o)``.
+    """``x`` times the transposed weight of every group: ``(..., s)`` and ``(G, o, s)`` to ``(G, ..., o)``.
 
     ``bias`` is ``(G, o)``, or None.
     """
@@ -28,27 +28,28 @@ def spread(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
     if _in_one(weight):
         y = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        return y.unflatten(1, weight.shape[:2]).transpose(0, 1).contiguous()
-    y = _Spread.apply(x, weight)
-    return y if bias is None else y + bias.unsqueeze(1)
+        y = y.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
+        return y.contiguous() if weight.device.type == "cpu" else y
+    y = _Spread.apply(x.flatten(0, -2), weight)
+    return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[:-1])
 
 
 def collect(y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The sum over the groups of ``y`` times the weight: ``(G, n, o)`` and ``(G, o, s)`` to ``(n, s)``.
+    """The sum over the groups of ``y`` times the weight: ``(G, ..., o)`` and ``(G, o, s)`` to ``(..., s)``.
 
     ``bias`` is ``(s,)``, or None.
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if _in_one(weight):
-        return F.linear(y.transpose(0, 1).flatten(1), weight.flatten(0, 1).T, bias)
-    x = _Collect.apply(y, weight)
-    return x if bias is None else x + bias
+        return F.linear(y.movedim(0, -2).flatten(-2), weight.flatten(0, 1).T, bias)
+    x = _Collect.apply(y.flatten(1, -2), weight)
+    return (x if bias is None else x + bias).unflatten(0, y.shape[1:-1])
 
 
 def _in_one(weight: Tensor) -> bool:
     """Whether to take one product and move its result: group by group ``x`` is read again for every group."""
-    return len(weight) == 1 or weight.shape[2] >= 6 * weight.shape[1]
+    return len(weight) == 1 or weight.shape[2] >= 6 * weight.shape[1] or weight.device.type != "cpu"
 
 
 def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:

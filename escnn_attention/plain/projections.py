@@ -134,16 +134,15 @@ class ToPoses(torch.nn.Module):
         fields = len(self.weight) // self.groups
         bias = _filled_up(self.bias, len(self.weight))
         if self.frames is None:
-            rows = x.unflatten(-1, (-1, self.order)).transpose(-1, -2).flatten(0, -2)
+            of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
-            y = spread(rows, self.weight.unflatten(0, (self.groups, fields)), bias)
-            return y.view(self.groups, *x.shape[:2], self.order, fields)
+            return spread(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
         if bias is not None:
             bias = _in_groups(bias.view(-1, 1, 1).expand(-1, self.order, 1), self.groups).squeeze(-1)
-        y = spread(x.flatten(0, 1), _in_groups(self.frames(self.weight), self.groups), bias)
+        y = spread(x, _in_groups(self.frames(self.weight), self.groups), bias)
         if self.groups == 1:
-            return y.view(1, *x.shape[:2], fields, self.order).transpose(-1, -2)
-        return y.view(self.groups, *x.shape[:2], self.order, fields)
+            return y.unflatten(-1, (fields, self.order)).transpose(-1, -2)
+        return y.unflatten(-1, (self.order, fields))
 
 
 class FromPoses(ExactBuffers):
@@ -186,15 +185,14 @@ class FromPoses(ExactBuffers):
             self.bias = Parameter(torch.zeros(invariants.shape[1]))
 
     def forward(self, y: Tensor) -> Tensor:
-        shape = y.shape[1:3]
         bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
-            x = collect(y.flatten(1, 3), weight).unflatten(0, (*shape, self.order)).transpose(-1, -2).flatten(-2)
+            x = collect(y, weight).transpose(-1, -2).flatten(-2)
             return x if bias is None else x + bias.to(x.dtype)
         rows = y.transpose(-1, -2) if self.groups == 1 else y
         weight = _in_groups(self.frames(self.weight), self.groups)
-        return collect(rows.flatten(3).flatten(1, 2), weight, bias).unflatten(0, shape)
+        return collect(rows.flatten(3), weight, bias)
 
 
 class Scalars(torch.nn.Module):
@@ -219,5 +217,4 @@ class Scalars(torch.nn.Module):
         fields = len(self.weight) // self.groups
         bias = _filled_up(self.bias, len(self.weight))
         bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
-        y = spread(x.flatten(0, 1), self.weight.unflatten(0, (self.groups, fields)), bias)
-        return y.view(self.groups, *x.shape[:2], 1, fields)
+        return spread(x, self.weight.unflatten(0, (self.groups, fields)), bias).unsqueeze(-2)

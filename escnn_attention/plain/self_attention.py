@@ -167,7 +167,8 @@ def terms_of(
     poses = encoding.poses(relative)
     if poses is not None and relative is None:
         assert quotient is not None
-        poses = poses[:, quotient]
+        # Of this selection the gradient is one operation; of an index in brackets it is a sort.
+        poses = poses.index_select(1, quotient.flatten()).unflatten(1, quotient.shape)
     spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
     if waves is None:
         points = positions.coordinates if encoding.absolute else positions.offsets
