@@ -94,7 +94,10 @@ def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
 
     @wraps(function)
     def exact(call: Arguments, *tensors: Tensor) -> _T:
-        with torch.autocast(call.q.device.type, enabled=False):
+        device = call.q.device.type
+        if not torch.is_autocast_enabled(device):
+            return function(call, *tensors)
+        with torch.autocast(device, enabled=False):
             return function(call, *tensors)
 
     return exact
@@ -103,55 +106,37 @@ def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
 @_exactly
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = empty_output(call, _ORDER), _empty_sums(call)
-    q, k, v = (_images(t) for t in (call.q, call.k, call.v))
-    filled = (_images(out), sums.flatten(0, 1))
+    everything = [*(_images(t) for t in (call.q, call.k, call.v, out)), sums.flatten(0, 1)]
     for rows in _pieces(call):
-        known = [_known(table, q[rows]) for table in _tables(call, rows)]
-        _launch("forward", call, rows, [q[rows], k[rows], v[rows], *known], [t[rows] for t in filled])
+        q, k, v, *filled = (_some(t, rows) for t in everything)
+        _launch("forward", call, rows, [q, k, v, _known(_table(call, rows), q)], filled)
     return out, sums
 
 
 @_exactly
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     grads = empty_gradients(call, _ORDER)
-    grad_q, grad_k, grad_v = (_images(t) for t in grads[:3] if t is not None)
-    q, k, v, out, grad = (_images(t) for t in (call.q, call.k, call.v, out, grad))
-    sums = sums.flatten(0, 1)
-    changes: list[list[Tensor]] = [[], []]
+    vectors = (call.q, call.k, call.v, out, grad, *grads[:3])
+    everything = [*(_images(t) for t in vectors if t is not None), sums.flatten(0, 1)]
+    of_tables = []
     for rows in _pieces(call):
-        tables = _tables(call, rows)
-        known = [_known(table, q[rows]) for table in tables]
-        # One of them is filled, the other added to.
-        grad_known = [
-            t if t is None else make(t) for make, t in zip((torch.empty_like, torch.zeros_like), known, strict=True)
-        ]
-        inputs = [q[rows], k[rows], v[rows], *known]
-        means = torch.empty_like(sums[rows])
-        _launch(
-            "backward_queries",
-            call,
-            rows,
-            inputs,
-            [out[rows], sums[rows], grad[rows], grad_q[rows], means, *grad_known],
-        )
-        _launch("backward_keys", call, rows, inputs, [sums[rows], means, grad[rows], grad_k[rows], grad_v[rows]])
-        for table, change, found in zip(tables, grad_known, changes, strict=True):
-            if table is not None and change is not None:
-                by_row = change.view(len(table), q.shape[1], -1, q.shape[-1])
-                grad_q[rows] += table.transpose(-1, -2) @ by_row
-                found.append(by_row @ q[rows].transpose(-1, -2))
-    for index, (term, found) in enumerate(zip((call.spatial, call.pose), changes, strict=True), start=3):
-        if term is not None:
-            of_heads = _of_term(found, call).view(-1, *term.shape[1:])
-            grads[index] = of_heads if len(term) > 1 else of_heads.sum(0, keepdim=True)
+        q, k, v, out, grad, grad_q, grad_k, grad_v, sums = (_some(t, rows) for t in everything)
+        table = _table(call, rows)
+        known, change = _known(table, q), None
+        if known is not None:
+            change = torch.empty_like(known)
+            if call.pose is not None:
+                # What they have is added up.
+                change.view(*sums.shape[:2], -1, sums.shape[2])[:, :, -call.pose.shape[2] :].zero_()
+        inputs, means = [q, k, v, known], torch.empty_like(sums)
+        _launch("backward_queries", call, rows, inputs, [out, sums, grad, grad_q, means, change])
+        _launch("backward_keys", call, rows, inputs, [sums, means, grad, grad_k, grad_v])
+        if table is not None and change is not None:
+            grad_q += table.transpose(-1, -2) @ change
+            of_tables.append(change @ q.transpose(-1, -2))
+    if of_tables:
+        grads[3:5] = _of_terms(of_tables, call)
     return grads
-
-
-def _of_term(found: list[Tensor], call: Arguments) -> Tensor:
-    """The gradient of a term, of those of every image."""
-    # (B, M, J, H · L, C) where all pairs are summed, and (B, M, H, L, C)
-    by_image = (torch.cat(found) if len(found) > 1 else found[0]).unflatten(0, call.q.shape[:2])
-    return by_image.sum([0, 2] if call.summed else [0])
 
 
 def _empty_sums(call: Arguments) -> Tensor:
@@ -168,6 +153,11 @@ def _images(t: Tensor) -> Tensor:
     return t.transpose(-1, -2).contiguous().flatten(0, 1)
 
 
+def _some(images: Tensor, rows: slice) -> Tensor:
+    """Some images, without an operation where they are all."""
+    return images if rows.stop - rows.start >= len(images) else images[rows]
+
+
 def _pieces(call: Arguments) -> Iterator[slice]:
     """Images whose products with the tables fit."""
     batch, heads, poses, positions, _ = call.q.shape
@@ -180,28 +170,48 @@ def _pieces(call: Arguments) -> Iterator[slice]:
     yield from (slice(start, start + at_once) for start in range(0, images, at_once))
 
 
-def _tables(call: Arguments, rows: slice) -> list[Tensor | None]:
-    """The terms of the heads of some images: ``(images, H, L, C)``, or ``(images, 1, H · L, C)`` for summed pairs."""
-    heads = _heads(*call.q.shape[:2], call.q.device)[rows]
+def _table(call: Arguments, rows: slice) -> Tensor | None:
+    """The terms of the heads of some images, those of the offsets and those of the poses in one table of K rows.
 
-    def of_images(table: Tensor | None) -> Tensor | None:
-        if table is None:
-            return None
-        table = table[heads] if len(table) > 1 else table.expand(len(heads), -1, -1, -1)
-        return table.flatten(1, 2).unsqueeze(1) if call.summed else table
+    ``(images, H, K, C)``, or ``(images, 1, H · K, C)`` where every output pose meets every query pose.
+    """
+    terms = [t for t in (call.spatial, call.pose) if t is not None]
+    if not terms:
+        return None
+    heads = max(map(len, terms))
+    table = torch.cat([t.expand(heads, -1, -1, -1) for t in terms], dim=2) if len(terms) > 1 else terms[0]
+    of_images = _heads(*call.q.shape[:2], table.device)[rows]
+    table = table[of_images] if heads > 1 else table.expand(len(of_images), -1, -1, -1)
+    return table.flatten(1, 2).unsqueeze(1) if call.summed else table
 
-    return [of_images(table) for table in (call.spatial, call.pose)]
+
+def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
+    """The products of queries with a table, ``(images, H, K, N)`` or ``(images, J, H · K, N)``."""
+    return None if table is None else table @ q
+
+
+def _of_terms(of_tables: list[Tensor], call: Arguments) -> list[Tensor | None]:
+    """The gradients of the terms, of those of the tables of all images."""
+    of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
+    # (B, M, J, H · K, C) where every output pose meets every query pose, else (B, M, H, K, C)
+    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([0, 2] if call.summed else [0])
+    of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
+    grads: list[Tensor | None] = []
+    start = 0
+    for term in (call.spatial, call.pose):
+        stop = start + (0 if term is None else term.shape[2])
+        of_term = of_heads[:, :, start:stop]
+        start = stop
+        # The gradients of an operator share no memory.
+        shared = term is not None and len(term) < len(of_term)
+        grads.append(None if term is None else of_term.sum(0, keepdim=True) if shared else of_term.clone())
+    return grads
 
 
 @lru_cache(maxsize=64)
 def _heads(batch: int, heads: int, device: torch.device) -> Tensor:
     """``(B · M,)``, the head of every image."""
     return torch.arange(heads, device=device).repeat(batch)
-
-
-def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
-    """What the queries of T pairs know of a term, ``(images, T, L, N)``."""
-    return None if table is None else table @ q
 
 
 class _Shape(NamedTuple):

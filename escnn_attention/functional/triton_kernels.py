@@ -9,7 +9,8 @@ queries with keys serve all RH of them, and probabilities are added up before th
 query pose belongs to one output pose; then RJ is 1.
 
 Names: ``n`` are positions of the grid, ``o`` an offset of the window, ``t`` a pair of an output pose h and a query pose
-j, ``h`` alone or ``j · H + h``. An *image* is one head of one image of the batch. Scores are in units of log 2.
+j, ``h`` alone or ``j · H + h``. An *image* is one head of one image of the batch. ``known`` has the products of the
+queries with the K rows of the tables, first L of the offsets, then P of the poses. Scores are in units of log 2.
 """
 
 import triton
@@ -102,12 +103,11 @@ def _store_vectors(x, poses, n, here, vectors, num_positions: tl.constexpr, C: t
 
 @triton.jit(do_not_specialize=["first"])
 def forward(
-    # Given: (images, J, C, N), (images, P, C, N) twice, (images, T, L, N), (images, T, P, N), (L, 4), (1,).
+    # Given: (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,).
     q,
     k,
     v,
-    of_offsets,
-    of_poses,
+    known,
     steps,
     seed,
     # Filled: (images, H, C, N), (images, T, N).
@@ -136,14 +136,15 @@ def forward(
 ):
     """The output, and the logarithms of the sums of exponentials."""
     image, n, here = _block(num_positions, BN)
-    T = J * H if SUMMED else H
+    T: tl.constexpr = J * H if SUMMED else H
+    POSES: tl.constexpr = L if SPATIAL else 0
+    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     k += image * P * C * num_positions
     v += image * P * C * num_positions
     out += image * H * C * num_positions
     sums += image * T * num_positions
-    of_offsets += image * T * L * num_positions
-    of_poses += image * T * P * num_positions
+    known += image * T * K * num_positions
     h = tl.program_id(1) * RH + tl.arange(0, RH)
     total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
     for first_j in range(0, J if SUMMED else 1, RJ):
@@ -156,11 +157,11 @@ def forward(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
+                bias += _of_pairs(known, t * K + o, n, here, num_positions)
             for p in range(P):
                 score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
+                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
                 score = tl.where(seen[None, None, :], score, -float("inf"))
                 more = tl.maximum(most, score)
                 norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
@@ -171,11 +172,11 @@ def forward(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
+                bias += _of_pairs(known, t * K + o, n, here, num_positions)
             for p in range(P):
                 score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
+                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
                 probability = _probability(score, logarithm, seen)
                 if DROPOUT:
                     probability *= _kept(seed, n, o * P + p, t, first + image, rate)
@@ -190,18 +191,16 @@ def backward_queries(
     q,
     k,
     v,
-    of_offsets,
-    of_poses,
+    known,
     steps,
     seed,
     out,
     sums,
     grad,
-    # Filled: as q, (images, T, N), as of_offsets; as of_poses, of zeros.
+    # Filled: as q, (images, T, N), as known, where its last rows, of the poses, are zeros.
     grad_q,
     means,
-    grad_offsets,
-    grad_poses,
+    grad_known,
     rate,
     first,
     num_positions: tl.constexpr,
@@ -224,7 +223,9 @@ def backward_queries(
 ):
     """The gradients of what a query has, and the means of the gradients of its probabilities."""
     image, n, here = _block(num_positions, BN)
-    T = J * H if SUMMED else H
+    T: tl.constexpr = J * H if SUMMED else H
+    POSES: tl.constexpr = L if SPATIAL else 0
+    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     grad_q += image * J * C * num_positions
     k += image * P * C * num_positions
@@ -233,10 +234,8 @@ def backward_queries(
     grad += image * H * C * num_positions
     sums += image * T * num_positions
     means += image * T * num_positions
-    of_offsets += image * T * L * num_positions
-    grad_offsets += image * T * L * num_positions
-    of_poses += image * T * P * num_positions
-    grad_poses += image * T * P * num_positions
+    known += image * T * K * num_positions
+    grad_known += image * T * K * num_positions
     row = tl.program_id(1) * (RJ if SUMMED else RH) + tl.arange(0, RJ if SUMMED else RH)
     queries = _vectors(q, row, n, here, num_positions, C, CP)
     grad_queries = tl.zeros([RJ if SUMMED else RH, CP, BN], q.dtype.element_ty)
@@ -252,11 +251,11 @@ def backward_queries(
                 other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
                 bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
                 if SPATIAL:
-                    bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
+                    bias += _of_pairs(known, t * K + o, n, here, num_positions)
                 for p in range(P):
                     score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
                     if POSE:
-                        score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
+                        score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
                     probability = _probability(score, logarithm, seen)
                     value = _vector(v, p, other, seen, num_positions, C, CP)
                     change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -270,13 +269,13 @@ def backward_queries(
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
             bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             if SPATIAL:
-                bias += _of_pairs(of_offsets, t * L + o, n, here, num_positions)
+                bias += _of_pairs(known, t * K + o, n, here, num_positions)
             grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
                 score = _products(queries, key[None], SUMMED) + bias
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p, n, here, num_positions)
+                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
                 probability = _probability(score, logarithm, seen)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -286,12 +285,12 @@ def backward_queries(
                 grad_bias += grad_score
                 if POSE:
                     # No other thread adds to these numbers.
-                    at = (t * P + p) * num_positions + n[None, None, :]
-                    tl.atomic_add(grad_poses + at, grad_score, mask=here[None, None, :], sem="relaxed")
+                    at = (t * K + POSES + p) * num_positions + n[None, None, :]
+                    tl.atomic_add(grad_known + at, grad_score, mask=here[None, None, :], sem="relaxed")
                 grad_queries += tl.sum(grad_score, axis=0 if SUMMED else 1)[:, None, :] * key[None]
             if SPATIAL:
-                at = (t * L + o) * num_positions + n[None, None, :]
-                tl.store(grad_offsets + at, grad_bias, mask=here[None, None, :])
+                at = (t * K + o) * num_positions + n[None, None, :]
+                tl.store(grad_known + at, grad_bias, mask=here[None, None, :])
     _store_vectors(grad_q, row, n, here, grad_queries, num_positions, C, CP)
 
 
@@ -300,8 +299,7 @@ def backward_keys(
     q,
     k,
     v,
-    of_offsets,
-    of_poses,
+    known,
     steps,
     seed,
     sums,
@@ -336,7 +334,9 @@ def backward_keys(
     Of summed pairs it takes one key pose and tiles of pairs, RH by RJ; else RP key poses and a pair at a time.
     """
     image, n, here = _block(num_positions, BN)
-    T = J * H if SUMMED else H
+    T: tl.constexpr = J * H if SUMMED else H
+    POSES: tl.constexpr = L if SPATIAL else 0
+    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     k += image * P * C * num_positions
     v += image * P * C * num_positions
@@ -345,8 +345,7 @@ def backward_keys(
     grad += image * H * C * num_positions
     sums += image * T * num_positions
     means += image * T * num_positions
-    of_offsets += image * T * L * num_positions
-    of_poses += image * T * P * num_positions
+    known += image * T * K * num_positions
     p = tl.program_id(1) * RP + tl.arange(0, RP)
     keys = _vectors(k, p, n, here, num_positions, C, CP)
     values = _vectors(v, p, n, here, num_positions, C, CP)
@@ -363,9 +362,9 @@ def backward_keys(
                 grads = _vectors(grad, h, other, seen, num_positions, C, CP)
                 score = _products(queries, keys, SUMMED)
                 if SPATIAL:
-                    score += _of_pairs(of_offsets, t * L + o, other, seen, num_positions)
+                    score += _of_pairs(known, t * K + o, other, seen, num_positions)
                 if POSE:
-                    score += _of_pairs(of_poses, t * P + p[:, None, None], other, seen, num_positions)
+                    score += _of_pairs(known, t * K + POSES + p[:, None, None], other, seen, num_positions)
                 probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
                 change = tl.sum(grads * values, axis=1)[:, None, :]
                 dropped = probability
