@@ -132,11 +132,16 @@ def attention(
         ``(B, M, |H|, N, C)``.
 
     Raises:
-        ValueError: an unknown backend, or one that cannot serve this call (it says why), or ``keys="own"`` and keys of
-            other poses than those of the queries.
+        ValueError: an unknown backend, or one that cannot serve this call (it says why), or ``query="own"`` and queries
+            of other poses than those of the output, or ``keys="own"`` and keys of other poses than those of the
+            queries.
         MemoryError, torch.OutOfMemoryError: an allocation failed, on the CPU or on CUDA; it says what would fit.
     """
     check_backend(backend)
+    if query == "own" and q.shape[2] != terms.num_poses:
+        raise ValueError(
+            f"query: got 'own' for {q.shape[2]} poses of queries, needed the {terms.num_poses} poses of the output"
+        )
     if keys == "own" and k.shape[2] not in (1, q.shape[2]):
         raise ValueError(
             f"keys: got 'own' for {k.shape[2]} poses of keys, needed the {q.shape[2]} poses of the queries"

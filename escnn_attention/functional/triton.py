@@ -29,7 +29,7 @@ from torch import Tensor
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.operators import Arguments, Operators, empty_gradients, empty_output, steps_of
 from escnn_attention.functional.terms import QueryMode, Terms
-from escnn_attention.positions import Grid, Positions, WindowShape
+from escnn_attention.positions import Grid, Positions, WindowShape, trimmed
 
 __all__ = ["MAX_PRODUCTS", "PIECE", "attention", "refuses"]
 
@@ -37,7 +37,7 @@ PIECE = 2**24
 """How many products of queries with tables are held at once. 64 MB in float32, twice that in the backward pass."""
 
 MAX_PRODUCTS = 2**29
-"""The most of them that a head of a single image may have."""
+"""The most of them that a head of a single image may have, with the rows of offsets and those of poses."""
 
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
@@ -52,24 +52,37 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
         return "there are no images"
     if positions.complete and (terms.spatial is None or terms.waves is not None):
         return "without a window it needs an encoding that does not factorise: MLP, separable"
-    pairs = terms.num_poses * (q.shape[2] if query == "all" else 1)
-    products = pairs * positions.num_positions * len(positions.offsets)
+    poses = max(q.shape[2], terms.num_poses, 0 if terms.pose is None else terms.pose.shape[2])
+    if poses * positions.num_positions * q.shape[-1] >= 2**30:
+        return "the numbers of a head of an image are more than 32 bits count"
+    rows = len(positions.offsets) + (0 if terms.pose is None else terms.pose.shape[2])
+    products = terms.num_poses * (q.shape[2] if query == "all" else 1) * positions.num_positions * rows
     if products > MAX_PRODUCTS:
-        return f"a head would have {products} products of queries with the table of offsets, at most {MAX_PRODUCTS}"
+        return f"a head would have {products} products of queries with tables, at most {MAX_PRODUCTS}"
     return None
 
 
 @torch.compiler.assume_constant_result
 def _why_not_run(device: str) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "it needs Triton"
     if _interpreted():
         return None if device in ("cpu", "cuda") else f"it needs CPU or CUDA, got {device}"
     if device != "cuda":
         return f"it needs CUDA, got {device}"
-    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name):
+    if not _has_compiler(os.environ.get("CC")):
         return "Triton needs a C compiler, and there is none"
     return None
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _has_compiler(chosen: str | None) -> bool:
+    return any(shutil.which(name) for name in (chosen, "cc", "gcc", "clang") if name)
 
 
 def _interpreted() -> bool:
@@ -82,6 +95,8 @@ def attention(
     """See :func:`escnn_attention.functional.attention`."""
     assert isinstance(positions, Grid)
     piece = pieces_of(PIECE, q, copies=2)
+    window, _ = trimmed(positions.shape, positions.window)
+    _prepare(positions.shape, window.kernel_size or 0, window.shape, window.dilation, q.device)
     return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
 
 
@@ -135,7 +150,7 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
             grad_q += table.transpose(-1, -2) @ change
             of_tables.append(change @ q.transpose(-1, -2))
     if of_tables:
-        grads[3:5] = _of_terms(of_tables, call)
+        _fill_terms(grads, of_tables, call)
     return grads
 
 
@@ -159,15 +174,15 @@ def _some(images: Tensor, rows: slice) -> Tensor:
 
 
 def _pieces(call: Arguments) -> Iterator[slice]:
-    """Images whose products with the tables fit."""
-    batch, heads, poses, positions, _ = call.q.shape
-    rows = sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
-    products = call.num_poses * (poses if call.summed else 1) * positions * rows
+    """Images whose products with the tables fit, and these tables, of which each image has its own."""
+    batch, heads, poses, positions, channels = call.q.shape
+    rows = call.num_poses * sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
+    numbers = rows * max(channels, positions * (poses if call.summed else 1))
     images = batch * heads
-    fit = max(1, min(images, call.piece // max(1, products)))
+    fit = max(1, min(images, call.piece // max(1, numbers)))
     # Pieces of one size: all of them keep the device as busy.
     at_once = -(-images // -(-images // fit))
-    yield from (slice(start, start + at_once) for start in range(0, images, at_once))
+    yield from (slice(start, min(start + at_once, images)) for start in range(0, images, at_once))
 
 
 def _table(call: Arguments, rows: slice) -> Tensor | None:
@@ -180,8 +195,12 @@ def _table(call: Arguments, rows: slice) -> Tensor | None:
         return None
     heads = max(map(len, terms))
     table = torch.cat([t.expand(heads, -1, -1, -1) for t in terms], dim=2) if len(terms) > 1 else terms[0]
-    of_images = _heads(*call.q.shape[:2], table.device)[rows]
-    table = table[of_images] if heads > 1 else table.expand(len(of_images), -1, -1, -1)
+    images = rows.stop - rows.start
+    if heads > 1:
+        start = rows.start % heads
+        table = table.repeat(-(-(start + images) // heads), 1, 1, 1)[start : start + images]
+    else:
+        table = table.expand(images, -1, -1, -1)
     return table.flatten(1, 2).unsqueeze(1) if call.summed else table
 
 
@@ -190,45 +209,33 @@ def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
     return None if table is None else table @ q
 
 
-def _of_terms(of_tables: list[Tensor], call: Arguments) -> list[Tensor | None]:
+def _fill_terms(grads: list[Tensor | None], of_tables: list[Tensor], call: Arguments) -> None:
     """The gradients of the terms, of those of the tables of all images."""
     of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
     # (B, M, J, H · K, C) where every output pose meets every query pose, else (B, M, H, K, C)
     of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([0, 2] if call.summed else [0])
     of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
-    grads: list[Tensor | None] = []
     start = 0
-    for term in (call.spatial, call.pose):
-        stop = start + (0 if term is None else term.shape[2])
-        of_term = of_heads[:, :, start:stop]
-        start = stop
-        # The gradients of an operator share no memory.
-        shared = term is not None and len(term) < len(of_term)
-        grads.append(None if term is None else of_term.sum(0, keepdim=True) if shared else of_term.clone())
-    return grads
-
-
-@lru_cache(maxsize=64)
-def _heads(batch: int, heads: int, device: torch.device) -> Tensor:
-    """``(B · M,)``, the head of every image."""
-    return torch.arange(heads, device=device).repeat(batch)
+    for term, to in zip((call.spatial, call.pose), grads[3:5], strict=True):
+        if term is not None and to is not None:
+            of_term = of_heads[:, :, start : start + term.shape[2]]
+            start += term.shape[2]
+            # Into room that lies in memory as the term does: compilers count on it.
+            to.copy_(of_term.sum(0, keepdim=True) if len(term) < len(of_term) else of_term)
 
 
 class _Shape(NamedTuple):
-    """How a kernel is launched.
+    """What a program of a kernel has, which is one warp.
 
     Attributes:
-        warps: how many of them a program has.
-        positions: how many positions it has.
-        output, query: how many output poses, and query poses, each of its threads has.
-        key: how many key poses, where it has keys and goes over queries.
+        positions: how many positions.
+        output, query, key: how many output poses, query poses and key poses of each.
     """
 
-    warps: int
     positions: int
     output: int
     query: int
-    key: int = 1
+    key: int
 
 
 def _launch(
@@ -245,50 +252,42 @@ def _launch(
     steps = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, q.device)
     # What there is none of is not read.
     tensors = (q if t is None else t for t in (*inputs, steps, call.seed, *others))
-    images = len(range(q.shape[0] * q.shape[1])[rows])
     with torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext():
-        getattr(_kernels(), name)[blocks * images, programs](
+        getattr(_kernels(), name)[blocks * (rows.stop - rows.start), programs](
             *tensors,
-            call.dropout,
             rows.start,
             **_constants(name, call, shape),
-            num_warps=shape.warps,
-            enable_fp_fusion=True,
+            num_warps=1,
+            enable_fp_fusion=True,  # which is the default of some versions only
         )
 
 
-# The most channels of all poses of a thread, and the most poses: with more its registers do not hold what it works on.
-_FIT = {
-    ("forward", False): (64, 4),
-    ("forward", True): (64, 4),
-    ("backward_queries", False): (40, 4),
-    ("backward_queries", True): (32, 2),
-    ("backward_keys", False): (40, 4),
-    ("backward_keys", True): (64, 4),
-}
+_POSES = 4
+"""How many output poses, query poses or key poses a thread has at most."""
+
+_NUMBERS = 48
+"""How many numbers of vectors of these poses it has at most: its registers hold two to four times as many."""
 
 
 def _shape(name: str, call: Arguments) -> _Shape:
-    """The shape in which a kernel keeps what it works on in registers."""
-    channels = call.q.shape[-1] * call.q.element_size() // 4
-    numbers, most = _FIT[name, call.summed]
-    side = max((n for n in (2, 4) if n <= most and n * channels <= numbers), default=1)
+    """The shape in which a kernel keeps what it works on in registers.
+
+    Positions have as many threads in every kernel, so that sums over channels are the same in all.
+    """
+    # Interpreted, every program takes as long, however much it does.
+    most = 8 if _interpreted() else _POSES
+    output, query, key = (math.gcd(n, most) for n in (call.num_poses, call.q.shape[2], call.k.shape[2]))
+    numbers = max(output, query, key) * call.q.shape[-1] * call.q.element_size() // 4
+    positions = max(1, 32 // _power(-(-numbers // _NUMBERS)))
     if _interpreted():
-        side = 8  # Every program takes as long, however much it does.
-    # Where pairs are not summed, a thread with keys has several of them and one pair at a time.
-    of_keys = name == "backward_keys" and not call.summed
-    output = 1 if of_keys else math.gcd(call.num_poses, side)
-    query = math.gcd(call.q.shape[2], side) if call.summed else 1
-    key = math.gcd(call.k.shape[2], side) if of_keys else 1
-    if _interpreted():
-        return _Shape(4, _power(math.prod(call.shape)), output, query, key)
-    if channels <= 32:
-        return _Shape(2, 64, output, query, key)
-    # Several threads share a position.
-    return _Shape(min(32, _power(channels) // 16), 32, output, query, key)
+        positions = _power(math.prod(call.shape))
+    if call.summed:
+        return _Shape(positions, output, query, 1)
+    # Elsewhere a thread with keys has several of them and a pair of poses at a time, and one with queries no tiles.
+    return _Shape(positions, 1, 1, key) if name == "backward_keys" else _Shape(positions, output, 1, 1)
 
 
-def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, int]:
+def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, float]:
     """What a kernel is compiled for."""
     n0, n1, n2 = _sides(tuple(call.shape))
     constants = {
@@ -301,7 +300,7 @@ def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, int]:
         "SUMMED": call.summed,
         "SPATIAL": call.spatial is not None,
         "POSE": call.pose is not None,
-        "DROPOUT": call.dropout > 0,
+        "RATE": call.dropout,
     }
     return constants | ({"RP": shape.key} if name == "backward_keys" else {})
 
@@ -311,7 +310,15 @@ def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-@lru_cache(maxsize=64)
+# Made before the operator is called: what is made inside belongs to a graph that may be recorded there.
+@torch.compiler.assume_constant_result
+def _prepare(
+    shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device
+) -> None:
+    _steps(shape, kernel_size, window, dilation, device)
+
+
+@lru_cache(maxsize=256)
 def _steps(
     shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device
 ) -> Tensor:

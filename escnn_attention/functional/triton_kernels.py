@@ -1,8 +1,9 @@
 """The loops of :mod:`~escnn_attention.functional.triton`, for Triton to compile.
 
-A thread has one position, with all channels of some poses in its registers, and goes over the window. Axes are ordered
-such that positions lie side by side in memory and in threads: every access is one stretch, every sum over channels or
-poses stays inside a thread, and no thread waits for another. So sums are always taken in the same order.
+A thread has one position, with all channels of some poses in its registers, and goes over the window; of many channels
+it shares them with others of its warp. Axes are ordered such that positions lie side by side in memory and in threads:
+every access is one stretch, sums over poses stay inside a thread and sums over channels inside a warp, and no warp
+waits for another.
 
 Where every output pose sums over the query poses, a thread has a tile of RH of the one by RJ of the other: products of
 queries with keys serve all RH of them, and probabilities are added up before their product with the values. Otherwise a
@@ -19,6 +20,10 @@ import triton.language as tl
 __all__ = ["backward_keys", "backward_queries", "forward"]
 
 _LN2 = tl.constexpr(0.6931471805599453)
+
+# Knowing that memory is aligned, Triton would give a thread neighbouring positions for some accesses, and exchange them
+# between threads in every round.
+_VECTORS = ["q", "k", "v", "known", "out", "sums", "grad", "means", "grad_q", "grad_k", "grad_v", "grad_known"]
 
 
 @triton.jit
@@ -83,14 +88,14 @@ def _probability(score, logarithm, seen):
 
 
 @triton.jit
-def _kept(seed, n, key, t, image, rate):
-    """What dropout multiplies a probability with: a number drawn from a counter, the same in every pass."""
+def _drop(x, seed, n, key, t, image, RATE: tl.constexpr):
+    """Dropout of what belongs to pairs of queries and keys, by numbers drawn from a counter: the same in every pass."""
     n = n[None, None, :]
     zero = (t + key + n) * 0
     image = zero + image.to(tl.int32)
     # Seven rounds pass all tests of randomness that ten do.
     random, _, _, _ = tl.philox(tl.load(seed), zero + n, zero + key, zero + t, image, n_rounds=7)
-    return tl.where(tl.uint_to_uniform_float(random) < rate, 0.0, 1 / (1 - rate))
+    return tl.where(tl.uint_to_uniform_float(random) < RATE, 0.0, x * (1 / (1 - RATE)))
 
 
 @triton.jit
@@ -101,7 +106,7 @@ def _store_vectors(x, poses, n, here, vectors, num_positions: tl.constexpr, C: t
     tl.store(x + at, vectors, mask=(c < C)[None, :, None] & here[None, None, :])
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def forward(
     # Given: (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,).
     q,
@@ -113,8 +118,7 @@ def forward(
     # Filled: (images, H, C, N), (images, T, N).
     out,
     sums,
-    # The rate of dropout, and the number of the first image.
-    rate,
+    # The number of the first image.
     first,
     num_positions: tl.constexpr,
     n0: tl.constexpr,
@@ -132,7 +136,7 @@ def forward(
     SUMMED: tl.constexpr,
     SPATIAL: tl.constexpr,
     POSE: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    RATE: tl.constexpr,
 ):
     """The output, and the logarithms of the sums of exponentials."""
     image, n, here = _block(num_positions, BN)
@@ -178,14 +182,14 @@ def forward(
                 if POSE:
                     score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
                 probability = _probability(score, logarithm, seen)
-                if DROPOUT:
-                    probability *= _kept(seed, n, o * P + p, t, first + image, rate)
+                if RATE > 0:
+                    probability = _drop(probability, seed, n, o * P + p, t, first + image, RATE)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 total += tl.sum(probability, axis=1)[:, None, :] * value[None]
     _store_vectors(out, h, n, here, total, num_positions, C, CP)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def backward_queries(
     # Given, as in the forward pass, with out and grad (images, H, C, N).
     q,
@@ -201,7 +205,6 @@ def backward_queries(
     grad_q,
     means,
     grad_known,
-    rate,
     first,
     num_positions: tl.constexpr,
     n0: tl.constexpr,
@@ -219,7 +222,7 @@ def backward_queries(
     SUMMED: tl.constexpr,
     SPATIAL: tl.constexpr,
     POSE: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    RATE: tl.constexpr,
 ):
     """The gradients of what a query has, and the means of the gradients of its probabilities."""
     image, n, here = _block(num_positions, BN)
@@ -259,8 +262,8 @@ def backward_queries(
                     probability = _probability(score, logarithm, seen)
                     value = _vector(v, p, other, seen, num_positions, C, CP)
                     change = tl.sum(grads * value[None], axis=1)[:, None, :]
-                    if DROPOUT:
-                        change *= _kept(seed, n, o * P + p, t, first + image, rate)
+                    if RATE > 0:
+                        change = _drop(change, seed, n, o * P + p, t, first + image, RATE)
                     mean += probability * change
         else:
             mean += tl.sum(grads * _vectors(out, h, n, here, num_positions, C, CP), axis=1)[:, None, :]
@@ -279,12 +282,13 @@ def backward_queries(
                 probability = _probability(score, logarithm, seen)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 change = tl.sum(grads * value[None], axis=1)[:, None, :]
-                if DROPOUT:
-                    change *= _kept(seed, n, o * P + p, t, first + image, rate)
+                if RATE > 0:
+                    change = _drop(change, seed, n, o * P + p, t, first + image, RATE)
                 grad_score = _LN2 * probability * (change - mean)
                 grad_bias += grad_score
                 if POSE:
-                    # No other thread adds to these numbers.
+                    # No other thread adds to these numbers; the thread itself does so for every offset, and here does
+                    # not wait for what it has added.
                     at = (t * K + POSES + p) * num_positions + n[None, None, :]
                     tl.atomic_add(grad_known + at, grad_score, mask=here[None, None, :], sem="relaxed")
                 grad_queries += tl.sum(grad_score, axis=0 if SUMMED else 1)[:, None, :] * key[None]
@@ -294,7 +298,7 @@ def backward_queries(
     _store_vectors(grad_q, row, n, here, grad_queries, num_positions, C, CP)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def backward_keys(
     q,
     k,
@@ -308,7 +312,6 @@ def backward_keys(
     # Filled: as k and v.
     grad_k,
     grad_v,
-    rate,
     first,
     num_positions: tl.constexpr,
     n0: tl.constexpr,
@@ -327,7 +330,7 @@ def backward_keys(
     SUMMED: tl.constexpr,
     SPATIAL: tl.constexpr,
     POSE: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    RATE: tl.constexpr,
 ):
     """The gradients of keys and values: a thread has some poses of a position, and goes over the queries that see it.
 
@@ -368,10 +371,10 @@ def backward_keys(
                 probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
                 change = tl.sum(grads * values, axis=1)[:, None, :]
                 dropped = probability
-                if DROPOUT:
-                    kept = _kept(seed, other, o * P + p[:, None, None], t, first + image, rate)
-                    change *= kept
-                    dropped *= kept
+                if RATE > 0:
+                    pair = o * P + p[:, None, None]
+                    change = _drop(change, seed, other, pair, t, first + image, RATE)
+                    dropped = _drop(probability, seed, other, pair, t, first + image, RATE)
                 mean = _of_pairs(means, t, other, seen, num_positions)
                 grad_score = _LN2 * probability * (change - mean)
                 if SUMMED:
