@@ -198,7 +198,8 @@ def _table(call: Arguments, rows: slice) -> Tensor | None:
     images = rows.stop - rows.start
     if heads > 1:
         start = rows.start % heads
-        table = table.repeat(-(-(start + images) // heads), 1, 1, 1)[start : start + images]
+        batches = -(-(start + images) // heads)
+        table = table.expand(batches, *table.shape).flatten(0, 1)[start : start + images]
     else:
         table = table.expand(images, -1, -1, -1)
     return table.flatten(1, 2).unsqueeze(1) if call.summed else table
