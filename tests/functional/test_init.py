@@ -33,6 +33,13 @@ def test_a_backend_that_refuses_says_why_and_auto_passes_it_over(monkeypatch):
     torch.testing.assert_close(attention(*arguments()), attention(*arguments(), backend="reference"))
 
 
+def test_own_poses_are_those_of_the_output():
+    q, k, v, grid, _ = arguments()
+    with pytest.raises(ValueError, match="query: got 'own' for 1 poses of queries, needed the 3 poses of the output"):
+        attention(q, k, v, grid, Terms(3))
+    assert attention(q, k, v, grid, Terms(3), query="all").shape[2] == 3
+
+
 @pytest.mark.parametrize(
     ("device", "names"),
     [("cpu", ("native", "tiled", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
