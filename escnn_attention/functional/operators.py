@@ -218,7 +218,8 @@ class Operators:
         query: QueryMode = "all" if call.summed else "own"
         natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
         if call.kernel_size or call.spatial is not None:
-            grid = Grid(tuple(call.shape), Window(call.kernel_size or None, call.window, call.dilation))
+            window = Window(call.kernel_size or None, call.window, call.dilation)
+            grid = Grid(tuple(call.shape), window, device=call.q.device)
             terms = Terms(call.num_poses, call.spatial, call.pose)
             out = blocked.attention(natural, call.k, call.v, grid, terms, query=query)
         else:

@@ -406,6 +406,35 @@ def test_dropout_on_cuda(query):
 
 
 @needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives_on_cuda(monkeypatch, query):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    tensors, grid, terms = case(4, 4, 4, (5, 4), Window(3), {"spatial", "pose"})
+
+    def twice(backend):
+        out = attention(*tensors, grid, terms, query=query, backend=backend)
+        grads = torch.autograd.grad(out.square().sum(), leaves(tensors, terms), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves(tensors, terms))
+
+    assert_same(twice("there"), twice("reference"))
+
+
+@needs_cuda
+def test_networks_compile_and_are_recorded_on_cuda():
+    """With the graphs of ``reduce-overhead``: the first call makes what later ones have."""
+    space = spaces.ALL["C4"]()
+    fields = spaces.regular(space, 2)
+    layer = GroupSelfAttention(fields, fields, 2, 3).export().cuda()
+    compiled_layer = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(2, fields.size, 8, 8, device="cuda", requires_grad=True)
+        got, expected = (
+            [t.clone() for t in (y, *torch.autograd.grad(y.square().sum(), x))] for y in (compiled_layer(x), layer(x))
+        )
+        assert_same(got, expected, 1e-5)
+
+
+@needs_cuda
 def test_the_same_bits_again_on_cuda(monkeypatch):
     monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
     arguments = (*case(4, 4, 4, (20, 20), Window(5), {"spatial", "pose"}, channels=10, dtype=torch.float32), "all")
