@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from examples.benchmarks.subjects.spaces import regular
 from examples.benchmarks.subjects.subject import Poses, Step, Subject, gradient_step, place
 
+Form = Literal["module", "exported", "compiled", "recorded"]
+
 if TYPE_CHECKING:
     from examples.benchmarks.conditions import Conditions
 
@@ -25,7 +27,8 @@ class Attention(Subject):
         num_heads, head_fields, kernel_size, query, keys, encoding, window: of the layer.
         backend: of the layer.
         block: whether the layer stands in a transformer block.
-        form: the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``.
+        form: the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``, or ``"recorded"``:
+            compiled, and its kernels launched together as a CUDA graph.
     """
 
     space: str
@@ -41,7 +44,7 @@ class Attention(Subject):
     window: str = "auto"
     backend: str = "auto"
     block: bool = False
-    form: Literal["module", "exported", "compiled"] = "module"
+    form: Form = "module"
 
     def __str__(self) -> str:
         grid = "×".join(map(str, self.shape))
@@ -51,7 +54,7 @@ class Attention(Subject):
 
     def load(self) -> None:
         importlib.import_module("escnn_attention")
-        if self.form == "compiled":
+        if self.form in ("compiled", "recorded"):
             # What an earlier process compiled must not make this one look fast.
             config = importlib.import_module("torch._inductor.config")
             config.force_disable_caches = True  # type: ignore[attr-defined]
@@ -81,4 +84,7 @@ class Attention(Subject):
         module = layer.export()
         if self.form == "compiled":
             return gradient_step(torch.compile(module, fullgraph=True), [x], module.parameters())
+        if self.form == "recorded":
+            recorded = torch.compile(module, fullgraph=True, mode="reduce-overhead")
+            return gradient_step(recorded, [x], module.parameters())
         return gradient_step(module, [x], module.parameters())
