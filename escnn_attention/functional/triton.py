@@ -278,7 +278,9 @@ def _shape(name: str, call: Arguments) -> _Shape:
     # Interpreted, every program takes as long, however much it does.
     most = 8 if _interpreted() else _POSES
     output, query, key = (math.gcd(n, most) for n in (call.num_poses, call.q.shape[2], call.k.shape[2]))
-    numbers = max(output, query, key) * call.q.shape[-1] * call.q.element_size() // 4
+    channels, poses = call.q.shape[-1], max(output, query, key) * call.q.element_size() // 4
+    # One thread leaves out the channels that are there to fill up, but where they are shared some would have nothing.
+    numbers = poses * (channels if poses * channels <= _NUMBERS else _power(channels))
     positions = max(1, 32 // _power(-(-numbers // _NUMBERS)))
     if _interpreted():
         positions = _power(math.prod(call.shape))
