@@ -166,4 +166,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return grads
 
 
-_operators = Operators("native", contained(_forward_pass), _backward_pass, _empty_sums)
+_operators = Operators("native", contained(_forward_pass), _backward_pass, _empty_sums, lay_out=True)

@@ -107,8 +107,9 @@ class Operators:
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
-        order: in which order the axes ``(B, M, P, N, C)`` of all vectors lie in memory. By default it is
+        order: in which order the axes ``(B, M, P, N, C)`` of outputs and gradients lie in memory. By default it is
             ``(M, B, N, P, C)``, as projections read and write them.
+        lay_out: whether the passes need queries, keys and values in this order, too.
     """
 
     def __init__(
@@ -118,8 +119,9 @@ class Operators:
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty_sums: Callable[[Arguments], Tensor],
         order: tuple[int, ...] = AS_PROJECTED,
+        lay_out: bool = False,
     ):
-        self.name, self.order = name, order
+        self.name, self.order, self.lay_out = name, order, lay_out
         self.forward_pass, self.backward_pass = forward_pass, backward_pass
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -177,7 +179,9 @@ class Operators:
             cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
         dtype, exact = v.dtype, working_precision(v.dtype)
         q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
-        q, k, v = (_laid_out(t, self.order) for t in (q, k.to(exact), v.to(exact)))
+        k, v = k.to(exact), v.to(exact)
+        if self.lay_out:
+            q, k, v = (_laid_out(t, self.order) for t in (q, k, v))
         others = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose, cos, sin, readout))
         seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
         options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)

@@ -160,7 +160,7 @@ def _empty_sums(call: Arguments) -> Tensor:
     return call.q.new_empty(batch, heads, call.num_poses * (poses if call.summed else 1), positions)
 
 
-_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums, _ORDER)
+_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums, _ORDER, lay_out=True)
 
 
 def _images(t: Tensor) -> Tensor:
