@@ -25,9 +25,9 @@ def spread(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if len(weight) == 1:
-        return F.linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
+        return _linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
     if _in_one(weight):
-        y = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        y = _linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         y = y.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
         return y.contiguous() if weight.device.type == "cpu" else y
     y = _Spread.apply(x.flatten(0, -2), weight)
@@ -42,9 +42,14 @@ def collect(y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if _in_one(weight):
-        return F.linear(y.movedim(0, -2).flatten(-2), weight.flatten(0, 1).T, bias)
+        return _linear(y.movedim(0, -2).flatten(-2), weight.flatten(0, 1).T, bias)
     x = _Collect.apply(y.flatten(1, -2), weight)
     return (x if bias is None else x + bias).unflatten(0, y.shape[1:-1])
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """By rows: of others torch adds the bias in an operation of its own."""
+    return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def _in_one(weight: Tensor) -> bool:
