@@ -24,7 +24,8 @@ from escnn_attention.functional.operators import (
     empty_gradients,
     empty_output,
     steps_of,
-    why_not_served,
+    why_not_a_table,
+    why_not_on_the_cpu,
 )
 from escnn_attention.functional.terms import QueryMode, Terms, working_precision
 from escnn_attention.positions import Grid, Positions
@@ -56,13 +57,9 @@ _PARTS = 8
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_served(q, positions):
+    if reason := why_not_on_the_cpu(q) or why_not_a_table(q, positions, terms):
         return reason
     assert isinstance(positions, Grid)
-    if not positions.shape:
-        return "there is no base space for a window"
-    if positions.complete and terms.spatial is None:
-        return "without a window it needs an encoding that does not factorise: MLP, separable"
     if positions.complete and len(positions.offsets) * terms.num_poses > _MOST_KEYS:
         return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
     return why_not_built(working_precision(q.dtype))

@@ -29,6 +29,8 @@ __all__ = [
     "empty_output",
     "gradients_again",
     "steps_of",
+    "why_not_a_table",
+    "why_not_on_the_cpu",
     "why_not_served",
 ]
 
@@ -86,15 +88,30 @@ _TENSORS = 9  # How many of the arguments are tensors.
 
 
 def why_not_served(q: Tensor, positions: Positions) -> str | None:
-    """Why no such backend of the CPU can serve a call."""
-    if q.device.type != "cpu":
-        return f"it runs on the CPU, and the tensors are on {q.device}"
+    """Why no such backend can serve a call."""
     if not isinstance(positions, Grid):
         return "it needs a grid"
     if len(q) == 0:
         return "there are no images"
     if not positions.complete and not positions.shape:
         return "there is no base space for a window"
+    return None
+
+
+def why_not_on_the_cpu(q: Tensor) -> str | None:
+    """Why a backend that runs there cannot serve a call."""
+    return None if q.device.type == "cpu" else f"it runs on the CPU, and the tensors are on {q.device}"
+
+
+def why_not_a_table(q: Tensor, positions: Positions, terms: Terms) -> str | None:
+    """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
+    if reason := why_not_served(q, positions):
+        return reason
+    assert isinstance(positions, Grid)
+    if not positions.shape:
+        return "there is no base space for a window"
+    if positions.complete and terms.spatial is None:
+        return "without a window it needs an encoding that does not factorise: MLP, separable"
     return None
 
 

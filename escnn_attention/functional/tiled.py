@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import Operators, contained, why_not_served
+from escnn_attention.functional.operators import Operators, contained, why_not_on_the_cpu, why_not_served
 from escnn_attention.functional.pieces import backward_pass, empty_sums, forward_pass
 from escnn_attention.functional.terms import QueryMode, Terms
 from escnn_attention.positions import Grid, Positions
@@ -24,7 +24,7 @@ _operators = Operators("tiled", contained(forward_pass), backward_pass, empty_su
 
 def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_served(q, positions):
+    if reason := why_not_on_the_cpu(q) or why_not_served(q, positions):
         return reason
     if positions.complete and terms.spatial is not None:
         return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"

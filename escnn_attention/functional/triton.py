@@ -27,7 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.memory import pieces_of
-from escnn_attention.functional.operators import Arguments, Operators, empty_gradients, empty_output, steps_of
+from escnn_attention.functional.operators import (
+    Arguments,
+    Operators,
+    empty_gradients,
+    empty_output,
+    steps_of,
+    why_not_a_table,
+)
 from escnn_attention.functional.terms import QueryMode, Terms
 from escnn_attention.positions import Grid, Positions, WindowShape, trimmed
 
@@ -44,14 +51,11 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
     """Why this backend cannot serve a call, or None if it can."""
     if reason := _why_not_run(q.device.type):
         return reason
-    if not isinstance(positions, Grid):
-        return f"it needs positions on a grid, got {type(positions).__name__}"
-    if not 1 <= len(positions.shape) <= 3:
+    if reason := why_not_a_table(q, positions, terms):
+        return reason
+    assert isinstance(positions, Grid)
+    if len(positions.shape) > 3:
         return f"it needs a grid of one to three axes, got {len(positions.shape)}"
-    if len(q) == 0:
-        return "there are no images"
-    if positions.complete and (terms.spatial is None or terms.waves is not None):
-        return "without a window it needs an encoding that does not factorise: MLP, separable"
     poses = max(q.shape[2], terms.num_poses, 0 if terms.pose is None else terms.pose.shape[2])
     if poses * positions.num_positions * q.shape[-1] >= 2**30:
         return "the numbers of a head of an image are more than 32 bits count"
@@ -156,8 +160,18 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
 
 def _empty_sums(call: Arguments) -> Tensor:
     """Room for the logarithms of the sums, ``(B, M, T, N)`` for T pairs of an output and a query pose."""
-    batch, heads, poses, positions, _ = call.q.shape
-    return call.q.new_empty(batch, heads, call.num_poses * (poses if call.summed else 1), positions)
+    batch, heads, _, positions, _ = call.q.shape
+    return call.q.new_empty(batch, heads, _pairs(call), positions)
+
+
+def _pairs(call: Arguments) -> int:
+    """How many pairs of an output and a query pose there are."""
+    return call.num_poses * (call.q.shape[2] if call.summed else 1)
+
+
+def _rows(call: Arguments) -> int:
+    """How many rows the table of the terms of an output pose has."""
+    return sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
 
 
 _operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums, _ORDER, lay_out=True)
@@ -175,9 +189,8 @@ def _some(images: Tensor, rows: slice) -> Tensor:
 
 def _pieces(call: Arguments) -> Iterator[slice]:
     """Images whose products with the tables fit, and these tables, of which each image has its own."""
-    batch, heads, poses, positions, channels = call.q.shape
-    rows = call.num_poses * sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
-    numbers = rows * max(channels, positions * (poses if call.summed else 1))
+    batch, heads, _, positions, channels = call.q.shape
+    numbers = _rows(call) * max(call.num_poses * channels, _pairs(call) * positions)
     images = batch * heads
     fit = max(1, min(images, call.piece // max(1, numbers)))
     # Pieces of one size: all of them keep the device as busy.
@@ -293,11 +306,12 @@ def _shape(name: str, call: Arguments) -> _Shape:
 def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, float]:
     """What a kernel is compiled for."""
     n0, n1, n2 = _sides(tuple(call.shape))
+    offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)[0])
     constants = {
         "num_positions": n0 * n1 * n2,
         **{"n0": n0, "n1": n1, "n2": n2},
-        **{"J": call.q.shape[2], "P": call.k.shape[2], "H": call.num_poses},
-        "L": len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)[0]),
+        **{"J": call.q.shape[2], "P": call.k.shape[2], "H": call.num_poses, "L": offsets},
+        **{"T": _pairs(call), "K": _rows(call)},
         **{"C": call.q.shape[-1], "CP": _power(call.q.shape[-1])},
         **{"BN": shape.positions, "RH": shape.output, "RJ": shape.query},
         "SUMMED": call.summed,

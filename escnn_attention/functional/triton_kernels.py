@@ -10,7 +10,7 @@ queries with keys serve all RH of them, and probabilities are added up before th
 query pose belongs to one output pose; then RJ is 1.
 
 Names: ``n`` are positions of the grid, ``o`` an offset of the window, ``t`` a pair of an output pose h and a query pose
-j, ``h`` alone or ``j · H + h``. An *image* is one head of one image of the batch. ``known`` has the products of the
+j, ``h`` alone or ``j · H + h``, one of T. An *image* is one head of one image of the batch. ``known`` has the products of the
 queries with the K rows of the tables, first L of the offsets, then P of the poses. Scores are in units of log 2.
 """
 
@@ -78,6 +78,45 @@ def _products(queries, keys, SUMMED: tl.constexpr):
 
 
 @triton.jit
+def _of_offset(
+    known,
+    rows,
+    n,
+    seen,
+    num_positions: tl.constexpr,
+    RH: tl.constexpr,
+    RJ: tl.constexpr,
+    BN: tl.constexpr,
+    SPATIAL: tl.constexpr,
+):
+    """What the queries of pairs know of an offset."""
+    if SPATIAL:
+        return _of_pairs(known, rows, n, seen, num_positions)
+    else:
+        return tl.zeros([RH, RJ, BN], known.dtype.element_ty)
+
+
+@triton.jit
+def _scores(
+    queries,
+    keys,
+    of_offset,
+    known,
+    rows,
+    n,
+    seen,
+    num_positions: tl.constexpr,
+    SUMMED: tl.constexpr,
+    POSE: tl.constexpr,
+):
+    """Of queries with keys, ``rows`` being those of the poses of the keys; put together in the same order everywhere."""
+    scores = _products(queries, keys, SUMMED) + of_offset
+    if POSE:
+        scores += _of_pairs(known, rows, n, seen, num_positions)
+    return scores
+
+
+@triton.jit
 def _probability(score, logarithm, seen):
     """The exponential of a score over the sum of those of all.
 
@@ -128,6 +167,8 @@ def forward(
     P: tl.constexpr,
     H: tl.constexpr,
     L: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
@@ -140,9 +181,6 @@ def forward(
 ):
     """The output, and the logarithms of the sums of exponentials."""
     image, n, here = _block(num_positions, BN)
-    T: tl.constexpr = J * H if SUMMED else H
-    POSES: tl.constexpr = L if SPATIAL else 0
-    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     k += image * P * C * num_positions
     v += image * P * C * num_positions
@@ -159,13 +197,12 @@ def forward(
         norm = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
-            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-            if SPATIAL:
-                bias += _of_pairs(known, t * K + o, n, here, num_positions)
+            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
-                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
-                if POSE:
-                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
+                key = _vector(k, p, other, seen, num_positions, C, CP)
+                score = _scores(
+                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
+                )
                 score = tl.where(seen[None, None, :], score, -float("inf"))
                 more = tl.maximum(most, score)
                 norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
@@ -174,13 +211,12 @@ def forward(
         tl.store(sums + t * num_positions + n[None, None, :], logarithm, mask=here[None, None, :])
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
-            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-            if SPATIAL:
-                bias += _of_pairs(known, t * K + o, n, here, num_positions)
+            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
-                score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
-                if POSE:
-                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
+                key = _vector(k, p, other, seen, num_positions, C, CP)
+                score = _scores(
+                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
+                )
                 probability = _probability(score, logarithm, seen)
                 if RATE > 0:
                     probability = _drop(probability, seed, n, o * P + p, t, first + image, RATE)
@@ -214,6 +250,8 @@ def backward_queries(
     P: tl.constexpr,
     H: tl.constexpr,
     L: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
@@ -226,9 +264,6 @@ def backward_queries(
 ):
     """The gradients of what a query has, and the means of the gradients of its probabilities."""
     image, n, here = _block(num_positions, BN)
-    T: tl.constexpr = J * H if SUMMED else H
-    POSES: tl.constexpr = L if SPATIAL else 0
-    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     grad_q += image * J * C * num_positions
     k += image * P * C * num_positions
@@ -252,13 +287,12 @@ def backward_queries(
             # Of the sum over the query poses there is an output, of each of them there is none.
             for o in range(L):
                 other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
-                bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-                if SPATIAL:
-                    bias += _of_pairs(known, t * K + o, n, here, num_positions)
+                bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
                 for p in range(P):
-                    score = _products(queries, _vector(k, p, other, seen, num_positions, C, CP)[None], SUMMED) + bias
-                    if POSE:
-                        score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
+                    key = _vector(k, p, other, seen, num_positions, C, CP)
+                    score = _scores(
+                        queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
+                    )
                     probability = _probability(score, logarithm, seen)
                     value = _vector(v, p, other, seen, num_positions, C, CP)
                     change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -270,15 +304,13 @@ def backward_queries(
         tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
-            bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-            if SPATIAL:
-                bias += _of_pairs(known, t * K + o, n, here, num_positions)
+            bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _products(queries, key[None], SUMMED) + bias
-                if POSE:
-                    score += _of_pairs(known, t * K + POSES + p, n, here, num_positions)
+                score = _scores(
+                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
+                )
                 probability = _probability(score, logarithm, seen)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -289,7 +321,7 @@ def backward_queries(
                 if POSE:
                     # No other thread adds to these numbers; the thread itself does so for every offset, and here does
                     # not wait for what it has added.
-                    at = (t * K + POSES + p) * num_positions + n[None, None, :]
+                    at = (t * K + K - P + p) * num_positions + n[None, None, :]
                     tl.atomic_add(grad_known + at, grad_score, mask=here[None, None, :], sem="relaxed")
                 grad_queries += tl.sum(grad_score, axis=0 if SUMMED else 1)[:, None, :] * key[None]
             if SPATIAL:
@@ -321,6 +353,8 @@ def backward_keys(
     P: tl.constexpr,
     H: tl.constexpr,
     L: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
     C: tl.constexpr,
     CP: tl.constexpr,
     BN: tl.constexpr,
@@ -337,9 +371,6 @@ def backward_keys(
     Of summed pairs it takes one key pose and tiles of pairs, RH by RJ; else RP key poses and a pair at a time.
     """
     image, n, here = _block(num_positions, BN)
-    T: tl.constexpr = J * H if SUMMED else H
-    POSES: tl.constexpr = L if SPATIAL else 0
-    K: tl.constexpr = POSES + P if POSE else POSES
     q += image * J * C * num_positions
     k += image * P * C * num_positions
     v += image * P * C * num_positions
@@ -363,11 +394,9 @@ def backward_keys(
                 t = j[None, :, None] * H + h[:, None, None]
                 queries = _vectors(q, j if SUMMED else h, other, seen, num_positions, C, CP)
                 grads = _vectors(grad, h, other, seen, num_positions, C, CP)
-                score = _products(queries, keys, SUMMED)
-                if SPATIAL:
-                    score += _of_pairs(known, t * K + o, other, seen, num_positions)
-                if POSE:
-                    score += _of_pairs(known, t * K + POSES + p[:, None, None], other, seen, num_positions)
+                bias = _of_offset(known, t * K + o, other, seen, num_positions, RH, RJ, BN, SPATIAL)
+                rows = t * K + K - P + p[:, None, None]
+                score = _scores(queries, keys, bias, known, rows, other, seen, num_positions, SUMMED, POSE)
                 probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
                 change = tl.sum(grads * values, axis=1)[:, None, :]
                 dropped = probability
