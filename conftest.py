@@ -2,4 +2,4 @@
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/triton_kernels.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/backends/triton_kernels.py"]

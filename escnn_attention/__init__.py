@@ -6,15 +6,14 @@ __version__ = "0.1.0"
 
 # An exported network is loaded where escnn need not be installed; all else needs it.
 if find_spec("escnn") is not None:
-    from escnn_attention import compat
+    from escnn_attention._escnn import compat
 
     compat.apply()
 
-    from escnn_attention import pickling
+    from escnn_attention._escnn import pickling
 
     pickling.register()
 
-    from escnn_attention.checks import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.encodings import (
         AbsoluteEncoding,
         Encoding,
@@ -24,7 +23,13 @@ if find_spec("escnn") is not None:
         RotaryEncoding,
         SeparableEncoding,
     )
+    from escnn_attention.encodings.pair_kernel import PairKernel
+    from escnn_attention.encodings.quadratic import QuadraticEncoding
+    from escnn_attention.equivariance.report import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.functional import working_memory
+    from escnn_attention.geometry.relations import LogPolar, Offset, Pair, Relation
+    from escnn_attention.geometry.sphere import SphereGrid
+    from escnn_attention.groups.samples import Samples
     from escnn_attention.nn import (
         AttentionMaps,
         AttentiveConv,
@@ -54,11 +59,6 @@ if find_spec("escnn") is not None:
         complete_basis,
         fit_kernel,
     )
-    from escnn_attention.pair_kernels import PairKernel
-    from escnn_attention.quadratic import QuadraticEncoding
-    from escnn_attention.relations import LogPolar, Offset, Pair, Relation
-    from escnn_attention.samples import Samples
-    from escnn_attention.sphere import SphereGrid
 else:
 
     def __getattr__(name: str) -> object:

@@ -70,7 +70,7 @@ def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., s
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what needs a C++ compiler where there is none."""
-    from escnn_attention.functional.native import why_not_built
+    from escnn_attention.functional.backends.native import why_not_built
 
     reason = why_not_built(torch.float64)
     for item in items:

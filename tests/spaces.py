@@ -10,7 +10,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from hypothesis import strategies as st
 
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 
 PLANE: dict[str, Callable[[], GSpace]] = {
     "trivial": gspaces.trivialOnR2,

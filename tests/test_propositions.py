@@ -15,10 +15,10 @@ from escnn import gspaces
 from escnn.nn import GeometricTensor
 
 from escnn_attention import Encoding, GroupSelfAttention, LiftingSelfAttention, NoEncoding
-from escnn_attention.fibers import fibers
+from escnn_attention.encodings.quadratic import QuadraticEncoding
 from escnn_attention.functional import attention
-from escnn_attention.positions import Grid, Window
-from escnn_attention.quadratic import QuadraticEncoding
+from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.groups.fibers import fibers
 from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of, turned_error
 
 EXACT = 2e-14  # relative, in float64

@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.terms import QueryMode, Terms
+from escnn_attention.functional.bias import QueryMode, Terms
 
 __all__ = ["explain_shortage", "pieces_of", "refuse_the_impossible", "working_memory"]
 

@@ -25,8 +25,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.terms import QueryMode, Terms, working_precision
-from escnn_attention.positions import Grid, Positions, Window, WindowShape
+from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 

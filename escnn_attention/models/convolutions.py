@@ -11,8 +11,8 @@ import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, PointwiseDropout, ReLU, SequentialModule
 
-from escnn_attention.fibers import fibers
-from escnn_attention.nn._arguments import check_int, check_probability, check_unused
+from escnn_attention._checks import check_int, check_probability, check_unused
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.feature_attention import FeatureAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid

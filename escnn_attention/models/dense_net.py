@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType
 
+from escnn_attention._checks import check_int
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import (
     Attention,
@@ -22,7 +23,6 @@ from escnn_attention.models.convolutions import (
 )
 from escnn_attention.models.dense import DenseBlock
 from escnn_attention.models.pose_mean import PoseMean
-from escnn_attention.nn._arguments import check_int
 from escnn_attention.nn.resample import HalvingPool
 
 __all__ = ["GroupDenseNet"]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType
 
+from escnn_attention._checks import check_int, check_ints
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import (
     Attention,
@@ -20,7 +21,6 @@ from escnn_attention.models.convolutions import (
     sequence,
     width_for,
 )
-from escnn_attention.nn._arguments import check_int, check_ints
 from escnn_attention.nn.resample import HalvingPool
 
 __all__ = ["GroupCNN"]

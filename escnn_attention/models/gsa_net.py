@@ -10,11 +10,11 @@ import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
 
+from escnn_attention._checks import check_int, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
-from escnn_attention.nn._arguments import check_int, check_probability, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import HalvingPool

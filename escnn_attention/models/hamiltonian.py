@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from escnn_attention.nn._arguments import check_int, check_option
+from escnn_attention._checks import check_int, check_option
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import count_clouds, pool_clouds
 

@@ -8,11 +8,11 @@ from typing import Literal, get_args
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Conv, ReLU, SequentialModule
 
+from escnn_attention._checks import check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
-from escnn_attention.nn._arguments import check_int, check_option, check_sequence
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.transformer import TransformerBlock

@@ -12,17 +12,19 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor, IdentityModule
 from torch import Tensor
 
+from escnn_attention._checks import check_int, check_option, check_points, check_same_gspace, check_type
 from escnn_attention.encodings import Encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.encodings.pair_kernel import PairKernel
+from escnn_attention.geometry.clouds import once, shared_geometry
+from escnn_attention.geometry.relations import Relation
+from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.neighbours import once, shared_geometry
-from escnn_attention.nn._arguments import check_int, check_option, check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_attention import check_cloud
 from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.transformer import shortcut_of
-from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.point_network import (
     EquivariantHead,
     InvariantHead,
@@ -36,8 +38,6 @@ from escnn_attention.plain.point_network import (
     read,
 )
 from escnn_attention.plain.projections import FromPoses, ToPoses
-from escnn_attention.relations import Relation
-from escnn_attention.samples import Samples, as_samples
 
 __all__ = ["PointTransformer"]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule
 
-from escnn_attention.models.convolutions import Attention, attended, check_attention, norm_and_relu, sequence
-from escnn_attention.models.exports import exported
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_bool,
     check_input,
     check_int,
@@ -15,6 +13,8 @@ from escnn_attention.nn._arguments import (
     check_same_gspace,
     check_type,
 )
+from escnn_attention.models.convolutions import Attention, attended, check_attention, norm_and_relu, sequence
+from escnn_attention.models.exports import exported
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.plain.residual import ResidualBlock as PlainResidualBlock

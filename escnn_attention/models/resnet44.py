@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseAdaptiveAvgPool2D, PointwiseAdaptiveAvgPool3D
 
+from escnn_attention._checks import check_int, check_ints
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import (
     Attention,
@@ -23,7 +24,6 @@ from escnn_attention.models.convolutions import (
 )
 from escnn_attention.models.pose_mean import PoseMean
 from escnn_attention.models.residual import ResidualBlock
-from escnn_attention.nn._arguments import check_int, check_ints
 
 __all__ = ["ResNet44"]
 

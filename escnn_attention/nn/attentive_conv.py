@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_bool,
     check_input,
     check_int,

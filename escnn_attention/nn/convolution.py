@@ -10,12 +10,12 @@ import torch
 from escnn.nn import R2Conv, R3Conv
 from torch import Tensor
 
-from escnn_attention.fibers import Fibers, fibers
-from escnn_attention.nn._arguments import check_option, check_regular
+from escnn_attention._checks import check_option, check_regular
+from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
+from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.projections import ProjectionKind, ToPoses
-from escnn_attention.positions import Grid, Window
-from escnn_attention.quadratic import QuadraticEncoding, check_sharpness
 
 __all__ = ["attention_from_convolution"]
 

@@ -17,10 +17,7 @@ from typing import Any
 
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
-from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers
-from escnn_attention.functional import QueryMode, check_backend
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_input,
     check_int,
     check_option,
@@ -33,6 +30,9 @@ from escnn_attention.nn._arguments import (
     choose_head_fields,
     choose_window,
 )
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.module import GridModule, PlainModule
 from escnn_attention.nn.self_attention import project_heads, project_poses, project_scalars
 from escnn_attention.plain.dilation import (

@@ -13,8 +13,8 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType, R2Conv, R3Conv
 from torch import Tensor
 
-from escnn_attention.fibers import fibers, is_regular, is_signed_permutation
-from escnn_attention.nn._arguments import check_int, check_option
+from escnn_attention._checks import check_int, check_option
+from escnn_attention.groups.fibers import fibers, is_regular, is_signed_permutation
 from escnn_attention.plain.kernels import PoseKernel
 
 __all__ = ["BasisKind", "BasisOptions", "complete_basis", "fit_kernel", "kernel_orbits", "pose_kernel", "poses_of"]

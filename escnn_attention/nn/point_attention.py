@@ -13,12 +13,7 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers, mass
-from escnn_attention.functional import KeyMode, QueryMode
-from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import Neighbourhood, once
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_int,
     check_option,
     check_points,
@@ -28,13 +23,18 @@ from escnn_attention.nn._arguments import (
     check_type,
     choose_head_fields,
 )
+from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
+from escnn_attention.encodings.pair_kernel import PairKernel
+from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.functional.points.attention import Normalization
+from escnn_attention.geometry.clouds import Neighbourhood, once
+from escnn_attention.geometry.relations import Offset, Relation
+from escnn_attention.groups.fibers import Fibers, fibers, mass
+from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.self_attention import check_weights, project_heads, project_poses, project_scalars
 from escnn_attention.nn.turning import turn_of
-from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
 from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
-from escnn_attention.relations import Offset, Relation
-from escnn_attention.samples import Samples, as_samples
 
 __all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud", "check_length"]
 
@@ -414,8 +414,9 @@ class PointSelfAttention(_PointAttention):
             a point attends to its whole cloud, or to the edges given on application.
         query, keys, projection, dropout, bias: as in :class:`GroupSelfAttention`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
-        relation: what the encoding sees of two points: :class:`~escnn_attention.relations.Offset` (None),
-            :class:`~escnn_attention.relations.Pair`, :class:`~escnn_attention.relations.LogPolar`, or one of your own.
+        relation: what the encoding sees of two points: :class:`~escnn_attention.geometry.relations.Offset` (None),
+            :class:`~escnn_attention.geometry.relations.Pair`, :class:`~escnn_attention.geometry.relations.LogPolar`,
+            or one of your own.
         length_scale: the length that is 1 to the encoding, in the units of the coordinates; by default ``radius``, or
             1. Choose the distances that matter: the encodings vary on lengths of about 1.
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where

@@ -6,22 +6,22 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
+from escnn_attention._checks import check_int, check_points, check_probability, check_type
 from escnn_attention.encodings import Encoding
-from escnn_attention.fibers import mass
+from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
-from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import once, where_present
-from escnn_attention.nn._arguments import check_int, check_points, check_probability, check_type
+from escnn_attention.functional.points.attention import Normalization
+from escnn_attention.geometry.clouds import once, where_present
+from escnn_attention.geometry.relations import Relation
+from escnn_attention.groups.fibers import mass
+from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
 from escnn_attention.nn.pose_linear import PoseFeedForward, PoseLinear
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import dropout_of, export_of, shortcut_of
-from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.point_transformer import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.projections import ProjectionKind
-from escnn_attention.relations import Relation
-from escnn_attention.samples import Samples
 
 __all__ = ["PointTransformerBlock"]
 

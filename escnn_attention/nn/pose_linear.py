@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from escnn.nn import FieldType
 
-from escnn_attention.fibers import fibers, frames, invariant_vectors, mass, regular_fields
-from escnn_attention.nn._arguments import check_int, check_option, check_regular, check_same_gspace, check_type
+from escnn_attention._checks import check_int, check_option, check_regular, check_same_gspace, check_type
+from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, mass, regular_fields
+from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear
@@ -14,7 +15,6 @@ from escnn_attention.plain.pose_linear import Isotypic
 from escnn_attention.plain.pose_linear import PoseFeedForward as PlainPoseFeedForward
 from escnn_attention.plain.pose_linear import PoseLinear as PlainPoseLinear
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, ToPoses
-from escnn_attention.samples import Samples, as_samples
 
 __all__ = ["FieldLinear", "PoseFeedForward", "PoseLinear"]
 

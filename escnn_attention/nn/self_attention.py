@@ -9,10 +9,7 @@ from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.fibers import Fibers, fibers, frames, invariant_vectors, mass
-from escnn_attention.functional import KeyMode, QueryMode, check_backend
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_input,
     check_int,
     check_option,
@@ -23,11 +20,14 @@ from escnn_attention.nn._arguments import (
     choose_head_fields,
     choose_window,
 )
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.functional import KeyMode, QueryMode, check_backend
+from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
-from escnn_attention.samples import Samples, as_samples
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 

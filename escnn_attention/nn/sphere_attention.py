@@ -12,12 +12,7 @@ from escnn.group import O3, SO3, GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
-from escnn_attention.fibers import FrameSegment, columns_of, invariant_vectors
-from escnn_attention.functional import QueryMode
-from escnn_attention.functional.points import Normalization
-from escnn_attention.neighbours import Neighbourhood
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_int,
     check_option,
     check_points,
@@ -25,18 +20,23 @@ from escnn_attention.nn._arguments import (
     check_same_gspace,
     check_type,
 )
+from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
+from escnn_attention.encodings.pair_kernel import PairKernel
+from escnn_attention.functional import QueryMode
+from escnn_attention.functional.points.attention import Normalization
+from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.relations import Offset
+from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointLayer, PointModule, check_length
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.self_attention import project_scalars
 from escnn_attention.nn.transformer import dropout_of, shortcut_of
 from escnn_attention.nn.turning import represented
-from escnn_attention.pair_kernels import PairKernel
 from escnn_attention.plain.local_frames import Generators, LocalFrames
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.sphere_attention import SphereAttention, SphereFeedForward
 from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
-from escnn_attention.relations import Offset
 
 __all__ = ["SphereSelfAttention", "SphereTransformerBlock"]
 

@@ -18,10 +18,7 @@ from escnn.nn import (
 )
 from torch import Tensor
 
-from escnn_attention.encodings import Encoding
-from escnn_attention.fibers import mass, regular_fields
-from escnn_attention.functional import KeyMode, QueryMode
-from escnn_attention.nn._arguments import (
+from escnn_attention._checks import (
     check_input,
     check_int,
     check_option,
@@ -29,6 +26,10 @@ from escnn_attention.nn._arguments import (
     check_probability,
     check_type,
 )
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.groups.fibers import mass, regular_fields
+from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
@@ -38,7 +39,6 @@ from escnn_attention.nn.silu import SiLU
 from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind
 from escnn_attention.plain.transformer import TransformerBlock as PlainTransformerBlock
-from escnn_attention.samples import Samples
 
 __all__ = ["TransformerBlock", "dropout_of", "export_of", "shortcut_of"]
 

@@ -10,9 +10,9 @@ from escnn import group as groups
 from escnn.group import Group, GroupElement
 from escnn.nn import FieldType
 
-from escnn_attention.fibers import Fibers, columns_of
+from escnn_attention.groups.fibers import Fibers, columns_of
+from escnn_attention.groups.samples import matrices_of
 from escnn_attention.plain.turning import FieldTurn, RandomTurn, Representation
-from escnn_attention.samples import matrices_of
 
 __all__ = ["algebra", "represented", "turn_of"]
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.functional import attentive
-from escnn_attention.functional.convolution import convolve
+from escnn_attention.functional.convolutions import attentive
+from escnn_attention.functional.convolutions.convolution import convolve
 from escnn_attention.plain.feature_attention import AttentionMaps
 from escnn_attention.plain.kernels import PoseKernel
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import QueryMode, Terms, attention
+from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import project_to_heads, terms_of
-from escnn_attention.positions import Grid, Positions, Window, WindowShape
 
 __all__ = [
     "DilationAttention",

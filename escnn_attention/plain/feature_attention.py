@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.convolution import convolve
+from escnn_attention.functional.convolutions.convolution import convolve
 from escnn_attention.plain.kernels import PoseKernel
 
 __all__ = ["AttentionMaps", "FeatureAttention", "excite"]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.products import of_one_precision
+from escnn_attention.functional.matmul import of_one_precision
 
 __all__ = ["collect", "spread"]
 

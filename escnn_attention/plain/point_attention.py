@@ -13,19 +13,26 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding, MLPEncoding
+from escnn_attention.encodings.pair_kernel import Halves, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
+from escnn_attention.functional.bias import working_precision
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
-from escnn_attention.functional.points import Mix, Normalization, Scores, ScoreTerms, mix_values, point_attention
-from escnn_attention.functional.products import product
-from escnn_attention.functional.terms import working_precision
-from escnn_attention.neighbours import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices, once
-from escnn_attention.pair_kernels import Halves, PairKernel
+from escnn_attention.functional.matmul import product
+from escnn_attention.functional.points.attention import (
+    Mix,
+    Normalization,
+    Scores,
+    ScoreTerms,
+    mix_values,
+    point_attention,
+)
+from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices, once
+from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import terms_of
 from escnn_attention.plain.turning import RandomTurn
-from escnn_attention.relations import Offset, Relation
 
 __all__ = ["ConvolvedValues", "PointAttention"]
 

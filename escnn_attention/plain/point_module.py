@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from escnn_attention.neighbours import where_present
+from escnn_attention.geometry.clouds import where_present
 
 __all__ = ["PointModule"]
 

@@ -27,7 +27,10 @@ ProjectionKind = Literal["group", "pointwise"]
 
 
 class Segment(Protocol):
-    """How the channels of one representation look from every pose: see ``escnn_attention.fibers.FrameSegment``."""
+    """How the channels of one representation look from every pose.
+
+    See ``escnn_attention.groups.fibers.FrameSegment``.
+    """
 
     @property
     def columns(self) -> np.ndarray: ...
@@ -100,7 +103,7 @@ class ToPoses(torch.nn.Module):
     Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``.
 
     Args:
-        segments: the representation of the features (``escnn_attention.fibers.frames``).
+        segments: the representation of the features (``escnn_attention.groups.fibers.frames``).
         size: the channels of the features.
         fields: the number of regular fields to make.
         order: :math:`|H|`.
@@ -151,7 +154,7 @@ class FromPoses(ExactBuffers):
     Maps ``(groups, B, N, |H|, fields // groups)`` to ``(B, N, size)``.
 
     Args:
-        segments: the representation of the features (``escnn_attention.fibers.frames`` with ``dual=True``).
+        segments: the representation of the features (``escnn_attention.groups.fibers.frames`` with ``dual=True``).
         invariants: ``(size, k)``, a basis of the invariant vectors, along which a bias is learned; None for no bias.
         mass: what the sum over the poses weighs, by which weights are scaled at initialisation; by default ``order``.
         size, fields, order, groups, kind: as in :class:`ToPoses`.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, Waves, attention, probabilities
+from escnn_attention.geometry.grid import Grid, Positions, Window
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.turning import RandomTurn, Turn
-from escnn_attention.positions import Grid, Positions, Window
 
 __all__ = ["SelfAttention", "project_to_heads", "terms_of"]
 

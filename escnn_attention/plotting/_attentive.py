@@ -13,9 +13,9 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.angles import DISC, check_angles, turn_images, turning
-from escnn_attention.fibers import Fibers, is_signed_permutation
-from escnn_attention.hooks import evaluating, find_layer, on_fields, watch
+from escnn_attention.equivariance.angles import DISC, check_angles, turn_images, turning
+from escnn_attention.equivariance.inspection import evaluating, find_layer, on_fields, watch
+from escnn_attention.groups.fibers import Fibers, is_signed_permutation
 from escnn_attention.nn import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention
 from escnn_attention.plotting._drawing import (
     MOST_COLUMNS,

@@ -15,7 +15,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.fibers import Fibers, fibers, is_regular, is_signed_permutation
+from escnn_attention.groups.fibers import Fibers, fibers, is_regular, is_signed_permutation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

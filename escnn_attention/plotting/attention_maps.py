@@ -14,8 +14,8 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.fibers import is_signed_permutation
-from escnn_attention.hooks import evaluating, find_attention, on_fields, watch
+from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
+from escnn_attention.groups.fibers import is_signed_permutation
 from escnn_attention.nn import Crop
 from escnn_attention.plotting._drawing import (
     Frame,

@@ -12,7 +12,7 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.fibers import Fibers
+from escnn_attention.groups.fibers import Fibers
 from escnn_attention.plotting._attentive import (
     as_change,
     change,

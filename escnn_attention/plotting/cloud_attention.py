@@ -15,11 +15,11 @@ from escnn.gspaces import GSpace
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.fibers import fibers
-from escnn_attention.hooks import evaluating, find_layer
+from escnn_attention.equivariance.inspection import evaluating, find_layer
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.groups.samples import Samples
 from escnn_attention.nn import PointAttentiveConv, PointSelfAttention
 from escnn_attention.plotting._drawing import GREY, SMALL_PRINT, Sheet, check_index, figure_class, name_element
-from escnn_attention.samples import Samples
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from escnn.group import GroupElement
 
-from escnn_attention.fibers import Fibers
-from escnn_attention.hooks import evaluating, find_attention
+from escnn_attention._checks import check_int
+from escnn_attention.equivariance.inspection import evaluating, find_attention
+from escnn_attention.groups.fibers import Fibers
 from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.nn._arguments import check_int
 from escnn_attention.plotting._drawing import (
     MOST_COLUMNS,
     Frame,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.angles import DISC, EquivarianceErrors, equivariance_errors, named_models
+from escnn_attention.equivariance.angles import DISC, EquivarianceErrors, equivariance_errors, named_models
 from escnn_attention.plotting._drawing import COLOURS, GREY, SMALL_PRINT, figure_class
 
 if TYPE_CHECKING:
@@ -38,17 +38,18 @@ def plot_equivariance_error(
 ) -> Figure:
     r"""The relative error of equivariance of models against the angle, finer than their groups.
 
-    A curve belongs to a model and shows :math:`\|R_\theta^{-1} F(R_\theta x) - F(x)\| / \|F(x)\|`, with F the invariant
-    part of what the model gives: its logits, or, of feature maps, the maximum over poses, turned back and compared
-    within a disc. It is one quantity for all models and angles; :func:`~escnn_attention.angles.equivariance_errors`
-    says how it is measured, and gives the numbers. Dots are the turns in the group of a model. The dashed line is an
-    image that is turned, and turned back by interpolation: what maps that are turned back owe to that alone.
+    A curve belongs to a model and shows :math:`\|R_\theta^{-1} F(R_\theta x) - F(x)\| / \|F(x)\|`, with F the
+    invariant part of what the model gives: its logits, or, of feature maps, the maximum over poses, turned back and
+    compared within a disc. It is one quantity for all models and angles;
+    :func:`~escnn_attention.equivariance.angles.equivariance_errors` says how it is measured, and gives the numbers.
+    Dots are the turns in the group of a model. The dashed line is an image that is turned, and turned back by
+    interpolation: what maps that are turned back owe to that alone.
 
     Args:
         models: at most 8, by name; or one model; or errors that were measured before.
         images, angles, layer, size, disc, background, seed: as in
-            :func:`~escnn_attention.angles.equivariance_errors`; by default smooth images that are turned without
-            interpolation. None of them with errors that were measured before.
+            :func:`~escnn_attention.equivariance.angles.equivariance_errors`; by default smooth images that are turned
+            without interpolation. None of them with errors that were measured before.
         interpolation: whether to draw the dashed line.
         log: whether errors are drawn on a logarithmic scale, from 1e-8.
         title: above the figure.
@@ -58,7 +59,7 @@ def plot_equivariance_error(
 
     Raises:
         ImportError: matplotlib is missing.
-        TypeError: as :func:`~escnn_attention.angles.equivariance_errors` raises.
+        TypeError: as :func:`~escnn_attention.equivariance.angles.equivariance_errors` raises.
         ValueError: likewise, and for more than 8 models, nothing to draw, or options of measuring where ``models`` are
             errors.
 

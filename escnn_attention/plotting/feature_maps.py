@@ -13,8 +13,15 @@ from escnn import nn as enn
 from escnn.group import GroupElement
 from torch import Tensor
 
-from escnn_attention.angles import check_angles, relative_change, turn_images, turning
-from escnn_attention.hooks import attention_layers, evaluating, find_layer, gspace_of, on_fields, watch
+from escnn_attention.equivariance.angles import check_angles, relative_change, turn_images, turning
+from escnn_attention.equivariance.inspection import (
+    attention_layers,
+    evaluating,
+    find_layer,
+    gspace_of,
+    on_fields,
+    watch,
+)
 from escnn_attention.plotting._drawing import (
     MOST_COLUMNS,
     Frame,

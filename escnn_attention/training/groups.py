@@ -11,7 +11,7 @@ from escnn import gspaces
 from escnn.gspaces import GSpace
 from scipy import ndimage
 
-from escnn_attention.fibers import fibers, is_signed_permutation
+from escnn_attention.groups.fibers import fibers, is_signed_permutation
 from escnn_attention.plotting import name_element
 from escnn_attention.training.errors import UserError
 

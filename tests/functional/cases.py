@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import BACKENDS, Terms, Waves, attention
 from escnn_attention.functional.fold import fold
-from escnn_attention.positions import Grid, Window
+from escnn_attention.geometry.grid import Grid, Window
 
 
 def case(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from escnn_attention.functional import BACKENDS, Backend, Waves
-from escnn_attention.positions import Grid
+from escnn_attention.geometry.grid import Grid
 
 
 def needs_cuda(test):

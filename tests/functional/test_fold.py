@@ -10,7 +10,7 @@ from hypothesis import given
 
 from escnn_attention.functional import attention
 from escnn_attention.functional.fold import fold, rotate
-from escnn_attention.positions import Grid, Window
+from escnn_attention.geometry.grid import Grid, Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients
 
 

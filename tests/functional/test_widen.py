@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import assume, given
 
-from escnn_attention.functional import Terms, reference
+from escnn_attention.functional import Terms
+from escnn_attention.functional.backends import reference
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.widen import join, merge, neighbours, num_classes, widen, width
-from escnn_attention.positions import Grid, Window
+from escnn_attention.geometry.grid import Grid, Window
 from tests.functional.cases import case, cases
 
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import Pair, PairKernel
-from escnn_attention.fibers import fibers
+from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
-from escnn_attention.neighbours import Neighbourhood
 
 SPACES = {
     "trivial": gspaces.trivialOnR2,

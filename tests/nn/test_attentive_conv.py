@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import equivariance_report, working_memory
-from escnn_attention.fibers import fibers
-from escnn_attention.functional import attentive, responses
+from escnn_attention.functional.convolutions import attentive, responses
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.feature_attention import FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel

@@ -21,11 +21,11 @@ from escnn_attention import (
     TransformerBlock,
     equivariance_report,
 )
-from escnn_attention.fibers import fibers, mass
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.silu import SiLU
 from escnn_attention.plain.turning import Turn
-from escnn_attention.positions import Grid
 from tests import spaces
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from escnn_attention import GroupSelfAttention
-from escnn_attention.fibers import fibers
+from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.convolution import attention_from_convolution
-from escnn_attention.positions import Grid, Window
 from tests.spaces import PLANE, VOLUME, field_types, grid_error, mixed, random_field, regular, scalars, shape_of
 
 EXACT = 1e-13  # relative, in float64

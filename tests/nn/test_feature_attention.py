@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import equivariance_report
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.feature_attention import FeatureAttention
 from tests import spaces
 

@@ -6,7 +6,7 @@ from escnn.nn import FieldType, R2Conv, R3Conv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.kernels import complete_basis, fit_kernel, kernel_orbits, pose_kernel, poses_of
 from tests import spaces
 

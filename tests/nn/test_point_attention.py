@@ -28,7 +28,7 @@ from escnn_attention import (
     Samples,
     working_memory,
 )
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 
 SPACES = {
     "trivial": lambda: gspaces.trivialOnR2(),
@@ -389,7 +389,7 @@ def test_the_compiled_loop_agrees(backend, encoding, query):
 
 def test_who_serves(monkeypatch):
     """The compiled loop, but for forces, which are differentiated twice."""
-    from escnn_attention.functional import native_points
+    from escnn_attention.functional.points import native as native_points
 
     if native_points.why_not_served(torch.zeros(1)):
         pytest.skip("no compiler")
@@ -504,7 +504,7 @@ def test_forces_are_differentiated_once_more(encoding):
 
 
 def test_no_table_of_all_offsets_where_none_is_read(monkeypatch):
-    from escnn_attention.neighbours import Cloud
+    from escnn_attention.geometry.clouds import Cloud
 
     sizes = []
     offsets = Cloud.offsets.fget

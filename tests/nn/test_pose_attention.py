@@ -5,7 +5,7 @@ from escnn.nn import FieldType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.pose_attention import PoseAttention
 from tests import spaces
 

@@ -22,9 +22,9 @@ from escnn_attention import (
     MLPEncoding,
     SeparableEncoding,
 )
-from escnn_attention.fibers import fibers
 from escnn_attention.functional import BACKENDS
-from escnn_attention.positions import Grid
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.groups.fibers import fibers
 from tests import spaces
 from tests.spaces import (
     ALL,
@@ -97,7 +97,7 @@ class TestEquivariance:
             assert turned_error(layer, x) < TOLERANCE
             assert grid_error(layer, x) < TOLERANCE
 
-    # Interpreted, "triton" takes seconds for each of these: tests/functional/test_triton.py has fewer.
+    # Interpreted, "triton" takes seconds for each of these: tests/functional/backends/test_triton.py has fewer.
     @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"triton"}))
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])

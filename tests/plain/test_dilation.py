@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
+from escnn_attention.geometry.grid import Grid, Window
 from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
-from escnn_attention.positions import Grid, Window
 
 
 def positions(window, shape=(1, 1)):

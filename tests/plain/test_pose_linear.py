@@ -2,7 +2,7 @@ import pytest
 import torch
 from escnn import gspaces
 
-from escnn_attention.fibers import frames
+from escnn_attention.groups.fibers import frames
 from escnn_attention.plain.pose_linear import PoseLinear
 from escnn_attention.plain.projections import FromPoses, ToPoses
 from tests import spaces

@@ -6,7 +6,7 @@ from escnn.nn import FieldType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.fibers import fibers, frames, invariant_vectors
+from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from tests import spaces
 

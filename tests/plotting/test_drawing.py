@@ -6,7 +6,7 @@ import pytest
 from escnn import gspaces
 from escnn.group import cyclic_group
 
-from escnn_attention.fibers import fibers
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.plotting import name_element, plot_accuracies, plot_feature_maps
 from escnn_attention.plotting._drawing import element_indices, pose_indices
 from tests.plotting.pictures import system
@@ -71,6 +71,7 @@ def test_missing_matplotlib_is_named(monkeypatch):
 
 
 def test_importing_the_package_imports_no_extra(run_python):
-    code = "import sys, escnn_attention, escnn_attention.angles, escnn_attention.plotting, escnn_attention.training; "
+    code = "import sys, escnn_attention, escnn_attention.equivariance.angles, escnn_attention.plotting; "
+    code += "import escnn_attention.training; "
     code += "print(sorted({'lightning', 'matplotlib', 'typer', 'rich'} & set(sys.modules)))"
     assert run_python(code).strip() == "[]"

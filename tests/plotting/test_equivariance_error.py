@@ -5,7 +5,7 @@ import pytest
 import torch
 from escnn import gspaces, nn
 
-from escnn_attention.angles import EquivarianceErrors, equivariance_errors
+from escnn_attention.equivariance.angles import EquivarianceErrors, equivariance_errors
 from escnn_attention.plotting import plot_equivariance_error
 from tests.plotting.pictures import drawn, system
 

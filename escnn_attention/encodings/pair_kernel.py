@@ -1,0 +1,267 @@
+r"""Attention weights as functions of content and location: the kernels of the LieTransformer.
+
+The default of the layers, :math:`\langle q, k + \rho(\delta, p) \rangle / \sqrt C`, lets the query decide what a
+location is worth to it. The kernels here take the two apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention.functional.matmul import product
+from escnn_attention.functional.points.attention import ScoreTerms, products
+from escnn_attention.functional.points.pair_mlp import perceptrons
+
+__all__ = ["Combination", "Content", "Halves", "Location", "PairKernel"]
+
+
+class Halves(NamedTuple):
+    """Poses with their opposites, from which everything looks the other way round.
+
+    Attributes:
+        opposite: ``(H,)``, the index of -h.
+        half: ``(H / 2,)``, one of each two.
+        order: ``(H,)``, where the poses are in this half and the opposites of its poses; None if there, in their order.
+    """
+
+    opposite: Tensor
+    half: Tensor
+    order: Tensor | None
+
+
+Content = Literal["dot", "concat", "none"]
+Location = Literal["mlp", "raw", "none"]
+Combination = Literal["sum", "product", "mlp"]
+
+
+class PairKernel(torch.nn.Module):
+    r"""The score of a key as a function of content and location.
+
+    .. math:: s = \phi\big( c(q, k),\; l(\delta, p) \big), \qquad
+        \delta = r(h^{-1}x, h^{-1}x'), \quad p = h^{-1}\hat h
+
+    with parameters of its own for each head. Every argument is invariant when the group acts on everything.
+
+    Args:
+        content: ``"dot"`` is :math:`\langle q, k \rangle / \sqrt C`; ``"concat"`` the vector
+            :math:`W [q \| k]` of C numbers; ``"none"`` leaves the content out (location only).
+        location: ``"mlp"`` is a number, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W\delta + E[p]))`; ``"raw"`` the
+            vector :math:`(\delta, E[p])` itself; ``"none"`` leaves the location out.
+        combine: ``"sum"`` and ``"product"`` of the two as numbers, or ``"mlp"``, a network with two hidden layers of
+            both together. Where a number is needed of a vector c it is :math:`w^T\mathrm{SiLU}(c)`: a linear map would
+            leave nothing of the query in a softmax over sums.
+        hidden: the width of the networks.
+
+    Raises:
+        ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import PairKernel, PointSelfAttention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
+        >>> kernel = PairKernel(content="concat", location="raw", combine="mlp", hidden=8)
+        >>> layer = PointSelfAttention(fields, fields, num_heads=2, encoding=kernel, normalization="count")
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. Its default is ``PairKernel()``,
+    its kernel for QM9 ``PairKernel("concat", "raw", "mlp", hidden=6)`` with ``normalization="count"``.
+    """
+
+    def __init__(
+        self,
+        content: Content = "dot",
+        location: Location = "mlp",
+        combine: Combination = "sum",
+        *,
+        hidden: int = 16,
+    ):
+        super().__init__()
+        for name, value, options in (
+            ("content", content, ("dot", "concat", "none")),
+            ("location", location, ("mlp", "raw", "none")),
+            ("combine", combine, ("sum", "product", "mlp")),
+        ):
+            if value not in options:
+                raise ValueError(f"{name}: got {value!r}, needed one of {', '.join(map(repr, options))}")
+        if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
+            raise ValueError(f"hidden: got {hidden!r}, needed a positive integer")
+        if content == "none" and location == "none":
+            raise ValueError("location: got 'none' with content='none', and nothing is left to attend by")
+        if combine == "product" and "none" in (content, location):
+            raise ValueError("combine: got 'product', needed content and location, and one of them is 'none'")
+        self.content: Content = content
+        self.location: Location = location
+        self.combine: Combination = combine
+        self.hidden = hidden
+        self.bound = False
+
+    def bind(
+        self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0
+    ) -> PairKernel:
+        """A copy with parameters: see :meth:`escnn_attention.encodings.base.Encoding.bind`."""
+        if self.bound:
+            raise ValueError("encoding: this PairKernel belongs to a layer already; pass a new one")
+        bound = copy.deepcopy(self)
+        bound.bound = True
+        number = pose_features.shape[-1] if isinstance(pose_features, Tensor) else pose_features
+        bound._build(dim, num_heads, channels, num_poses, number)
+        return bound
+
+    def _build(self, dim: int, heads: int, channels: int, num_poses: int, pose_features: int) -> None:
+        self.num_heads, self.channels = heads, channels
+        self.num_poses, self.pose_features = num_poses, pose_features
+        hidden = self.hidden
+        if self.content == "concat":
+            self.of_query = _weight(heads, channels, channels)
+            self.of_key = _weight(heads, channels, channels)
+        contents = {"dot": 1, "concat": channels, "none": 0}[self.content]
+        if self.combine != "mlp" and self.content == "concat":
+            self.read_content = _weight(heads, contents, gain=2.0)
+        # The first layer that location enters: of its own network, or of that of both.
+        whole = self.combine == "mlp"
+        first = hidden if self.location == "mlp" or whole else 1
+        if self.location != "none":
+            # Coordinates run over [-1, 1]: see the encodings.
+            gain = 4.0 * dim if first > 1 or whole else 1.0
+            self.of_offset = _weight(heads, first, dim, gain=gain)
+            self.bias = Parameter(torch.empty(heads, first).uniform_(-1, 1))
+            if num_poses > 1:
+                features = pose_features or num_poses
+                self.of_pose = _weight(heads, first, features, gain=float(features if not pose_features else 1))
+            if self.location == "mlp":
+                self.within = _weight(heads, hidden, hidden, gain=2.0)
+                self.read_location = _weight(heads, hidden, gain=4.0)
+        if whole:
+            located = {"mlp": 1, "raw": hidden, "none": 0}[self.location]
+            if contents:
+                self.join_content = _weight(heads, hidden, contents)
+            if located == 1:
+                self.join_location = _weight(heads, hidden, 1)
+            self.join_bias = Parameter(torch.empty(heads, hidden).uniform_(-1, 1))
+            self.join_within = _weight(heads, hidden, hidden, gain=2.0)
+            self.read_both = _weight(heads, hidden, gain=4.0)
+
+    def poses(self, quotient: Tensor, relative: Tensor | None) -> Tensor | None:
+        r"""What the pose adds to the first layer of the location, ``(M, first, H, P)``.
+
+        Args:
+            quotient: ``(H, P)``; the index of :math:`h^{-1}\hat h`.
+            relative: ``(H, P, F)``, features of it, where the fiber group is continuous.
+        """
+        if self.location == "none" or self.num_poses <= 1:
+            return None
+        if relative is not None:
+            return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
+        return self.of_pose.index_select(2, quotient.flatten()).unflatten(2, quotient.shape)
+
+    def score(
+        self,
+        q: Tensor,
+        keys: Callable[[], Tensor],
+        seen: Tensor,
+        pose: Tensor | None,
+        halves: Halves | None = None,
+    ) -> ScoreTerms:
+        """The terms of :class:`escnn_attention.functional.points.attention.Scores`.
+
+        Args:
+            q, keys, seen: as there.
+            pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
+            halves: of the poses, where every pair of points is there both ways round and what -h sees of one is what h
+                sees of the other; None elsewhere.
+        """
+        location = self._from_all_poses(seen, pose, halves)
+        if self.content == "dot" and self.combine == "sum":
+            return ScoreTerms(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
+        content = self._content(q, keys)
+        if self.combine == "mlp":
+            return ScoreTerms(None, extra=self._join(content, location).squeeze(1))
+        if content is not None and self.content == "concat":
+            content = _dot(F.silu(content), self.read_content)
+        numbers = [x.squeeze(1) for x in (content, location) if x is not None]
+        if len(numbers) == 1:
+            return ScoreTerms(None, extra=numbers[0])
+        return ScoreTerms(None, extra=numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1])
+
+    def _from_all_poses(self, seen: Tensor, pose: Tensor | None, halves: Halves | None) -> Tensor | None:
+        if halves is None or self.location != "mlp":
+            return self._location(seen, pose)
+        # A network of many numbers for each: from half of the poses.
+        half = halves.half
+        location = self._location(seen, None if pose is None else pose.index_select(2, half), half)
+        assert location is not None
+        other = location.transpose(-1, -2)
+        # What -h sees of ĥ is what h sees of -ĥ.
+        for axis in (3, 4):
+            other = other.index_select(axis, halves.opposite) if other.shape[axis] > 1 else other
+        whole = torch.cat([location, other], dim=2)
+        return whole if halves.order is None else whole.index_select(2, halves.order)
+
+    def _content(self, q: Tensor, keys: Callable[[], Tensor]) -> Tensor | None:
+        """``(M, number or vector, H or 1, J, P, G, A, K)``."""
+        if self.content == "none":
+            return None
+        if self.content == "dot":
+            return _inside(products(q, keys()).unsqueeze(-1)) / math.sqrt(self.channels)
+        of_query = _of_heads(_inside(q[:, :, :, :, :, None, None]), self.of_query)
+        return (of_query + _of_heads(_inside(keys().unsqueeze(4)), self.of_key)) / math.sqrt(2)
+
+    def _location(self, seen: Tensor, pose: Tensor | None, only: Tensor | None = None) -> Tensor | None:
+        """``(M, number or vector, H, J or 1, P or 1, G, A, K)``, as some poses see it."""
+        if self.location == "none":
+            return None
+        # For every pose, and every pose of the keys that sees anything else, all pairs of points side by side.
+        rows = seen.permute(1, 3, 5, 0, 2, 4)  # H, P or 1, D, G, A, K
+        rows, shape = rows.flatten(3), rows.shape[3:]
+        rows = rows if only is None else rows.index_select(0, only)
+        bias = self.bias[:, :, None, None, None]
+        bias = bias if pose is None else bias + pose  # M, first, H, J, P
+        bias = bias.expand(-1, -1, len(rows), -1, max(bias.shape[4], rows.shape[1]))
+        size = bias.shape[2:]
+        if self.location == "mlp":
+            # Repetitions of what is seen have other biases.
+            bias = bias.flatten(3) if rows.shape[1] == 1 else bias.flatten(2).unsqueeze(-1)
+            numbers = perceptrons(rows.flatten(0, 1), bias, self.of_offset, self.within, self.read_location)
+            return numbers.view(len(numbers), 1, *size, *shape)
+        # One product with long rows.
+        first = product(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
+        return first.view(*self.bias.shape, len(rows), 1, rows.shape[1], *shape) + bias[..., None, None, None]
+
+    def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
+        total = self.join_bias.view(*self.join_bias.shape, *[1] * 6)
+        if content is not None:
+            total = total + _of_heads(content, self.join_content)
+        if location is not None:
+            total = total + (_of_heads(location, self.join_location) if self.location == "mlp" else location)
+        return _dot(F.silu(_of_heads(F.silu(total), self.join_within)), self.read_both)
+
+    def extra_repr(self) -> str:
+        return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
+
+
+def _inside(x: Tensor) -> Tensor:
+    """From ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
+    return x.permute(1, 7, 2, 3, 5, 0, 4, 6)
+
+
+def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """``(M, I, ...)`` with ``(M, O, I)``."""
+    return product(weight, x.flatten(2)).unflatten(2, x.shape[2:])
+
+
+def _dot(x: Tensor, weight: Tensor) -> Tensor:
+    """``(M, I, ...)`` with ``(M, I)``: ``(M, 1, ...)``."""
+    return _of_heads(x, weight.unsqueeze(1))
+
+
+def _weight(heads: int, *shape: int, gain: float = 1.0) -> Parameter:
+    """Weights with a variance of ``gain`` over their last axis."""
+    return Parameter(torch.randn(heads, *shape) * math.sqrt(gain / shape[-1]))

@@ -1,0 +1,1 @@
+"""Measures of how exactly a module commutes with its group, and what looks into it."""

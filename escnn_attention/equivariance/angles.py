@@ -1,0 +1,377 @@
+r"""Equivariance against the angle, finer than the group.
+
+A network is exact for the elements of its group that map the grid onto itself, and for no other angles: between the
+elements there is no pose to go to, and a grid of positions is not the plane. How large the error is there can be
+measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from scipy import ndimage
+from torch import Tensor
+
+from escnn_attention._checks import check_int, is_pointwise
+from escnn_attention.equivariance.inspection import evaluating, find_layer, gspace_of, watch
+from escnn_attention.groups.fibers import Fibers, fibers
+
+__all__ = ["EquivarianceErrors", "equivariance_errors", "smooth_images", "turn_images", "turns_of"]
+
+DISC = 0.8  # of half the grid: what every turn leaves on it, and some room
+
+_WAVES = 8
+_PERIODS = 3.0  # of the fastest wave, across the image
+_IMAGES = 4
+
+
+@dataclass(frozen=True)
+class EquivarianceErrors:
+    """Relative errors against the angle by which the input is turned.
+
+    Attributes:
+        angles: ``(A,)`` degrees, ascending.
+        errors: by the name of each model, ``(A,)``.
+        interpolation: ``(A,)``; the error of an image that is turned and turned back by interpolation, and goes through
+            no model.
+        turns: by the name of each model, the angles of the turns in its group, in degrees; none where it has no group.
+    """
+
+    angles: npt.NDArray[np.float64]
+    errors: dict[str, npt.NDArray[np.float64]]
+    interpolation: npt.NDArray[np.float64]
+    turns: dict[str, tuple[float, ...]]
+
+
+def equivariance_errors(
+    models: torch.nn.Module | Mapping[str, torch.nn.Module],
+    images: Tensor | None = None,
+    *,
+    angles: Sequence[float] | npt.NDArray[np.floating] | None = None,
+    layer: str | None = None,
+    size: int = 28,
+    disc: float = DISC,
+    background: float = 0.0,
+    seed: int = 0,
+) -> EquivarianceErrors:
+    r"""Measure how much the invariant part of what models give changes when their input is turned by any angle.
+
+    For an image x turned by θ, :math:`R_\theta x`, and the invariant part F of what a model gives,
+
+    .. math:: e(\theta) = \frac{\| R_\theta^{-1} F(R_\theta x) - F(x) \|}{\| F(x) \|}
+
+    in the mean over the images. The invariant part is
+
+    - the logits, where a model gives ``(B, K)``: there is nothing to turn back;
+    - the maximum over the poses of each regular (or quotient) field, the values of scalar fields, and the norms of
+      all other fields, where it gives a GeometricTensor on a grid: maps, which are turned back by interpolation and
+      compared on a disc, which every turn leaves on the grid;
+    - all channels as scalar fields, where it gives a plain tensor ``(B, C, S, S)``.
+
+    It is the same quantity for every angle and every model, with or without a group. A turn by an element of the group
+    permutes poses and leaves F alone; for other angles there is no permutation that the poses could be held against,
+    but F is still to be the same. (The poses themselves, at the elements of the group, are what
+    :func:`equivariance_report` measures.)
+
+    The default images are sums of waves of at least a third of the image's width in a soft disc: functions of the
+    plane, which are evaluated at turned positions. Nothing is interpolated then but maps that are turned back.
+
+    Args:
+        models: by name, or one model, which goes by the name of its class; called in evaluation mode, which is undone
+            afterwards.
+        images: ``(B, C, S, S)``, scalar fields, which are turned by cubic interpolation.
+        angles: degrees; by default every fifth, and the turns in the groups of the models.
+        layer: measure what this module gives, by its name in every model; by default what the model gives.
+        size: the side of the default images in positions.
+        disc: the radius of the disc, in units of half the side of the grid.
+        background: the value around ``images``.
+        seed: of the default images.
+
+    Returns:
+        the errors.
+
+    Raises:
+        TypeError: a model is not a module, ``images`` not a tensor, or ``size`` not an integer.
+        ValueError: no models, no angles, images that are not square, a model whose input are not scalar fields over
+            the plane or which does not have ``layer``, or an output that is none of the above.
+
+    Example:
+        >>> from escnn import gspaces
+        >>> from escnn_attention.equivariance.angles import equivariance_errors
+        >>> from escnn_attention.models import HybridNet
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
+        >>> errors = equivariance_errors({"C4": network}, angles=[0, 45, 90], size=12)
+        >>> [error < 1e-5 for error in errors.errors["C4"]], errors.turns["C4"]
+        ([True, False, True], (0.0, 90.0, 180.0, 270.0))
+    """
+    models = named_models(models)
+    if not 0 < disc <= 1:
+        raise ValueError(f"disc: got {disc}, needed a radius in (0, 1]")
+    turns = {name: turns_of(model) for name, model in models.items()}
+    if angles is None:
+        # Rounded, so that angles that agree are one.
+        every = {round(a, 6) for a in (*range(0, 361, 5), *(t for model in turns.values() for t in model))}
+        chosen = np.array(sorted(every), dtype=np.float64)
+    else:
+        chosen = np.sort(check_angles(angles))
+    if images is None:
+        channels = _channels(models)
+        turned = [smooth_images(size, a, number=_IMAGES, channels=channels, seed=seed) for a in (0.0, *chosen)]
+    else:
+        exact = _check_images(images).detach().cpu().double()
+        turned = [exact, *(turn_images(exact, a, background=background) for a in chosen)]
+    upright = turned.pop(0)
+
+    outputs = {name: _Outputs(name, model, layer) for name, model in models.items()}
+    references = {name: output(upright) for name, output in outputs.items()}
+    return EquivarianceErrors(
+        angles=chosen,
+        errors={
+            name: np.array(
+                [_error(output(image), references[name], a, disc) for image, a in zip(turned, chosen, strict=True)]
+            )
+            for name, output in outputs.items()
+        },
+        interpolation=np.array([_error(turn_images(upright, a), upright, a, disc) for a in chosen]),
+        turns=turns,
+    )
+
+
+def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels: int = 1, seed: int = 0) -> Tensor:
+    """Smooth images as functions of the plane, seen on a grid after a turn: no interpolation, whatever the angle.
+
+    Sums of waves with at most three periods across the image, within a disc at whose edge they fade out.
+
+    Args:
+        size: the side of the grid.
+        degrees: the turn, counter-clockwise about the centre.
+        number: of images.
+        channels: of each image.
+        seed: what the waves are drawn with.
+
+    Returns:
+        ``(number, channels, size, size)`` in float64, of unit variance about the centre.
+
+    Raises:
+        TypeError: a size, number or channels that is not an integer.
+        ValueError: one below 1.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance.angles import smooth_images
+        >>> upright, turned = smooth_images(9), smooth_images(9, 90)
+        >>> torch.allclose(upright.rot90(1, (-2, -1)), turned)
+        True
+    """
+    for name, value in (("size", size), ("number", number), ("channels", channels)):
+        check_int(name, value)
+    random = np.random.default_rng(seed)
+    shape = (number, channels, _WAVES)
+    # Waves are uniform in the disc of those with at most so many periods; phases are in radians.
+    periods = _PERIODS * np.sqrt(random.uniform(size=shape))
+    direction, phase = random.uniform(0, 2 * math.pi, (2, *shape))
+    strength = random.normal(size=shape) * math.sqrt(2 / _WAVES)
+    x, y = _coordinates(size)
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    x, y = c * x + s * y, c * y - s * x  # what is seen here was there before the turn
+    along = np.einsum("ncw,ij->ncwij", np.cos(direction), x) + np.einsum("ncw,ij->ncwij", np.sin(direction), y)
+    waves = np.cos(math.pi * periods[..., None, None] * along + phase[..., None, None])
+    fade = np.clip((0.95 - np.hypot(x, y)) / 0.4, 0, 1)
+    return torch.from_numpy((strength[..., None, None] * waves).sum(axis=2) * np.sin(math.pi / 2 * fade) ** 2)
+
+
+def turn_images(images: Tensor, degrees: float, *, background: float = 0.0) -> Tensor:
+    """Square images turned about their centres, counter-clockwise.
+
+    Whole quarters of a turn move pixels and change no value; what is left, at most 45°, is cubic interpolation.
+
+    Args:
+        images: ``(..., S, S)``.
+        degrees: the angle.
+        background: the value around an image.
+
+    Returns:
+        of the same shape, precision and device.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance.angles import turn_images
+        >>> turn_images(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 90)
+        tensor([[2., 4.],
+                [1., 3.]])
+    """
+    if images.ndim < 2 or images.shape[-1] != images.shape[-2]:
+        raise ValueError(f"images: got shape {tuple(images.shape)}, needed square images (..., S, S)")
+    quarters = round(degrees / 90)
+    turned = images.rot90(quarters % 4, (-2, -1))
+    rest = degrees - 90 * quarters
+    if abs(rest) < 1e-9 or not images.numel():
+        return turned
+    c, s = math.cos(math.radians(rest)), math.sin(math.radians(rest))
+    matrix = np.array([[c, s], [-s, c]])  # from (row, column) after the turn to (row, column) before it
+    centre = np.full(2, (images.shape[-1] - 1) / 2)
+    flat = turned.detach().cpu().double().reshape(-1, *images.shape[-2:]).numpy()
+    found = [
+        ndimage.affine_transform(
+            image, matrix, centre - matrix @ centre, order=3, mode="grid-constant", cval=background
+        )
+        for image in flat
+    ]
+    return torch.from_numpy(np.stack(found)).reshape(images.shape).to(images.device, images.dtype)
+
+
+def turns_of(model: torch.nn.Module) -> tuple[float, ...]:
+    """The angles of the turns in the group of a model over the plane, in degrees from 0 to 360, ascending.
+
+    Empty where no module of the model has a gspace over the plane with a finite group.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention.equivariance.angles import turns_of
+        >>> g = gspaces.flipRot2dOnR2(3)
+        >>> turns_of(nn.ReLU(nn.FieldType(g, [g.regular_repr])))
+        (0.0, 120.0, 240.0)
+    """
+    gspace = gspace_of(model)
+    if gspace is None or gspace.dimensionality != 2 or gspace.fibergroup.continuous:
+        return ()
+    return tuple(sorted({round(degrees, 6) % 360 for degrees in turning(fibers(gspace)).values()}))
+
+
+def turning(table: Fibers) -> dict[int, float]:
+    """The turns of a group over the plane by their indices in it, in degrees from -180 to 180; no reflections."""
+    return {
+        i: math.degrees(math.atan2(matrix[1, 0], matrix[0, 0]))
+        for i, matrix in enumerate(table.action)
+        if np.linalg.det(matrix) > 0
+    }
+
+
+class _Outputs:
+    """The invariant part of what a model, or a layer of it, gives: a function of images."""
+
+    def __init__(self, name: str, model: torch.nn.Module, layer: str | None):
+        self.name, self.model = name, model
+        self.layer = model if layer is None else find_layer(model, layer)
+        in_type = getattr(model, "in_type", None)
+        if isinstance(in_type, FieldType):
+            if in_type.gspace.dimensionality != 2 or not all(r.is_trivial() for r in in_type.representations):
+                raise ValueError(f"models: {name!r} takes {in_type}, needed scalar fields over the plane")
+        elif isinstance(model, EquivariantModule):
+            raise ValueError(f"models: {name!r}, a {type(model).__name__}, does not say its in_type")
+        self.in_type = in_type if isinstance(in_type, FieldType) else None
+        tensor = next(iter((*model.parameters(), *model.buffers())), torch.zeros(()))
+        self.device = tensor.device
+        self.dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """``(B, K)`` or ``(B, K, S, S)`` in float64."""
+        x = images.to(self.device, self.dtype)
+        if self.in_type is not None and self.in_type.size != x.shape[1]:
+            raise ValueError(
+                f"images: got {x.shape[1]} channels, and {self.name!r} takes {self.in_type.size}; all models are shown "
+                "the same images"
+            )
+        given = GeometricTensor(x, self.in_type) if isinstance(self.model, EquivariantModule) else x
+        with evaluating(self.model):
+            caught = watch(lambda: self.model(given), {"layer": self.layer})
+        if "layer" not in caught:
+            raise ValueError(f"layer: {self.name!r} does not call it")
+        return self._invariants(caught["layer"])
+
+    def _invariants(self, output: object) -> Tensor:
+        if isinstance(output, GeometricTensor):
+            parts = output.tensor.split([r.size for r in output.type.representations], dim=1)
+            values = torch.cat(
+                [
+                    part.amax(dim=1, keepdim=True) if is_pointwise(r) else part.norm(dim=1, keepdim=True)
+                    for part, r in zip(parts, output.type.representations, strict=True)
+                ],
+                dim=1,
+            )
+        elif isinstance(output, Tensor):
+            values = output
+        else:
+            raise ValueError(f"models: {self.name!r} gives {type(output).__name__}, needed a tensor")
+        if values.ndim == 4 and values.shape[2:] == (1, 1):
+            values = values[..., 0, 0]
+        if values.ndim not in (2, 4) or (values.ndim == 4 and values.shape[2] != values.shape[3]):
+            raise ValueError(
+                f"models: {self.name!r} gives shape {tuple(values.shape)}, needed logits (B, K) or maps (B, K, S, S)"
+            )
+        return values.detach().cpu().double()
+
+
+def _error(values: Tensor, reference: Tensor, degrees: float, disc: float) -> float:
+    """The mean over images of the relative change of ``values``, which are turned by ``degrees``."""
+    return relative_change(turn_images(values, -degrees) if values.ndim == 4 else values, reference, disc)
+
+
+def relative_change(values: Tensor, reference: Tensor, disc: float = DISC) -> float:
+    """The mean over images of the relative change, of ``(B, K)`` or, within the disc, of maps ``(B, C, S, S)``."""
+    difference = values - reference
+    if values.ndim == 4:
+        x, y = _coordinates(values.shape[-1])
+        inside = torch.from_numpy(np.hypot(x, y) <= disc)
+        difference, reference = difference[..., inside], reference[..., inside]
+    size = reference.flatten(1).norm(dim=1)
+    return float((difference.flatten(1).norm(dim=1) / torch.where(size > 0, size, 1.0)).mean())
+
+
+def _coordinates(size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Coordinates x and y, ``(size, size)`` each, in units of half the side of the grid, y upwards."""
+    axis = (np.arange(size) - (size - 1) / 2) / (size / 2)
+    x, y = np.meshgrid(axis, -axis)
+    return x, y
+
+
+def _channels(models: Mapping[str, torch.nn.Module]) -> int:
+    """The channels of the default images: those of the first model that says what it takes."""
+    types = (getattr(model, "in_type", None) for model in models.values())
+    return next((t.size for t in types if isinstance(t, FieldType)), 1)
+
+
+def named_models(models: object) -> dict[str, torch.nn.Module]:
+    """Models by name; a single one goes by the name of its class.
+
+    Raises:
+        TypeError: neither a module nor a mapping to modules.
+        ValueError: there are none.
+    """
+    if isinstance(models, torch.nn.ModuleDict):
+        models = dict(models.items())  # which is no model: it cannot be called
+    if isinstance(models, torch.nn.Module):
+        return {type(models).__name__: models}
+    if not isinstance(models, Mapping):
+        raise TypeError(
+            f"models: got {type(models).__name__}, needed a torch.nn.Module or a mapping from names to modules"
+        )
+    if not models:
+        raise ValueError("models: got none, needed at least one, by name")
+    for name, model in models.items():
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"models: got {type(model).__name__} for {name!r}, needed a torch.nn.Module")
+    return dict(models)
+
+
+def check_angles(angles: Sequence[float] | npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """``angles``, ``(A,)``, if they are finite and at least one."""
+    chosen = np.asarray(angles, dtype=np.float64).reshape(-1)
+    if not len(chosen) or not np.isfinite(chosen).all():
+        raise ValueError(f"angles: got {angles!r}, needed at least one finite number of degrees")
+    return chosen
+
+
+def _check_images(images: object) -> Tensor:
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images: got {type(images).__name__}, needed a torch.Tensor (B, C, S, S)")
+    if images.ndim != 4 or images.shape[-1] != images.shape[-2] or not len(images):
+        raise ValueError(f"images: got shape {tuple(images.shape)}, needed square images (B, C, S, S)")
+    return images

@@ -1,0 +1,239 @@
+"""Looks into a network: finds its layers by name, and catches what goes into them and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.nn import (
+    DilationLiftingSelfAttention,
+    DilationSelfAttention,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+)
+
+__all__ = [
+    "attention_layers",
+    "evaluating",
+    "find_attention",
+    "find_layer",
+    "gspace_of",
+    "on_fields",
+    "watch",
+]
+
+_LISTED = 12  # names in an error message
+
+
+@contextmanager
+def evaluating(*models: object) -> Iterator[None]:
+    """Evaluation mode without gradients, for those arguments that are modules.
+
+    Afterwards every module inside them is in the mode that it was in, and that is all that holds. escnn expands the
+    filter of a convolution whenever it goes to evaluation mode. One that was in that mode, inside a model that was not,
+    is expanded anew on the way back: if its weights were changed since it was last expanded, the model gives something
+    else afterwards.
+    """
+    training = [
+        model for model in models if isinstance(model, torch.nn.Module) and any(m.training for m in model.modules())
+    ]
+    modes = [(module, module.training) for model in training for module in model.modules()]
+    # escnn expands weights when the mode changes: without gradients, so that they do not hold on to a graph.
+    with torch.no_grad():
+        try:
+            for model in training:
+                model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.train(mode)
+
+
+def attention_layers(model: torch.nn.Module) -> dict[str, GroupSelfAttention | LiftingSelfAttention]:
+    """The attention layers of a model by their names in it, in the order in which they were added.
+
+    These are layers on the group of a gspace; ``DilationSelfAttention`` and ``DilationLiftingSelfAttention`` are none
+    of them.
+
+    Example:
+        >>> from escnn import gspaces
+        >>> from escnn_attention.equivariance.inspection import attention_layers
+        >>> from escnn_attention.models import HybridNet
+        >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
+        >>> list(attention_layers(network))
+        ['stages.attention_2_1.attention']
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (GroupSelfAttention, LiftingSelfAttention))
+    }
+
+
+def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn.Module:
+    """A module inside ``model``, by its name or as it is.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
+        ValueError: there is no such module in ``model``.
+    """
+    _check_model(model)
+    named = dict(model.named_modules())
+    if isinstance(layer, torch.nn.Module):
+        if not any(layer is module for module in named.values()):
+            raise ValueError(f"layer: the {type(layer).__name__} is not a part of the {type(model).__name__}")
+        return layer
+    if not isinstance(layer, str):
+        raise TypeError(f"layer: got {type(layer).__name__}, needed a module or its name")
+    if layer not in named:
+        raise ValueError(
+            f"layer: {type(model).__name__} has no module {layer!r}, needed the name of one, for example "
+            # Without what is inside the modules of this package.
+            f"{_listed(name for name in named if name and 'plain' not in name.split('.'))}"
+        )
+    return named[layer]
+
+
+def find_attention(
+    model: torch.nn.Module, layer: str | torch.nn.Module | None = None
+) -> GroupSelfAttention | LiftingSelfAttention:
+    """An attention layer of a model.
+
+    Args:
+        model: a layer itself, or any module that contains some.
+        layer: which one: its name in the model, the layer itself, or a block that contains it. By default the first.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
+        ValueError: there is no such layer in ``model``, or only one that attends to scales.
+    """
+    _check_model(model)
+    inside = model if layer is None else find_layer(model, layer)
+    found = attention_layers(inside)
+    if not found:
+        there = attention_layers(model)
+        dilation = any(isinstance(m, (DilationSelfAttention, DilationLiftingSelfAttention)) for m in inside.modules())
+        why = "; dilation layers are not drawn" if dilation else ""
+        if there:
+            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
+            raise ValueError(f"layer: got {got}, needed an attention layer of the model: {_listed(there)}{why}")
+        raise ValueError(
+            f"model: the {type(model).__name__} has no attention layer (GroupSelfAttention or LiftingSelfAttention)"
+            f"{why}"
+        )
+    return next(iter(found.values()))
+
+
+def gspace_of(model: torch.nn.Module) -> GSpace | None:
+    """The gspace of a model: that of the first of its modules that has an ``in_type``. None where there is none."""
+    for module in model.modules():
+        in_type = getattr(module, "in_type", None)
+        if isinstance(in_type, FieldType):
+            return in_type.gspace
+    return None
+
+
+def on_fields(
+    model: torch.nn.Module, x: GeometricTensor | Tensor
+) -> tuple[Callable[[GeometricTensor], object], GeometricTensor]:
+    """A model as a function of fields, which a group can turn, and its input as fields.
+
+    Args:
+        model: any module. It is called with what it takes: escnn's modules with GeometricTensors, all others with
+            whatever kind of tensor ``x`` is.
+        x: fields; or a plain tensor, which is of the model's ``in_type`` if it has one and of scalar fields otherwise.
+
+    Raises:
+        TypeError: ``model`` is not a module, or ``x`` no tensor.
+        ValueError: ``x`` does not have the channels of ``in_type`` or the dimensions of its space, or no module of
+            ``model`` has a gspace.
+    """
+    _check_model(model)
+    if isinstance(x, GeometricTensor):
+        return model, x
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x: got {type(x).__name__}, needed a GeometricTensor or a torch.Tensor")
+    if x.ndim < 2:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, needed (B, C, *space)")
+    in_type = getattr(model, "in_type", None)
+    if not isinstance(in_type, FieldType):
+        gspace = gspace_of(model)
+        if gspace is None:
+            raise ValueError(f"model: no module of the {type(model).__name__} has a gspace; give x as GeometricTensor")
+        in_type = FieldType(gspace, x.shape[1] * [gspace.trivial_repr])
+    size, space = in_type.size, in_type.gspace.dimensionality
+    if x.ndim != 2 + space or x.shape[1] != size:
+        raise ValueError(
+            f"x: got shape {tuple(x.shape)}, needed {size} channels over {in_type.gspace.name}, "
+            f"(B, {', '.join(map(str, (size, *'DHW'[3 - space :])))})"
+        )
+    fields = GeometricTensor(x, in_type)
+    if isinstance(model, EquivariantModule):
+        return model, fields
+    return (lambda fields: model(fields.tensor)), fields
+
+
+def watch(
+    run: Callable[[], object], modules: Mapping[str, torch.nn.Module], *, inputs: bool = False
+) -> dict[str, object]:
+    """What comes out of modules, or goes into them, while ``run`` is called.
+
+    Args:
+        run: calls a network.
+        modules: what to watch, by any names.
+        inputs: whether to catch the first argument of a module and not its result.
+
+    Returns:
+        By name, in the order in which the modules were entered (``inputs``) or left; of a module that is called
+        several times the first call, and nothing of those that are not called. Tensors are copies: a later module may
+        work in place.
+    """
+    caught: dict[str, object] = {}
+
+    def entering(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            caught.setdefault(name, _copy(next(iter((*arguments, *named.values())), None)))
+
+        return hook
+
+    def leaving(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, arguments: tuple[Any, ...], result: object) -> None:
+            caught.setdefault(name, _copy(result))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(entering(name), with_kwargs=True)
+        if inputs
+        else module.register_forward_hook(leaving(name))
+        for name, module in modules.items()
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return caught
+
+
+def _copy(value: object) -> object:
+    if isinstance(value, GeometricTensor):
+        return GeometricTensor(value.tensor.detach().clone(), value.type, value.coords)
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, needed a torch.nn.Module")
+
+
+def _listed(names: Any) -> str:
+    names = list(names)
+    more = ", …" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more

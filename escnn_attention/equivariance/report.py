@@ -1,0 +1,374 @@
+"""Measures how exactly a module commutes with its group."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from escnn.group import O3, SO3, Group, GroupElement
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
+from scipy.ndimage import gaussian_filter
+
+from escnn_attention.groups.fibers import is_signed_permutation
+
+__all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report"]
+
+WHOLE = "whole module"
+
+
+@dataclass(frozen=True)
+class EquivarianceRow:
+    """The error of one layer under one element g: the difference of ``layer(g · x)`` and ``g · layer(x)``.
+
+    Attributes:
+        layer: the layer's name in its parent, with its class; ``"whole module"`` for all layers together.
+        input_shape: the shape of the layer's input.
+        element: the element g.
+        exact: whether g maps the grid onto itself. Otherwise features are turned by interpolation, whose error is part
+            of the measured one.
+        absolute: the largest absolute difference.
+        mean: the mean absolute difference.
+        scale: the largest absolute value of ``layer(x)``.
+        relative: the norm of the difference divided by the norm of ``layer(x)``.
+    """
+
+    layer: str
+    input_shape: tuple[int, ...]
+    element: GroupElement
+    exact: bool
+    absolute: float
+    mean: float
+    scale: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class EquivarianceReport:
+    """The errors of a module and its layers; printing it gives tables.
+
+    Attributes:
+        rows: one for each layer and element.
+        tolerance: the relative error above which a layer counts as not equivariant.
+        exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
+    """
+
+    rows: tuple[EquivarianceRow, ...]
+    tolerance: float
+    exact_sizes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+    @property
+    def absolute_error(self) -> float:
+        """The largest absolute error of the whole module, over the elements that map the grid onto itself."""
+        return max((r.absolute for r in self._whole()), key=_order, default=0.0)
+
+    @property
+    def relative_error(self) -> float:
+        """The largest relative error of the whole module, over the elements that map the grid onto itself."""
+        return max((r.relative for r in self._whole()), key=_order, default=0.0)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers, in order."""
+        return tuple(dict.fromkeys(r.layer for r in self.rows if r.layer != WHOLE))
+
+    @property
+    def inexact_layers(self) -> tuple[str, ...]:
+        """The layers whose relative error is above the tolerance for an element that maps the grid onto itself."""
+        return tuple(name for name in self.layers if not self._worst(name).relative <= self.tolerance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return {
+            "absolute_error": self.absolute_error,
+            "relative_error": self.relative_error,
+            "tolerance": self.tolerance,
+            "inexact_layers": list(self.inexact_layers),
+            "exact_sizes": {name: [list(s) for s in sizes] for name, sizes in self.exact_sizes.items()},
+            "rows": [{**asdict(r), "element": str(r.element), "input_shape": list(r.input_shape)} for r in self.rows],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{'element':<24} {'absolute':>10} {'relative':>10}"]
+        for row in self.rows:
+            if row.layer == WHOLE:
+                note = "" if row.exact else "  interpolated"
+                lines.append(f"{row.element!s:<24} {row.absolute:>10.1e} {row.relative:>10.1e}{note}")
+        if self.layers:
+            width = max(map(len, self.layers))
+            lines += ["", f"{'layer':<{width}} {'input':>16} {'absolute':>10} {'relative':>10}"]
+            for name in self.layers:
+                worst = self._worst(name)
+                size = _size(worst.input_shape[2:])
+                lines.append(f"{name:<{width}} {size:>16} {worst.absolute:>10.1e} {worst.relative:>10.1e}")
+        lines += ["", *self._findings()]
+        return "\n".join(lines)
+
+    def _findings(self) -> Iterator[str]:
+        if self.relative_error <= self.tolerance:
+            yield f"equivariant: relative error {self.relative_error:.1e}, at most {self.tolerance:.0e}"
+        else:
+            yield f"NOT equivariant: relative error {self.relative_error:.1e}, more than {self.tolerance:.0e}"
+        for name in self.inexact_layers:
+            worst = self._worst(name)
+            sizes = ", ".join(_size(s) for s in self.exact_sizes.get(name, ()))
+            size = _size(worst.input_shape[2:])
+            yield (
+                f"{name} loses exactness at input size {size} (relative error "
+                f"{worst.relative:.1e} for {worst.element})" + (f"; exact at {sizes}" if sizes else "")
+            )
+
+    def _whole(self) -> list[EquivarianceRow]:
+        return [r for r in self.rows if r.layer == WHOLE and r.exact]
+
+    def _worst(self, layer: str) -> EquivarianceRow:
+        return max((r for r in self.rows if r.layer == layer and r.exact), key=lambda r: _order(r.relative))
+
+
+def equivariance_report(
+    module: EquivariantModule,
+    input_shape: Sequence[int],
+    *,
+    layers: bool = True,
+    tolerance: float = 1e-6,
+    seed: int = 0,
+    coords: torch.Tensor | None = None,
+) -> EquivarianceReport:
+    r"""Measure the equivariance error of a module, and of each layer of a sequential one, in float64.
+
+    For every element g of the fiber group, a module m and features x the error is the difference of
+    :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
+    features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
+    smooth features, marked, and left out of the verdict. The module is copied and not changed; the copy is in eval
+    mode. Of a continuous group escnn's testing elements are taken, and in space all turns of a cube.
+
+    Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
+    and the sizes near it at which it is; so is a module that is not sequential, by its class.
+
+    escnn holds the bases of its convolutions in float32, so that they are exact to about 1e-7 also in float64; the
+    layers of this package are exact to about 1e-15.
+
+    Args:
+        module: any of escnn's modules, or one that is composed of them.
+        input_shape: the shape of the input, ``(B, in_type.size, *space)`` on a grid, or ``(N, in_type.size)`` for a
+            cloud of N points.
+        layers: whether to look at the layers of a sequential module one by one.
+        tolerance: the relative error above which a layer counts as not equivariant.
+        seed: of the random features.
+        coords: ``(N, d)``, the points of a cloud; by default random ones, normally distributed.
+
+    Returns:
+        the report; it prints as a table.
+
+    Raises:
+        TypeError: ``module`` is not an EquivariantModule.
+        ValueError: ``input_shape`` does not fit ``module.in_type``.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import equivariance_report
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> strided = nn.SequentialModule(nn.ReLU(fields), nn.R2Conv(fields, fields, 3, padding=1, stride=2))
+        >>> report = equivariance_report(strided, (1, 4, 8, 8))
+        >>> report.inexact_layers, report.exact_sizes
+        (('1 (R2Conv)',), {'1 (R2Conv)': ((7, 7), (9, 9))})
+
+    Source: the condition on sizes is Appendix C of Romero et al., "Attentive Group Equivariant Convolutional
+    Networks", ICML 2020.
+    """
+    if not isinstance(module, EquivariantModule):
+        raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
+    space: GSpace = module.in_type.gspace
+    shape = tuple(int(n) for n in input_shape)
+    points = len(shape) == 2 and space.dimensionality > 0
+    if len(shape) not in (2, 2 + space.dimensionality) or shape[1] != module.in_type.size:
+        raise ValueError(
+            f"input_shape: got {shape}, needed (batch, {module.in_type.size}{', size' * space.dimensionality})"
+            f" or, for scattered points, (points, {module.in_type.size})"
+        )
+    if coords is not None and (not points or tuple(coords.shape) != (shape[0], space.dimensionality)):
+        needed = f"({shape[0]}, {space.dimensionality})" if points else "None: input_shape is that of a grid"
+        raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed {needed}")
+    # escnn's layers keep expanded weights in eval mode: going through train mode has them expanded again, in float64.
+    # They belong to a graph then, of which deepcopy makes no copies.
+    expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
+    module = copy.deepcopy(module, expanded).double().train().eval()
+    group = space.fibergroup
+    elements = _elements(group)
+    exact = [g for g in elements if points or _maps_grid(space, g)]
+    turned = [g for g in elements if not (points or _maps_grid(space, g))]
+    rows = []
+    exact_sizes = {}
+    named = [(WHOLE, module), *(_layers(module) if layers else ())]
+    by_itself = layers and not isinstance(module, SequentialModule)
+    for smooth, chosen in ((False, exact), (True, turned)):
+        x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
+        y = x
+        for name, layer in named:
+            layer_input = x if name == WHOLE else y
+            new, output = _errors(name, layer, layer_input, chosen, not smooth)
+            rows += new
+            if name != WHOLE:
+                y = output
+            if smooth or not any(_order(r.relative) > tolerance for r in new):
+                continue
+            if by_itself:
+                # The only layer is the one to be named.
+                name = type(module).__name__
+                rows += [replace(r, layer=name) for r in new]
+            if name != WHOLE and not points:
+                exact_sizes[name] = _exact_sizes(layer, tuple(layer_input.shape), exact, tolerance, seed)
+    order = {name: place for place, (name, _) in enumerate(named)}
+    rows.sort(key=lambda r: order.get(r.layer, len(order)))
+    return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
+
+
+def assert_equivariant(
+    module: EquivariantModule,
+    input_shape: Sequence[int],
+    tolerance: float = 1e-6,
+    *,
+    seed: int = 0,
+    coords: torch.Tensor | None = None,
+) -> None:
+    """Assert that a module is equivariant, in a test.
+
+    Args:
+        module, input_shape, seed, coords: as in :func:`equivariance_report`.
+        tolerance: the largest relative error in float64, over the elements that map the grid onto itself.
+
+    Raises:
+        AssertionError: the error is larger, or not a number; the message is the report.
+        TypeError, ValueError: as in :func:`equivariance_report`.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import FieldLayerNorm, assert_equivariant
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> assert_equivariant(FieldLayerNorm(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5), tolerance=1e-12)
+    """
+    report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
+    if not report.relative_error <= tolerance:
+        raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
+
+
+def _layers(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str, EquivariantModule]]:
+    """The layers of a sequential module, through the sequential modules in it."""
+    if isinstance(module, SequentialModule):
+        for name, child in module.named_children():
+            if isinstance(child, SequentialModule):
+                yield from _layers(child, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name} ({type(child).__name__})", child
+
+
+def _elements(group: Group) -> list[GroupElement]:
+    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
+    if not group.continuous:
+        return list(group.elements)
+    elements = list(group.testing_elements())
+    if isinstance(group, (SO3, O3)):
+        # escnn's are those of an icosahedron, half of the cube's are not among them.
+        elements += [g for g in group.grid("cube") if g not in elements]
+    return elements
+
+
+def _maps_grid(space: GSpace, element: GroupElement) -> bool:
+    if space.dimensionality == 0:
+        return True
+    return bool(is_signed_permutation(np.asarray(space.basespace_action(element))))
+
+
+def _features(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if smooth:
+        sigma = (0, 0, *(max(1.0, n / 8) for n in shape[2:]))
+        x = torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="constant"))
+        x = x / x.std()
+    return GeometricTensor(x.to(_device(module)), module.in_type)
+
+
+def _cloud(
+    module: EquivariantModule, shape: tuple[int, ...], seed: int, coords: torch.Tensor | None
+) -> GeometricTensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    if coords is None:
+        dimension = module.in_type.gspace.dimensionality
+        coords = torch.randn(shape[0], dimension, dtype=torch.float64, generator=generator)
+    device = _device(module)
+    return GeometricTensor(x.to(device), module.in_type, coords.to(device, torch.float64))
+
+
+def _device(module: torch.nn.Module) -> torch.device:
+    return next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+@torch.no_grad()
+def _errors(
+    name: str, layer: EquivariantModule, x: GeometricTensor, elements: Sequence[GroupElement], exact: bool
+) -> tuple[list[EquivarianceRow], GeometricTensor]:
+    output = layer(x)
+    scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
+    rows = []
+    for g in elements:
+        turned = output.transform(g).tensor
+        of_turned = layer(x.transform(g)).tensor
+        if turned.shape != of_turned.shape:
+            raise ValueError(
+                f"{name}: for {g} the output of the transformed input has shape {tuple(of_turned.shape)}, the "
+                f"transformed output {tuple(turned.shape)}"
+            )
+        difference = of_turned - turned
+        rows.append(
+            EquivarianceRow(
+                layer=name,
+                input_shape=tuple(x.shape),
+                element=g,
+                exact=exact,
+                absolute=difference.abs().max().item(),
+                mean=difference.abs().mean().item(),
+                scale=scale,
+                relative=difference.norm().item() / norm if norm else difference.norm().item(),
+            )
+        )
+    return rows, output
+
+
+def _exact_sizes(
+    layer: EquivariantModule,
+    shape: tuple[int, ...],
+    elements: Sequence[GroupElement],
+    tolerance: float,
+    seed: int,
+) -> tuple[tuple[int, ...], ...]:
+    """The nearest smaller and the nearest larger size at which a layer is exact, at most a few positions away."""
+    found = []
+    for sign in (-1, 1):
+        for step in range(1, 9):
+            size = tuple(n + sign * step for n in shape[2:])
+            if not size or min(size) < 1:
+                break
+            try:
+                rows, _ = _errors("", layer, _features(layer, (1, shape[1], *size), seed, False), elements, True)
+            except (RuntimeError, ValueError, AssertionError):
+                continue  # the layer cannot take this size at all
+            if all(_order(r.relative) <= tolerance for r in rows):
+                found.append(size)
+                break
+    return tuple(found)
+
+
+def _order(error: float) -> float:
+    """NaN counts as the largest error."""
+    return math.inf if math.isnan(error) else error
+
+
+def _size(space: Sequence[int]) -> str:
+    return "×".join(map(str, space)) or "a point"

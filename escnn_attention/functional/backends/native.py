@@ -1,0 +1,165 @@
+"""Windows on the CPU, and global attention there with tables of offsets, by a loop that is compiled for the machine.
+
+``attention.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
+product with the values, so that no score leaves the cache; its backward pass makes them again. It needs a C++ compiler
+(:mod:`~escnn_attention.functional.native.build`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.autograd import (
+    LOG2E,
+    Arguments,
+    Operators,
+    contained,
+    empty_gradients,
+    empty_output,
+    steps_of,
+    why_not_a_table,
+    why_not_on_the_cpu,
+)
+from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.geometry.grid import Grid, Positions
+
+__all__ = ["PIECE", "attention", "refuses", "why_not_built"]
+
+_KERNEL = Kernel(
+    FOLDER / "attention.cpp",
+    "attention over windows",
+    tensors=[
+        *("q", "k", "v", "spatial", "pose", "out", "sums", "grad"),
+        *("grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose", "shape", "steps"),
+    ],
+    integers=[
+        *("dim", "heads", "images", "query_poses", "key_poses", "frames", "offsets", "channels"),
+        *("spatial_heads", "pose_heads", "pad", "rows", "parts", "threads", "seed", "summed"),
+    ],
+    numbers=["dropout", "unit"],
+)
+
+PIECE = 2**19
+"""The numbers of an image that each thread has laid out at once. 2 MB in float32."""
+
+_MOST_KEYS = 2**16  # Each of some tables of the scores of a vector has 16 MB then.
+
+_PARTS = 8
+"""Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
+
+
+def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+    """Why this backend cannot serve a call."""
+    if reason := why_not_on_the_cpu(q) or why_not_a_table(q, positions, terms):
+        return reason
+    assert isinstance(positions, Grid)
+    if positions.complete and len(positions.offsets) * terms.num_poses > _MOST_KEYS:
+        return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
+    return why_not_built(working_precision(q.dtype))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
+) -> Tensor:
+    """See :func:`escnn_attention.functional.attention`."""
+    assert isinstance(positions, Grid)
+    piece = pieces_of(PIECE, q, copies=_threads())
+    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+
+
+@torch.compiler.assume_constant_result
+def why_not_built(dtype: torch.dtype) -> str | None:
+    """Why there is no compiled loop for numbers of this type, if there is none."""
+    return _KERNEL.why_not_built(dtype)
+
+
+@torch.compiler.assume_constant_result
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _run(call: Arguments, **tensors: Tensor | None) -> None:
+    """Run the kernel on the arguments and on further tensors, which it reads or fills."""
+    q, k = call.q, call.k
+    images, heads, query_poses, _, channels = q.shape
+    steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+    tensors |= {
+        "q": _projected(q),
+        "k": _projected(k),
+        "v": _projected(call.v),
+        "spatial": None if call.spatial is None else call.spatial.contiguous(),
+        "pose": None if call.pose is None else call.pose.contiguous(),
+        "shape": torch.tensor(call.shape),
+        "steps": steps,
+    }
+    numbers: dict[str, Any] = {
+        "dim": len(call.shape),
+        "heads": heads,
+        "images": images,
+        "query_poses": query_poses,
+        "key_poses": k.shape[2],
+        "frames": call.num_poses,
+        "offsets": len(steps),
+        "channels": channels,
+        "spatial_heads": 1 if call.spatial is None else len(call.spatial),
+        "pose_heads": 1 if call.pose is None else len(call.pose),
+        "pad": pad,
+        "rows": _rows(call, pad),
+        "parts": min(images, _PARTS),
+        "threads": _threads(),
+        "seed": 0 if call.seed is None else int(call.seed),
+        "summed": call.summed,
+        "dropout": call.dropout,
+        "unit": 1 / LOG2E,
+    }
+    _KERNEL.run(q.dtype, numbers, **tensors)
+
+
+def _projected(t: Tensor) -> Tensor:
+    """``(M, B, N, P, C)``, contiguous: as projections leave them, so that this copies nothing where they made it."""
+    return t.permute(1, 0, 3, 2, 4).contiguous()
+
+
+def _rows(call: Arguments, pad: int) -> int:
+    """The rows of a band, as many as the piece allows for."""
+    channels, frames = call.q.shape[-1], call.num_poses * (call.q.shape[2] if call.summed else 1)
+    row = math.prod(n + pad for n in call.shape[1:])
+    of_queries = (2 * call.q.shape[2] + call.num_poses) * channels + frames
+    of_keys = 4 * call.k.shape[2] * channels
+    return max(1, min(call.shape[0], (call.piece // row - 2 * pad * of_keys) // (of_queries + of_keys)))
+
+
+def _empty_sums(call: Arguments) -> Tensor:
+    """Room for the logarithms of the sums."""
+    batch, heads, poses, positions, _ = call.q.shape
+    return call.q.new_empty(heads, batch, call.num_poses if call.summed else 1, poses, positions)
+
+
+def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
+    out, sums = empty_output(call), _empty_sums(call)
+    _run(call, out=_projected(out), sums=sums)
+    return out, sums
+
+
+def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    grads = empty_gradients(call)
+    sums_of_tables = {
+        name: None if t is None else torch.zeros(t.shape, dtype=torch.float64)
+        for name, t in (("grad_spatial", call.spatial), ("grad_pose", call.pose))
+    }
+    names = ("grad_q", "grad_k", "grad_v")
+    zeroed = {name: _projected(t.zero_()) for name, t in zip(names, grads, strict=False) if t is not None}
+    _run(call, sums=sums, grad=_projected(grad), **zeroed, **sums_of_tables)
+    for to, table in zip(grads[3:], sums_of_tables.values(), strict=False):
+        if to is not None and table is not None:
+            to.copy_(table)
+    return grads
+
+
+_operators = Operators("native", contained(_forward_pass), _backward_pass, _empty_sums, lay_out=True)

@@ -1,0 +1,93 @@
+"""The arguments that every backend takes, apart from queries, keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from escnn_attention.geometry.grid import Positions
+
+__all__ = ["KeyMode", "QueryMode", "Terms", "Waves", "working_precision"]
+
+QueryMode = Literal["own", "all"]
+KeyMode = Literal["all", "own"]
+
+
+def working_precision(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which scores and phases are worked out: at least single."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@dataclass(frozen=True)
+class Waves:
+    r"""A function of the offset as a sum of waves, :math:`\rho_x(\delta) = W [\cos\Omega\delta, \sin\Omega\delta]`.
+
+    Attributes:
+        frequencies: ``(M or 1, |H|, F, d)``; :math:`\Omega h^{-1}` for every output pose.
+        readout: ``(M or 1, C, 2F)``; W.
+    """
+
+    frequencies: Tensor
+    readout: Tensor
+
+    def phases(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The cosine and the sine of the phase at each of the points ``(n, d)``: ``(M or 1, |H|, n, F)``."""
+        precise = working_precision(self.frequencies.dtype)
+        phase = points.to(precise) @ self.frequencies.to(precise).transpose(-1, -2)
+        return phase.cos(), phase.sin()
+
+    def table(self, offsets: Tensor) -> Tensor:
+        """The function at every offset, ``(M or 1, |H|, L, C)``."""
+        waves = torch.cat(self.phases(offsets), dim=-1).to(self.readout.dtype)
+        return waves @ self.readout.transpose(-1, -2).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Terms:
+    r"""A positional encoding, evaluated from every output pose h. M may be 1, shared by all heads.
+
+    The function of the offset is given as ``spatial`` or as ``waves`` or not at all.
+
+    Attributes:
+        num_poses: :math:`|H|`, the number of output poses.
+        spatial: :math:`\rho_x`; ``(M, |H|, L, C)``, at :math:`h^{-1}\Delta` for every row of the table of offsets, or
+            with ``absolute`` ``(M, |H|, N, C)``, at :math:`h^{-1}x` for every position.
+        waves: :math:`\rho_x` in a form that factorises.
+        pose: :math:`E[h^{-1}\hat h]`; ``(M, |H|, P, C)`` for every pose of the keys. None for no such term.
+        rotary: ``(M, |H|, F, d)``; :math:`\Omega h^{-1}`, by which pairs of channels of the keys are rotated: the score
+            becomes :math:`\langle q, R(\Omega h^{-1}\Delta)(k + E[h^{-1}\hat h])\rangle`. Pair i is the channels i and
+            F + i; channels beyond 2F are not rotated.
+        absolute: whether the terms are added to the queries as well as to the keys. Where keys have more poses than
+            queries, the first of them are those of the queries.
+        log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
+            the keys. A key of measure 2 counts as two keys.
+        log_window: ``(L,)``; the same for every row of the table of offsets.
+    """
+
+    num_poses: int
+    spatial: Tensor | None = None
+    pose: Tensor | None = None
+    absolute: bool = False
+    waves: Waves | None = None
+    rotary: Tensor | None = None
+    log_measure: Tensor | None = None
+    log_window: Tensor | None = None
+
+    def explicit(self, positions: Positions) -> Terms:
+        """With the function of the offset as a table."""
+        if self.waves is None:
+            return self
+        return replace(self, spatial=self.waves.table(positions.offsets), waves=None)
+
+    def of_head(self, head: int) -> Terms:
+        """The terms of one head, without the leading dimension: for terms with an explicit table."""
+        assert self.waves is None
+        assert self.rotary is None
+
+        def pick(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[head if len(table) > 1 else 0]
+
+        return replace(self, spatial=pick(self.spatial), pose=pick(self.pose))

@@ -1,0 +1,233 @@
+r"""Attention on the responses of a group convolution, on plain tensors.
+
+There are :math:`|H|^2` responses for each pair of fields and each position, and
+:mod:`~escnn_attention.functional.convolutions.responses` says how they are never all there at once. This is what calls
+it: the operators that compilers see, derivatives of the second order, and the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from escnn_attention.functional.bias import working_precision
+from escnn_attention.functional.convolutions.convolution import convolve, views
+from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
+from escnn_attention.functional.memory import pieces_of
+
+__all__ = ["COPIES", "PIECE", "Geometry", "attended_sum", "attention_maps", "written_out"]
+
+PIECE = 2**20
+"""The number of responses that are worked on at once on a CPU. 4 MB in float32, up to five times over."""
+
+COPIES = 5
+"""Tensors as large as a piece that the backward pass holds at once."""
+
+_WIDE_PIECE = 2**24  # On other devices, where starting an operation is what costs.
+
+
+class Geometry(NamedTuple):
+    """How kernels move over the grid.
+
+    Attributes:
+        stride, padding, dilation: of the convolution.
+        attention_dilation: of the kernel of spatial attention, which is padded with zeros.
+    """
+
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    attention_dilation: int = 1
+
+
+_PLAIN = Geometry()
+
+
+def attended_sum(
+    x: Tensor,
+    kernel: Tensor,
+    squeeze: Tensor | None,
+    excite: Tensor | None,
+    spatial: Tensor | None,
+    geometry: Geometry = _PLAIN,
+) -> Tensor:
+    r"""The responses of a group convolution times their attention, summed over the input fields and poses.
+
+    With the responses :math:`\tilde f_{c,\tilde c}(x, h, \tilde h)` of output fields c and poses h to input fields
+    :math:`\tilde c` and poses :math:`\tilde h`,
+
+    .. math:: \mathrm{out}_c(x, h) = \sum_{\tilde c, \tilde h} \alpha^X_c\,\alpha^C_{c,\tilde c}\,
+        \tilde f_{c,\tilde c}(x, h, \tilde h),
+
+    where the attention is that of :class:`~escnn_attention.AttentiveConv`, for each pair of poses by itself.
+
+    Args:
+        x: ``(B, in_fields * in_poses, *space)``.
+        kernel: ``(out_fields, out_poses, in_fields, in_poses, *kernel)``.
+        squeeze: the first layer of channel attention, ``(out_fields, hidden, out_poses, in_fields, in_poses)``, or None
+            for no channel attention.
+        excite: the second, ``(out_fields, in_fields, out_poses, hidden, in_poses)``, or None.
+        spatial: the kernel of spatial attention, ``(out_fields, out_poses, 2, in_poses, *kernel)``, for mean and
+            maximum, or None for no spatial attention.
+        geometry: how both kinds of kernels move over the grid.
+
+    Returns:
+        ``(B, out_fields, out_poses, *space)``. Inside the transforms of ``torch.func``, and for derivatives in forward
+        mode, all responses are there at once.
+    """
+    call = _call(x, kernel, squeeze, excite, spatial, geometry)
+    out = written_out(call)[0] if _is_transformed(call) else _forward(*call)
+    return out.to(x.dtype)
+
+
+def attention_maps(
+    x: Tensor,
+    kernel: Tensor,
+    squeeze: Tensor | None,
+    excite: Tensor | None,
+    spatial: Tensor | None,
+    geometry: Geometry = _PLAIN,
+) -> tuple[Tensor | None, Tensor | None]:
+    r"""The maps :math:`\alpha^C` and :math:`\alpha^X` of :func:`attended_sum`, each None where it is turned off.
+
+    Returns:
+        ``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``.
+    """
+    call = _call(x, kernel, squeeze, excite, spatial, geometry)
+    found = [written_out(part)[1:] for part in _by_images(call)]
+    channel, spatial = (None if m[0] is None else torch.cat(m) for m in zip(*found, strict=True))
+    return channel, spatial
+
+
+def written_out(call: Arguments) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The formula with all responses at once, by operations that autograd looks through: the sum, and both maps."""
+    fields, poses, in_fields, in_poses, size, *_ = call.kernel.shape
+    dimensions = call.x.dim() - 2
+    x = torch.nn.functional.pad(call.x, [call.padding] * (2 * dimensions))
+    seen = torch.stack(list(views(x, size, stride=call.stride, dilation=call.dilation, dimensions=dimensions)), dim=-1)
+    seen = seen.unflatten(1, (in_fields, in_poses))
+    # Out fields, out poses, in fields, in poses, and positions.
+    responses = torch.einsum("bij...k,chijk->bchij...", seen, call.kernel.flatten(4))
+    channel = maps = None
+    if call.squeeze is not None:
+        assert call.excite is not None
+        statistics = torch.stack([responses.flatten(5).mean(-1), responses.flatten(5).amax(-1)])
+        hidden = torch.einsum("cnhij,sbchij->sbchnj", call.squeeze, statistics).relu().sum(0)
+        channel = torch.einsum("cihnj,bchnj->bchij", call.excite, hidden).sigmoid()
+        responses = responses * channel.view(*channel.shape, *[1] * dimensions)
+    if call.spatial is None:
+        return responses.sum((3, 4)), channel, maps
+    kernels = call.spatial.transpose(2, 3).flatten(0, 2)
+    statistics = torch.stack([responses.mean(3), responses.amax(3)], dim=4)
+    padding = call.attention_dilation * (kernels.shape[-1] // 2)
+    scores = convolve(
+        statistics.flatten(1, 4), kernels, padding=padding, dilation=call.attention_dilation, groups=len(kernels)
+    )
+    maps = scores.unflatten(1, (fields, poses, in_poses)).sigmoid()
+    return (maps * responses.sum(3)).sum(3), channel, maps
+
+
+def _call(
+    x: Tensor,
+    kernel: Tensor,
+    squeeze: Tensor | None,
+    excite: Tensor | None,
+    spatial: Tensor | None,
+    geometry: Geometry,
+) -> Arguments:
+    exact = working_precision(kernel.dtype)
+    tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
+    piece = pieces_of(PIECE if x.device.type == "cpu" else _WIDE_PIECE, x, copies=COPIES)
+    return Arguments(*tensors, *geometry, piece)  # type: ignore[arg-type, call-arg]
+
+
+def _is_transformed(call: Arguments) -> bool:
+    """Whether derivatives in forward mode or transforms of ``torch.func`` have to see what is inside the operator.
+
+    It has a derivative in reverse mode only: they would take its tangent for zero, or stop.
+    """
+    return torch._C._are_functorch_transforms_active() or any(
+        t is not None and unpack_dual(t).tangent is not None for t in call.leaves
+    )
+
+
+def _by_images(call: Arguments) -> Iterator[Arguments]:
+    """The call for so many images that all their responses make one piece, and at least one."""
+    responses = call.kernel.flatten(4)[..., 0].numel() * torch.Size(call.space).numel()
+    return (call._replace(x=x) for x in call.x.split(max(1, call.piece // max(1, responses))))
+
+
+# Operators, so that compilers take each pass as one node and do not follow its loops. Theirs are the arguments of
+# `Arguments`, in this order.
+_ARGUMENTS = (
+    "Tensor x, Tensor kernel, Tensor? squeeze, Tensor? excite, Tensor? spatial, int stride, int padding, int dilation, "
+    "int attention_dilation, int piece"
+)
+
+
+def _forward_operator(*arguments: Any) -> Tensor:
+    call = Arguments(*arguments)
+    with torch.autocast(call.x.device.type, enabled=False):  # maxima are compared with what they are the maxima of
+        return forward_pass(call)
+
+
+def _backward_operator(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    call = Arguments(*arguments)
+    with torch.autocast(call.x.device.type, enabled=False):
+        return [t for t in backward_pass(call, grad) if t is not None]
+
+
+_forward = torch.library.custom_op(
+    "escnn_attention::attentive", _forward_operator, mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor"
+)
+_backward = torch.library.custom_op(
+    "escnn_attention::attentive_backward",
+    _backward_operator,
+    mutates_args=(),
+    schema=f"(Tensor grad, {_ARGUMENTS}) -> Tensor[]",
+)
+
+
+@_forward.register_fake
+def _(*arguments: Any) -> Tensor:
+    return empty_result(Arguments(*arguments))
+
+
+@_backward.register_fake
+def _(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    return [
+        torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t in Arguments(*arguments).leaves
+        if t is not None
+    ]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors = Arguments(*inputs).leaves
+    ctx.options = inputs[len(tensors) :]
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    arguments = Arguments(*ctx.saved_tensors, *ctx.options)
+    leaves = arguments.leaves
+    if torch.is_grad_enabled():
+        found = iter(_differentiate_twice(grad, arguments))
+    else:
+        found = iter(_backward(grad, *arguments))
+    grads = (None if t is None else next(found) for t in leaves)
+    return (*grads, *[None] * (len(arguments) - len(leaves)))
+
+
+def _differentiate_twice(grad: Tensor, call: Arguments) -> list[Tensor | None]:
+    """Gradients that have gradients of their own."""
+    needed = [t for t in call.leaves if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(written_out(call)[0], needed, grad, create_graph=True))
+    return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

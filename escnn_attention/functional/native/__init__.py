@@ -1,0 +1,1 @@
+"""Loops in C++ for the CPU, and how they are built."""

@@ -1,0 +1,179 @@
+"""C++ of this package as libraries, built where they are first needed.
+
+A library is built by the compiler that is there, for the processor that is there. It is kept in the folder that
+``ESCNN_ATTENTION_CACHE`` names, ``~/.cache/escnn_attention`` without it, under a name that changes with the source, the
+compiler and the processor. The compiler is ``CXX``, or the first of g++, clang++ and c++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "library"]
+
+_logger = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+"""Where the sources are."""
+
+_OPTIONS = [
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # what is not a number stays so
+]
+# What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
+_PROCESSORS: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
+
+
+class NotBuilt(OSError):
+    """There is no library, and why."""
+
+
+class Kernel:
+    """A loop in C++ for numbers of either precision, which is built where it is first asked for.
+
+    The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
+    the type ``NUMBER``. Its ``Arguments`` are pointers, then whole numbers, then others, in the order given here.
+
+    Args:
+        source: the file.
+        purpose: what takes longer without it, for a warning.
+        tensors, integers, numbers: the names of the arguments.
+    """
+
+    def __init__(
+        self, source: Path, purpose: str, *, tensors: Sequence[str], integers: Sequence[str], numbers: Sequence[str]
+    ):
+        self._source = source
+        self._purpose = purpose
+        fields: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in tensors]
+        fields += [(name, ctypes.c_int64) for name in integers]
+        fields += [(name, ctypes.c_double) for name in numbers]
+        self._arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+        self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
+
+    def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
+        """The loop, or why there is none: what failed once is not tried at every call."""
+        if dtype not in self._found:
+            number = {torch.float32: "float", torch.float64: "double"}[dtype]
+            try:
+                self._found[dtype] = library(self._source, f"NUMBER={number}").escnn_attention
+            except NotBuilt as reason:
+                if not any(isinstance(found, NotBuilt) for found in self._found.values()):
+                    _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
+                self._found[dtype] = reason
+        return self._found[dtype]
+
+    def why_not_built(self, dtype: torch.dtype) -> str | None:
+        """Why there is no loop for numbers of this type, if there is none."""
+        function = self._function(dtype)
+        return str(function) if isinstance(function, NotBuilt) else None
+
+    def run(self, dtype: torch.dtype, numbers: dict[str, Any], **tensors: Tensor | None) -> None:
+        """Run the loop on contiguous tensors, which it reads or fills.
+
+        Args:
+            dtype: of the numbers.
+            numbers: all integers and other numbers, by name.
+            tensors: by name; those that are missing are null.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+        function = self._function(dtype)
+        assert not isinstance(function, NotBuilt)
+        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
+        if function(ctypes.byref(self._arguments(**pointers, **numbers))):
+            raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
+
+
+@cache
+def library(source: Path, *definitions: str) -> ctypes.CDLL:
+    """The library of a C++ file.
+
+    Args:
+        source: the file. It may include headers that lie beside it.
+        definitions: macros, ``NAME=VALUE``.
+
+    Raises:
+        NotBuilt: there is no compiler, or it fails.
+    """
+    compiler = _compiler()
+    processor, target = _processor(compiler)
+    options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
+    name = f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
+    try:
+        folder = _folder()
+        if not (folder / name).exists():
+            _logger.info("compiling %s with %s, once on this machine", source.name, compiler[0])
+            with tempfile.TemporaryDirectory(dir=folder) as building:
+                built = Path(building, name)
+                _run([*compiler, *options, str(source), "-o", str(built)])
+                os.replace(built, folder / name)
+        return ctypes.CDLL(str(folder / name))
+    except NotBuilt:
+        raise
+    except OSError as error:
+        raise NotBuilt(f"{source.name} could not be built: {error}") from error
+
+
+def _folder() -> Path:
+    """Where libraries are kept: where none can be, a folder of this process."""
+    chosen = os.environ.get("ESCNN_ATTENTION_CACHE")
+    folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "escnn_attention"))
+    try:
+        folder = folder.expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError) as error:  # the second where there is no home
+        _logger.info("%s cannot be written to (%s): libraries are built for this process only", folder, error)
+        return Path(_temporary_folder().name)
+
+
+@cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="escnn_attention")
+
+
+def _compiler() -> list[str]:
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in ("g++", "clang++", "c++"):
+        if found := shutil.which(name):
+            return [found]
+    raise NotBuilt("there is no C++ compiler: no g++, clang++ or c++, and CXX is not set")
+
+
+def _processor(compiler: list[str]) -> tuple[list[str], str]:
+    """The option that means this processor, and everything the compiler says of it and of itself."""
+    for option in _PROCESSORS[:-1]:
+        with suppress(NotBuilt):
+            return option, _run([*compiler, *option, "-dM", "-E", "-x", "c++", os.devnull])
+    return _PROCESSORS[-1], _run([*compiler, "-dM", "-E", "-x", "c++", os.devnull])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NotBuilt(f"{command[0]} does not run: {error}") from error
+    if done.returncode:
+        raise NotBuilt(f"{command[0]} failed: {done.stderr.strip()[-1000:]}")
+    return done.stdout

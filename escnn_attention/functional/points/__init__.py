@@ -1,0 +1,1 @@
+"""Attention between points."""

@@ -1,0 +1,341 @@
+r"""Which points of a cloud see each other.
+
+Clouds of a batch lie end to end, as in PyTorch Geometric: ``coords`` is ``(N, d)`` and ``batch``, ``(N,)``, is the
+number of the cloud of each point. Attention reads a neighbourhood in pieces, groups of queries that see the same keys:
+a query by itself with the list of its keys, or the points of a whole cloud together. What is kept between pieces grows
+with the number of edges, and of whole clouds with the number of points.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from escnn_attention.functional.bias import working_precision
+from escnn_attention.geometry.grid import Blocks, Positions
+
+_T = TypeVar("_T")
+
+__all__ = [
+    "Cloud",
+    "Lists",
+    "Neighbourhood",
+    "Neighbours",
+    "Piece",
+    "WholeClouds",
+    "among",
+    "cloud_slices",
+    "once",
+    "shared_geometry",
+    "where_present",
+]
+
+_found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
+
+
+@contextmanager
+def shared_geometry() -> Iterator[None]:
+    """Within this context :func:`once` makes what it is asked for once. For one pass through a network."""
+    if _found.get() is not None:
+        yield
+        return
+    token = _found.set({})
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
+@torch.compiler.disable
+def once(make: Callable[..., _T], *arguments: Any) -> _T:
+    """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
+
+    Tensors are the same if they are the same object: nobody changes one within a pass.
+    """
+    found = _found.get()
+    if found is None:
+        return make(*arguments)
+    key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
+    if key not in found:
+        # The arguments are held, so that no other tensor gets their identity.
+        found[key] = make(*arguments), arguments
+    result: _T = found[key][0]
+    return result
+
+
+class Piece(NamedTuple):
+    """Groups of queries that see the same keys; -1 fills up.
+
+    Attributes:
+        queries: ``(G, A)``; the tensor ``keys`` itself where all points of a group see each other.
+        keys: ``(G, K)``.
+        padded: whether there is any -1.
+        first: where queries and keys are all points from this one on, row by row, its number; None elsewhere.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    padded: bool
+    first: int | None = None
+
+
+class Neighbours(ABC):
+    """Which points each point sees."""
+
+    def pieces(self, limit: int) -> list[Piece]:
+        """All queries that see anything, each once.
+
+        Args:
+            limit: the most pairs of a query and a key in a piece, as far as the keys of one query are not more.
+        """
+        return once(self._pieces, limit)
+
+    @abstractmethod
+    def _pieces(self, limit: int) -> list[Piece]: ...
+
+
+class Lists(Neighbours):
+    """A list of keys for every query.
+
+    Args:
+        edges: ``(2, E)``, from keys in the first row to queries in the second.
+        num_points: N.
+
+    Raises:
+        ValueError: an edge is from or to a point that is not there.
+    """
+
+    def __init__(self, edges: Tensor, num_points: int):
+        if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_points:
+            raise ValueError(
+                f"edge_index: got points from {int(edges.min())} to {int(edges.max())}, needed numbers from 0 to "
+                f"{num_points - 1}"
+            )
+        keys, queries = edges.long()
+        order = queries.argsort(stable=True)
+        self._keys = keys[order]
+        self._degree = torch.bincount(queries, minlength=num_points)
+
+    def _pieces(self, limit: int) -> list[Piece]:
+        # The longest lists first, so that those of a piece are about as long.
+        degree, order = self._degree.sort(descending=True, stable=True)
+        start = (self._degree.cumsum(0) - self._degree)[order]
+        lengths = degree[: int((degree > 0).sum())].tolist()
+        out = []
+        for i, j in _cuts(lengths, [1] * len(lengths), limit):
+            keys = _rows(self._keys, start[i:j], degree[i:j], lengths[i])
+            out.append(Piece(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
+        return out
+
+
+class WholeClouds(Neighbours):
+    """Every point sees its whole cloud.
+
+    Args:
+        cloud: ``(N,)``, the number of the cloud of each point.
+    """
+
+    def __init__(self, cloud: Tensor):
+        self._order, self._counts = _in_order(cloud)
+        self._in_order = bool((cloud[1:] >= cloud[:-1]).all())
+
+    def _pieces(self, limit: int) -> list[Piece]:
+        counts, clouds = self._counts.sort(descending=True, stable=True)
+        start = (self._counts.cumsum(0) - self._counts)[clouds]
+        lengths = counts.tolist()
+        whole = self._in_order and lengths[:1] == lengths[-1:]
+        out = []
+        for i, j in _cuts(lengths, lengths, limit):
+            keys = _rows(self._order, start[i:j], counts[i:j], lengths[i])
+            # One cloud may be too much at once: some of its points then are.
+            size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
+            if size < lengths[i]:
+                out += [Piece(part, keys, False) for part in keys.split(size, dim=1)]
+            else:
+                out.append(Piece(keys, keys, lengths[j - 1] < lengths[i], i * lengths[i] if whole else None))
+        return out
+
+
+def _rows(entries: Tensor, start: Tensor, number: Tensor, longest: int) -> Tensor:
+    """The stretches of entries that begin at ``start``, ``(rows,)``, as ``(rows, longest)``; -1 fills up."""
+    place = torch.arange(longest, device=entries.device)
+    there = place < number[:, None]
+    return torch.where(there, entries[torch.where(there, start[:, None] + place, 0)], -1)
+
+
+def _cuts(keys: Sequence[int], queries: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Stretches of falling numbers of keys and queries, each of which fits when it is filled up to its first."""
+    stops = [0]
+    for i in range(1, len(keys)):
+        first = stops[-1]
+        if (i - first + 1) * keys[first] * queries[first] > limit:
+            stops.append(i)
+    return pairwise([*stops, len(keys)] if keys else [])
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The rule by which the points of a cloud are neighbours. A point is a neighbour of itself.
+
+    Attributes:
+        radius: the largest distance, in the units of the coordinates; None for any.
+        num_neighbours: the nearest so many, the point itself included; None for all. Of other points at the same
+            distance any is taken.
+    """
+
+    radius: float | None = None
+    num_neighbours: int | None = None
+
+    @property
+    def is_global(self) -> bool:
+        """Whether every point sees its whole cloud."""
+        return self.radius is None and self.num_neighbours is None
+
+    def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
+        """The neighbours of every point.
+
+        Args:
+            coords: ``(N, d)``.
+            batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
+        """
+        x = coords.detach()
+        cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+        if self.is_global:
+            return WholeClouds(cloud)
+        return Lists(self._by_tree(x, cloud) if x.device.type == "cpu" else self._by_distances(x, cloud), len(x))
+
+    def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
+        if not len(x):
+            return torch.zeros(2, 0, dtype=torch.long)
+        points = x.double().numpy()
+        extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
+        cloud = cloud.unique(return_inverse=True)[1]
+        # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
+        apart = 2 * max(extent, self.radius or 0.0, 1.0)
+        points = np.concatenate([points, apart * cloud.numpy()[:, None]], axis=1)
+        tree = cKDTree(points)
+        if self.num_neighbours is None:
+            assert self.radius is not None
+            pairs = torch.as_tensor(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
+            own = torch.arange(len(x)).expand(2, -1)
+            return torch.cat([pairs, pairs.flip(0), own], dim=1)
+        number = min(self.num_neighbours, len(x))
+        bound = np.inf if self.radius is None else np.nextafter(self.radius, np.inf)
+        distance, nearest = tree.query(points, k=number, distance_upper_bound=bound)
+        distance, nearest = (torch.as_tensor(a).view(len(x), number) for a in (distance, nearest))
+        found = distance.isfinite()
+        keys = torch.where(found, nearest, 0)
+        found &= cloud[keys] == cloud[:, None]
+        queries = torch.arange(len(x))[:, None].expand_as(keys)
+        # Where so many others lie at the same place, one of them gives way.
+        absent = ~((keys == queries) & found).any(1)
+        keys[absent, 0] = queries[absent, 0]
+        return torch.stack([keys[found], queries[found]])
+
+    def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
+        if not len(x):
+            return cloud.new_zeros(2, 0)
+        # As the tree does: the same points are neighbours on every device.
+        x = x.to(working_precision(x.dtype) if x.device.type == "mps" else torch.float64)
+        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
+        order, sizes = _in_order(cloud)
+        # For every point where its cloud starts in this order, and how many points it has.
+        start, counts = (t.repeat_interleave(sizes) for t in (sizes.cumsum(0) - sizes, sizes))
+        edges = []
+        # All distances of a few queries at a time, to the points of their clouds.
+        size = max(1, _DISTANCES // int(counts.max()))
+        for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
+            keys = _rows(order, first, number, int(number.max()))
+            there = keys >= 0
+            square = (x[keys] - x[queries][:, None]).square().sum(-1).masked_fill(~there, torch.inf)
+            # A point is the nearest to itself, also where others lie at the same place.
+            square = square.masked_fill(keys == queries[:, None], -1.0)
+            if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
+                square, nearest = square.topk(self.num_neighbours, largest=False)
+                keys = keys.gather(1, nearest)
+            found = square <= bound
+            edges.append(torch.stack([keys[found], queries[:, None].expand_as(keys)[found]]))
+        return torch.cat(edges, dim=1)
+
+
+# The distances that are worked out at once on a GPU.
+_DISTANCES = 2**22
+
+
+def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
+    """The stretch of every cloud; None where the points of a cloud do not lie in one stretch."""
+    if batch is None:
+        return [slice(0, num_points)]
+    cloud, counts = torch.unique_consecutive(batch, return_counts=True)
+    if len(cloud.unique()) < len(cloud):
+        return None
+    stops = counts.cumsum(0).tolist()
+    return [slice(stop - count, stop) for stop, count in zip(stops, counts.tolist(), strict=True)]
+
+
+def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
+    """The edges ``(2, E)`` between the points ``there``, which are those of ``mask``, numbered among themselves."""
+    if edges is None:
+        return None
+    place = edges.new_zeros(len(mask)).index_copy(0, there, torch.arange(len(there), device=there.device))
+    return place[edges[:, mask[edges].all(0)]]
+
+
+def where_present(
+    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    mask: Tensor,
+    x: Tensor,
+    coords: Tensor,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    measure: Tensor | None,
+) -> Tensor:
+    """A layer on the points that a mask shows, and zeros at the others.
+
+    Whatever the points that are not there hold, it reaches nothing, gradients included.
+    """
+    there = mask.nonzero().squeeze(-1)
+    batch, measure = (None if t is None else t[there] for t in (batch, measure))
+    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure)
+    return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
+
+
+def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:
+    """The points cloud by cloud, and how many each cloud has."""
+    order = cloud.argsort(stable=True)
+    return order, torch.unique_consecutive(cloud[order], return_counts=True)[1]
+
+
+class Cloud(Positions):
+    r"""One cloud in which every point sees every other, for the backends of :mod:`escnn_attention.functional`.
+
+    Args:
+        coords: ``(N, d)``, in the units in which the encoding measures. Gradients flow to them.
+    """
+
+    def __init__(self, coords: Tensor):
+        self.coordinates = coords
+        self.num_positions = len(coords)
+        self.scale = 1.0
+        self.complete = True
+
+    @property
+    def offsets(self) -> Tensor:  # type: ignore[override]
+        """``(N · N, d)``, of every key to every query; made when they are asked for."""
+        return (self.coordinates - self.coordinates[:, None]).flatten(0, 1)
+
+    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return queries * self.num_positions + keys
+
+    def blocks(self, max_queries: int) -> Blocks:
+        raise NotImplementedError("a cloud is for backends that do not work in blocks: dense, reference")

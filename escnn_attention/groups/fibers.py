@@ -1,0 +1,367 @@
+r"""What a layer needs of a fiber group, read off escnn's group objects as index tables and matrices.
+
+escnn's conventions, which everything above relies on: a regular field stores :math:`f(x, h)` in channel
+``H.elements.index(h)``, and an element acts by :math:`(g \cdot f)(x, h) = f(g^{-1}x, g^{-1}h)`.
+
+Of a continuous group there are samples, which stand for all elements: see :mod:`escnn_attention.groups.samples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from escnn.group import Group, GroupElement, Representation
+from escnn.gspaces import GSpace
+
+from escnn_attention.groups.samples import (
+    Samples,
+    band,
+    degrees_of_freedom,
+    faithful,
+    generic_samples,
+    matrices_of,
+    relative_features,
+    sampled,
+)
+
+if TYPE_CHECKING:
+    from escnn.nn import FieldType
+
+__all__ = [
+    "Fibers",
+    "FrameSegment",
+    "columns_of",
+    "fibers",
+    "frames",
+    "generic_fibers",
+    "invariant_vectors",
+    "is_regular",
+    "mass",
+    "regular_fields",
+]
+
+
+_Result = TypeVar("_Result")
+
+
+def _once(function: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """Compute once for each object.
+
+    escnn's groups are singletons that hold their representations, but products of groups cannot be hashed: objects are
+    told apart by identity, and kept so that no other can take their place.
+    """
+    results: dict[int, tuple[Any, _Result]] = {}
+
+    @wraps(function)
+    def wrapper(key: Any) -> _Result:
+        if id(key) not in results:
+            results[id(key)] = (key, function(key))
+        return results[id(key)][1]
+
+    return wrapper
+
+
+@dataclass(frozen=True, eq=False)
+class Fibers:
+    """The fiber group H of a gspace over R^d, as arrays: all elements of a finite group, samples of a continuous one.
+
+    Attributes:
+        elements: the elements, in escnn's order, which is the order of the channels of a regular field; or the samples.
+        inverse: ``(|H|,)``; ``inverse[h]`` is the index of the inverse of element ``h``. Empty for samples.
+        quotient: ``(|H|, |H|)``; ``quotient[g, h]`` is the index of ``g⁻¹h``, the pose h seen from the pose g. Empty
+            for samples.
+        action: ``(|H|, d, d)`` float64; the matrix with which each element acts on the base space.
+        weights: ``(|H|,)`` float64; the measure of every element, of sum :math:`|H|`: ones for a finite group,
+            quadrature weights for samples.
+        relative: ``(S, S, F)`` float64; features of :math:`h_s^{-1} h_t`, of mean 0 and variance 1 over the group.
+            None for a finite group, whose pairs have an index.
+        samples: what was sampled; None for a finite group.
+    """
+
+    elements: tuple[GroupElement, ...]
+    inverse: np.ndarray
+    quotient: np.ndarray
+    action: np.ndarray
+    weights: np.ndarray
+    relative: np.ndarray | None = None
+    samples: Samples | None = None
+
+    @property
+    def order(self) -> int:
+        """The number of elements, which is the number of poses of a regular field, or of samples."""
+        return len(self.elements)
+
+    @property
+    def inverse_action(self) -> np.ndarray:
+        """``(|H|, d, d)`` float64; the matrix of the inverse of each element."""
+        return self.action[self.inverse] if self.samples is None else np.swapaxes(self.action, 1, 2)
+
+    @property
+    def log_measure(self) -> np.ndarray | None:
+        """``(|H|,)`` float64; the logarithm of the weights. None where all are equal, because it drops out."""
+        if np.ptp(self.weights) < 1e-12:
+            return None
+        with np.errstate(divide="ignore"):
+            return np.log(self.weights)
+
+    @property
+    def dimension(self) -> int:
+        """The dimension d of the base space."""
+        return self.action.shape[-1]
+
+    @property
+    def preserves_square(self) -> bool:
+        """Whether every element maps the axes of the grid onto each other (up to sign), and so a square onto itself.
+
+        Of a continuous group there are elements between the samples that do not.
+        """
+        return self.samples is None and bool(is_signed_permutation(self.action).all())
+
+    def index(self, element: GroupElement) -> int:
+        """The channel of a regular field that belongs to ``element``."""
+        return self.elements.index(element)
+
+
+def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
+    """For each of the orthogonal ``(..., d, d)`` matrices, whether its entries are all 0, 1 or -1."""
+    return np.isclose(np.abs(matrices), np.round(np.abs(matrices)), atol=1e-6).all(axis=(-2, -1))
+
+
+def fibers(gspace: GSpace, samples: Samples | None = None) -> Fibers:
+    """The tables of the fiber group of ``gspace``.
+
+    Args:
+        gspace: the gspace.
+        samples: the samples of a continuous fiber group.
+
+    Raises:
+        NotImplementedError: the fiber group is continuous and there are no samples, or it cannot be sampled.
+        ValueError: there are samples and the fiber group is finite, or it has no such samples.
+    """
+    group = gspace.fibergroup
+    if not group.continuous:
+        if samples is not None:
+            raise ValueError(
+                f"samples: the fiber group {group.name} is finite and needs no samples; leave them at None"
+            )
+        return _all_fibers(gspace)
+    if samples is None:
+        raise NotImplementedError(
+            f"gspace: the fiber group {group.name} is continuous; this needs a finite fiber group, or samples of this "
+            "one where there is an argument samples, for example samples=8 in the plane and samples=24 in space. "
+            "Otherwise restrict the gspace to a finite subgroup, for example gspaces.rot2dOnR2(8) for "
+            "gspaces.rot2dOnR2(-1)."
+        )
+    tables = _sampled_fibers(gspace)
+    # How samples are turned in training changes no table, but belongs to what was asked for.
+    if samples not in tables:
+        tables[samples] = _sample_fibers(gspace, samples)
+    return tables[samples]
+
+
+def generic_fibers(gspace: GSpace) -> Fibers:
+    """All elements of a finite fiber group, or some of a continuous one that are like no others.
+
+    What holds for them holds for all elements, if it is a question of linear maps.
+    """
+    group = gspace.fibergroup
+    return fibers(gspace, generic_samples(group) if group.continuous else None)
+
+
+@_once
+def _sampled_fibers(gspace: GSpace) -> dict[Samples, Fibers]:
+    """The tables of all samples that were asked for."""
+    return {}
+
+
+def _sample_fibers(gspace: GSpace, samples: Samples) -> Fibers:
+    group = gspace.fibergroup
+    elements, weights = sampled(group, samples)
+    action = gspace.basespace_action
+    return Fibers(
+        elements=elements,
+        inverse=np.zeros(0, dtype=np.int64),
+        quotient=np.zeros((0, 0), dtype=np.int64),
+        action=np.zeros((len(elements), 0, 0)) if action is None else matrices_of(action, elements),
+        weights=weights,
+        # A base space has a subgroup of O(2) or O(3), whose elements its matrices tell apart.
+        relative=relative_features(faithful(group) if action is None else action, elements),
+        samples=samples,
+    )
+
+
+@_once
+def _all_fibers(gspace: GSpace) -> Fibers:
+    group = gspace.fibergroup
+    products = _products(group)
+    inverse = np.argmax(products == group.elements.index(group.identity), axis=1)
+    action = gspace.basespace_action
+    return Fibers(
+        elements=tuple(group.elements),
+        inverse=inverse,
+        quotient=products[inverse],
+        action=np.stack(
+            [np.zeros((0, 0)) if action is None else np.asarray(action(h), dtype=np.float64) for h in group.elements]
+        ),
+        weights=np.ones(len(inverse)),
+    )
+
+
+@_once
+def _products(group: Group) -> np.ndarray:
+    """The Cayley table: ``products[g, h]`` is the index of ``gh``.
+
+    Only the products with generators are computed by escnn. Every other row is a composition of theirs, which for the
+    full icosahedral group is the difference between milliseconds and seconds.
+    """
+    elements = list(group.elements)
+    index = {element: i for i, element in enumerate(elements)}
+    rows = {index[group.identity]: np.arange(len(elements))}
+    generators = {
+        index[s]: np.array([index[s @ h] for h in elements]) for s in group.generators or elements if s in index
+    }
+    frontier = list(rows)
+    while frontier:
+        found = []
+        for h in frontier:
+            for row in generators.values():
+                product = int(row[h])
+                if product not in rows:
+                    rows[product] = row[rows[h]]
+                    found.append(product)
+        frontier = found
+    return np.stack([rows[i] for i in range(len(elements))])
+
+
+@_once
+def _inverse_matrices(representation: Representation) -> np.ndarray:
+    """``(|H|, n, n)`` float64: the matrix of the inverse of each element."""
+    return np.stack([np.asarray(representation(~h), dtype=np.float64) for h in representation.group.elements])
+
+
+@_once
+def _sampled_matrices(representation: Representation) -> dict[Samples, tuple[np.ndarray, np.ndarray]]:
+    """The matrices of the inverse of each sample, and of the samples, for all samples that were asked for."""
+    return {}
+
+
+def _matrices_of(representation: Representation, group: Fibers, dual: bool) -> np.ndarray:
+    r"""``(|H|, n, n)`` float64: :math:`\rho(h)^{-1}`, or its transposed inverse :math:`\rho(h)^T`."""
+    if group.samples is None:
+        matrices = _inverse_matrices(representation)
+        return np.swapaxes(matrices[group.inverse], 1, 2) if dual else matrices
+    known = _sampled_matrices(representation)
+    if group.samples not in known:
+        of_samples = matrices_of(representation, group.elements)
+        known[group.samples] = (np.linalg.inv(of_samples), of_samples)
+    inverse, of_samples = known[group.samples]
+    return np.swapaxes(of_samples, 1, 2) if dual else inverse
+
+
+def is_regular(representation: Representation) -> bool:
+    """Whether a representation is the regular representation of its group, as escnn builds it."""
+    return representation.name == "regular" and representation.size == representation.group.order()
+
+
+def regular_fields(field_type: FieldType) -> int:
+    """The number of regular fields in a type."""
+    return sum(is_regular(r) for r in field_type.representations)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameSegment:
+    r"""How the fields of one representation look from every pose.
+
+    Attributes:
+        columns: ``(m, n)``; the channels of the m fields of this representation, each of size n.
+        matrices: ``(|H|, n, n)``; :math:`\rho(h^{-1})`, or its transposed inverse, for every pose h.
+        permutation: ``(|H|, n)`` or None; where the matrices are permutations, the index that does the same:
+            ``(w @ matrices[h])[j] == w[permutation[h, j]]``.
+    """
+
+    columns: np.ndarray
+    matrices: np.ndarray
+    permutation: np.ndarray | None
+
+
+def mass(field_type: FieldType) -> int:
+    """What a sum over the poses of a type weighs: for how many poses that differ the group stands.
+
+    That is :math:`|H|` for a finite group. For a continuous one it is the dimension of the functions up to the highest
+    frequency in the type, whatever the number of samples: parameters mean the same for all samples.
+    """
+    group = field_type.fibergroup
+    if not group.continuous:
+        return int(group.order())
+    return degrees_of_freedom(group, max(1, *(band(r) for r in field_type.representations)))
+
+
+def frames(field_type: FieldType, *, group: Fibers | None = None, dual: bool = False) -> Sequence[FrameSegment]:
+    r"""The matrices :math:`\rho(h^{-1})` of a field type, one segment for each distinct representation.
+
+    With them every equivariant map to a regular field is written down at once: it reads a vector w in the frame of each
+    pose, :math:`q(h) = w\,\rho(h)^{-1} f` (Frobenius reciprocity), and every map from a regular field places w in it,
+    :math:`\sum_h f(h)\,\rho(h)\,w`. ``dual=True`` gives :math:`\rho(h)^T`, which the second one multiplies with; for
+    orthogonal representations both are the same.
+
+    For samples of a continuous group the sum is a quadrature, :math:`\frac KS \sum_s \mu_s f(h_s)\,\rho(h_s)\,w` with K
+    the :func:`mass` of the type, and ``dual=True`` gives :math:`\frac KS \mu_s\,\rho(h_s)^T`.
+
+    Args:
+        field_type: the type.
+        group: the elements or samples; by default all elements of the fiber group, which is finite then.
+        dual: as above.
+    """
+    group = fibers(field_type.gspace) if group is None else group
+    segments = []
+    for representation, columns in columns_of(field_type):
+        matrices = _matrices_of(representation, group, dual)
+        if dual and group.samples is not None:
+            matrices = matrices * (group.weights * mass(field_type) / group.order)[:, None, None]
+        segments.append(FrameSegment(columns, matrices, _as_permutation(matrices)))
+    return segments
+
+
+def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]:
+    """Each distinct representation of a type, with the channels ``(m, n)`` of its m fields."""
+    starts: dict[Representation, list[int]] = {}
+    start = 0
+    for representation in field_type.representations:
+        starts.setdefault(representation, []).append(start)
+        start += representation.size
+    return [(r, np.array(first)[:, None] + np.arange(r.size)) for r, first in starts.items()]
+
+
+def _as_permutation(matrices: np.ndarray) -> np.ndarray | None:
+    rounded = np.round(matrices)
+    is_permutation = (
+        np.allclose(matrices, rounded, atol=1e-9)
+        and (rounded >= 0).all()
+        and (rounded.sum(axis=1) == 1).all()
+        and (rounded.sum(axis=2) == 1).all()
+    )
+    return rounded.argmax(axis=1) if is_permutation else None
+
+
+def invariant_vectors(field_type: FieldType) -> np.ndarray:
+    """``(size, k)``: a basis of the vectors of a type that no element moves, the only ones a bias may add.
+
+    Each column lies in one field and is scaled to a largest entry of 1: on a regular field it is the vector of ones.
+    """
+    columns = []
+    start = 0
+    for representation in field_type.representations:
+        position = 0
+        for irrep in (field_type.fibergroup.irrep(*i) for i in representation.irreps):
+            if irrep.is_trivial():
+                vector = np.zeros(field_type.size)
+                part = np.asarray(representation.change_of_basis[:, position], dtype=np.float64)
+                vector[start : start + representation.size] = part / part[np.abs(part).argmax()]
+                columns.append(vector)
+            position += irrep.size
+        start += representation.size
+    return np.stack(columns, axis=1) if columns else np.zeros((field_type.size, 0))

@@ -1,0 +1,234 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.encodings.quadratic import QuadraticEncoding
+from tests import spaces
+
+
+def bound(dim=2, heads=3, channels=5, num_poses=4, **options):
+    return QuadraticEncoding(**options).bind(dim, heads, channels, num_poses).double()
+
+
+def cube(dim, size=9):
+    """Offsets that fill a window."""
+    axis = torch.linspace(-1, 1, size, dtype=torch.float64)
+    return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def changes(scores):
+    """What of the scores ``(..., keys)`` is not lost in a softmax."""
+    return scores - scores[..., :1]
+
+
+# ------------------------------------------------------------------------------------------------------- the formula
+
+
+@pytest.mark.parametrize("num_poses", [1, 4])
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+def test_shapes(dim, num_poses):
+    encoding = bound(dim, num_poses=num_poses)
+    offsets, poses = encoding.offsets(torch.randn(7, 2, dim).double()), encoding.poses()
+    assert (None if offsets is None else offsets.shape) == ((3, 7, 2, 5) if dim else None)
+    assert (None if poses is None else poses.shape) == ((3, 4, 5) if num_poses > 1 else None)
+    parameters = {name: tuple(p.shape) for name, p in encoding.named_parameters()}
+    expected = {"centre": (3, dim), "sharpness": (3,)} if dim else {}
+    assert parameters == expected | ({"pose_embedding": (3, 4, 5)} if num_poses > 1 else {})
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_constant_query_sees_a_gaussian_about_the_centre(dim):
+    encoding = bound(dim, sharpness=7.0)
+    query = torch.eye(5, dtype=torch.float64)[0]
+    delta = cube(dim)
+    scores = encoding.offsets(delta) @ query / math.sqrt(5)
+    expected = -7 * (delta - encoding.centre.unsqueeze(1)).square().sum(-1)
+    torch.testing.assert_close(scores, expected)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_a_query_moves_the_centre_and_scales_the_sharpness(dim):
+    encoding = bound(dim)
+    q0, t = torch.tensor(1.7, dtype=torch.float64), torch.randn(dim, dtype=torch.float64)
+    query = torch.cat([q0[None], q0 * t, torch.randn(4 - dim, dtype=torch.float64)])  # the rest meets zeros
+    delta = cube(dim)
+    scores = encoding.offsets(delta) @ query / math.sqrt(5)
+    distance = (delta - encoding.centre.unsqueeze(1) - t).square().sum(-1)
+    expected = -encoding.sharpness.unsqueeze(1) * q0 * distance
+    torch.testing.assert_close(changes(scores), changes(expected))
+    # The negative control: it is not the Gaussian about the centre itself.
+    still = -encoding.sharpness.unsqueeze(1) * q0 * (delta - encoding.centre.unsqueeze(1)).square().sum(-1)
+    assert (changes(scores) - changes(still)).abs().max() > 0.1
+
+
+def test_sharp_heads_do_not_cancel_in_single_precision():
+    """At the centre the score is 0 and one step away the sharpness, wherever the centre is."""
+    encoding = QuadraticEncoding(sharpness=1e6).bind(2, 1, 3, 1)
+    with torch.no_grad():
+        encoding.centre.fill_(1 / 3)
+    delta = torch.tensor([[1 / 3, 1 / 3], [1 / 3, 2 / 3]])
+    scores = encoding.offsets(delta)[0, :, 0] / math.sqrt(3)
+    torch.testing.assert_close(scores, torch.tensor([0.0, -1e6 / 9]))
+
+
+# ---------------------------------------------------------------------------------------------------- initialisation
+
+
+def test_centres_are_drawn_within_the_disc():
+    for dim in (1, 2, 3):
+        radius = QuadraticEncoding().bind(dim, 4000, 4, 1).centre.norm(dim=-1)
+        assert radius.max() <= 1 + 1e-6
+        # Uniformly: half of the volume is within 2^(-1/d).
+        assert (radius < 0.5 ** (1 / dim)).float().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_heads_have_encodings_of_their_own():
+    encoding = bound()
+    offsets, poses = encoding.offsets(cube(2)), encoding.poses()
+    assert (offsets[0] - offsets[1]).abs().max() > 0.1
+    assert (poses[0] - poses[1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("dim", "num_poses"), [(2, 8), (3, 24), (2, 1)])
+def test_the_positional_score_of_a_unit_query_has_unit_variance(dim, num_poses):
+    encoding = bound(dim, heads=5, channels=12, num_poses=num_poses)
+    q = torch.randn(3000, 12, dtype=torch.float64)
+    scores = torch.einsum("qc,mlc->mql", q, encoding.offsets(cube(dim))) / math.sqrt(12)
+    # In every head, however far from the middle its centre lies.
+    expected = torch.full((5,), 0.5 if num_poses > 1 else 1.0, dtype=torch.float64)
+    torch.testing.assert_close(scores.var(-1).mean(-1), expected, rtol=0.15, atol=0)
+
+
+def test_sharpness_is_taken_as_given():
+    assert bound(sharpness=3).sharpness.tolist() == [3.0] * 3
+    assert "sharpness=3" in repr(QuadraticEncoding(sharpness=3))
+
+
+def test_attention_is_neither_uniform_nor_saturated_at_initialisation():
+    shares = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        hidden = spaces.regular(gspaces.rot2dOnR2(4), 8)
+        layer = GroupSelfAttention(hidden, hidden, 2, 7, encoding=QuadraticEncoding())
+        x = spaces.random_field(hidden, 9, 9, dtype=torch.float32)
+        maps = layer.attention_maps(x, [(4, 4)], poses=[0, 1, 3]).detach().flatten(5)
+        entropy = -torch.xlogy(maps, maps).sum(-1)
+        shares.append((entropy.exp() / (maps > 0).sum(-1)).mean().item())
+    assert 0.15 < sum(shares) / len(shares) < 0.75
+
+
+# --------------------------------------------------------------------------------------------------------- in layers
+
+SPACES = {
+    "flip": gspaces.flip2dOnR2,
+    "C4": lambda: gspaces.rot2dOnR2(4),
+    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "C4 in 3D": lambda: gspaces.rot2dOnR3(4),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"query": "all"}, {"keys": "own"}, {"lifting": True}], ids=str)
+@pytest.mark.parametrize("name", SPACES)
+def test_equivariant(name, options):
+    space, options = SPACES[name](), dict(options)
+    image, hidden = spaces.scalars(space, 2), spaces.regular(space, 1)
+    make, in_type = (LiftingSelfAttention, image) if options.pop("lifting", False) else (GroupSelfAttention, hidden)
+    for window in ({"kernel_size": None}, {"kernel_size": 3}, {"kernel_size": 3, "dilation": 2}, {"kernel_size": 1}):
+        encoding = QuadraticEncoding()
+        layer = make(in_type, hidden, 2, head_fields=4, encoding=encoding, **window, **options).double()
+        assert spaces.grid_error(layer, spaces.random_field(in_type, *spaces.shape_of(space, 4))) < 1e-12
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("backend", ["blocked", "native", "tiled", "dense", "auto"])
+def test_every_backend_gives_the_formula(backend, query):
+    hidden = spaces.regular(gspaces.flip2dOnR2(), 3)
+    layer = GroupSelfAttention(hidden, hidden, 1, 3, query=query, encoding=QuadraticEncoding(sharpness=5.0)).double()
+    x = spaces.random_field(hidden, 5, 6)
+
+    def values_and_gradients(backend):
+        layer.plain.backend = backend
+        y = layer(x).tensor
+        encoding = layer.plain.encoding
+        return y, *torch.autograd.grad(y.square().sum(), [encoding.centre, encoding.sharpness])
+
+    for got, expected in zip(values_and_gradients(backend), values_and_gradients("reference"), strict=True):
+        torch.testing.assert_close(got, expected)
+        assert expected.abs().max() > 1e-3
+
+
+def test_a_head_finds_the_place_that_explains_the_data():
+    """Trained to give the value that stands one step to the left and one up, the centre goes there."""
+    image = spaces.scalars(gspaces.trivialOnR2(), 1)
+    encoding = QuadraticEncoding(sharpness=4.0)
+    layer = GroupSelfAttention(image, image, 1, 5, head_fields=3, encoding=encoding)
+    plain = layer.plain
+    with torch.no_grad():
+        for parameter in (*plain.project_in.parameters(), *plain.project_out.parameters()):
+            parameter.zero_()
+        plain.project_in.bias[0] = 1.0  # a constant query
+        plain.project_in.weight[3] = 1.0  # the value is the image
+        plain.project_out.weight[0] = 1.0
+        plain.encoding.centre.zero_()
+    x = torch.randn(8, 1, 9, 9)
+    wanted = x.roll((1, 1), dims=(2, 3))[..., 2:-2, 2:-2]
+    optimiser = torch.optim.Adam(plain.encoding.parameters(), lr=0.2)
+
+    def loss():
+        return (layer(image(x)).tensor[..., 2:-2, 2:-2] - wanted).square().mean()
+
+    before = loss().item()
+    for _ in range(80):
+        optimiser.zero_grad()
+        loss().backward()
+        optimiser.step()
+    assert loss().item() < 0.1 * before
+    # x grows to the right and y upwards, and two steps are 1.
+    assert (plain.encoding.centre.detach() - torch.tensor([[-0.5, 0.5]])).abs().max() < 0.2
+
+
+def test_gradients_of_the_offset_are_finite_at_the_centre():
+    encoding = bound()
+    delta = encoding.centre.detach()[:1].clone().requires_grad_()
+    encoding.offsets(delta).sum().backward()
+    assert 0 < delta.grad.norm() < 100
+
+
+# --------------------------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_needs_a_channel_more_than_dimensions(dim):
+    with pytest.raises(ValueError, match=f"encoding: QuadraticEncoding .* set head_fields to {dim + 1} or more"):
+        QuadraticEncoding().bind(dim, 1, dim, 4)
+    QuadraticEncoding().bind(dim, 1, dim + 1, 4)
+    QuadraticEncoding().bind(0, 1, 1, 4)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "sharp", True])
+def test_wrong_sharpness_is_named(value):
+    with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number or None"):
+        QuadraticEncoding(sharpness=value)
+
+
+def test_sharpness_is_any_real_number_that_single_precision_holds():
+    assert bound(sharpness=np.float32(2)).sharpness.tolist() == [2.0] * 3
+    assert bound(sharpness=1e30).sharpness.isfinite().all()
+    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300, needed at most 1e\+30"):
+        QuadraticEncoding(sharpness=1e300)
+
+
+def test_binding():
+    encoding = QuadraticEncoding()
+    hidden = spaces.regular(gspaces.rot2dOnR2(4), 3)
+    first, second = (GroupSelfAttention(hidden, hidden, kernel_size=3, encoding=encoding) for _ in range(2))
+    assert not encoding.bound
+    assert not list(encoding.parameters())
+    assert (first.plain.encoding.centre != second.plain.encoding.centre).all()
+    with pytest.raises(ValueError, match="encoding: this QuadraticEncoding belongs to a layer already"):
+        GroupSelfAttention(hidden, hidden, encoding=first.plain.encoding)
+    assert "QuadraticEncoding(" in repr(first)

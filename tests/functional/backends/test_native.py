@@ -1,0 +1,175 @@
+"""The loop that is compiled for the machine, against the formula."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.functional import Terms, attention, working_memory
+from escnn_attention.functional.backends import native
+from escnn_attention.functional.native import build as compiled
+from escnn_attention.geometry.grid import Window
+from tests.functional.cases import assert_same, case, cases, outputs_and_gradients, refusal
+
+if reason := native.why_not_built(torch.float64):
+    pytest.skip(reason, allow_module_level=True)
+
+
+def _has_a_table(terms):
+    return terms.spatial is not None and not terms.absolute
+
+
+@given(cases(), st.sampled_from([1, 3000, 2**19]))
+def test_agrees_with_the_reference_in_bands_of_any_size(arguments, piece):
+    if refusal("native", *arguments) is not None:
+        assert not arguments[1].shape or (arguments[1].complete and not _has_a_table(arguments[2]))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "PIECE", piece)
+        got = outputs_and_gradients("native", *arguments)
+    assert_same(got, outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        ((3, 18), Window(5)),
+        ((40,), Window(7, "square", 3)),
+        ((3, 4, 6), Window(3, "disc")),
+        ((3, 37), Window(9)),
+        ((4, 17), Window()),
+        ((3, 5, 4), Window()),
+    ],
+    ids=str,
+)
+def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, window):
+    for order, key_poses, channels in ((1, 1, 1), (5, 10, 9), (6, 6, 6), (7, 7, 3)):
+        arguments = (*case(order, key_poses, order, shape, window, {"spatial", "pose"}, channels=channels), query)
+        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(3), {"spatial", "pose"})
+
+    def function(*leaves):
+        torch.manual_seed(3)
+        q, k, v, spatial, pose = leaves
+        return attention(q, k, v, grid, Terms(2, spatial, pose), query=query, dropout=0.4, backend="native")
+
+    inputs = (q, k, v, terms.spatial, terms.pose)
+    assert torch.autograd.gradcheck(function, inputs)
+    whole = function(*inputs)
+    with working_memory(1):
+        torch.testing.assert_close(function(*inputs), whole)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_any_number_of_threads_gives_the_same_bits(query):
+    arguments = (*case(4, 4, 4, (9, 9), Window(3), {"spatial", "pose", "shared"}, batch=11, heads=3), query)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(outputs_and_gradients("native", *arguments))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
+def test_narrower_vectors(monkeypatch, tmp_path, instructions):
+    """What a processor without them gets."""
+    compiler = " ".join(compiled._compiler())
+    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
+        pytest.skip("this processor has no wider ones")
+    monkeypatch.setenv("CXX", f"{compiler} {instructions}")
+    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
+    library = compiled.library.__wrapped__(compiled.FOLDER / "attention.cpp", "NUMBER=double")
+    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: library.escnn_attention})
+    for query in ("own", "all"):
+        arguments = (*case(5, 5, 5, (6, 11), Window(5), {"spatial", "pose"}, channels=7), query)
+        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+def _cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def test_operators_are_what_compilers_take_them_for():
+    (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
+    options = (2, list(grid.shape), 3, "square", 1, True, 0.0, 1000)
+    call = (q, k, v, terms.spatial, terms.pose, None, None, None, None, *options)
+    torch.library.opcheck(native._operators._forward, call)
+
+    def function(q, k, v):
+        return attention(q, k, v, grid, terms, backend="native")
+
+    compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same([compiled_function(q, k, v)], [function(q, k, v)])
+
+
+def test_holds_a_bounded_piece_of_an_image():
+    """Its threads lay out bands of rows, as many as fit."""
+    grid, call = (200, 100), None
+
+    def watched(arguments):
+        nonlocal call
+        call = arguments
+        return native._forward_pass(arguments)
+
+    operators = native.Operators("native_watched", watched, native._backward_pass, native._empty_sums)
+    tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
+    for piece in (2**14, 2**18):
+        operators(*tensors, positions, terms, query="own", dropout=0.0, piece=piece)
+        rows, row = native._rows(call, pad=2), 102
+        held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
+        assert rows == 1 or 0.5 * piece < held <= piece
+        assert rows > 1 or piece == 2**14
+
+
+def test_refuses_what_it_cannot_serve(monkeypatch):
+    tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"waves"})
+    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: without a window it needs"):
+        attention(*tensors, grid, terms, backend="native")
+    monkeypatch.setattr(native, "_MOST_KEYS", 49)
+    tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"spatial"})
+    with pytest.raises(ValueError, match="without a window it serves at most 49 offsets and poses"):
+        attention(*tensors, grid, terms, backend="native")
+    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"}, batch=0)
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there are no images"):
+        attention(*tensors, grid, terms, backend="native")
+
+
+def test_without_a_compiler_others_serve(monkeypatch, caplog):
+    tries = []
+
+    def none(*_):
+        tries.append(_)
+        raise compiled.NotBuilt("there is no C++ compiler")
+
+    monkeypatch.setattr(compiled, "library", none)
+    monkeypatch.setattr(native._KERNEL, "_found", {})
+    arguments = (*case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}), "all")
+    assert_same(outputs_and_gradients("auto", *arguments), outputs_and_gradients("reference", *arguments))
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there is no C\\+\\+ compiler"):
+        outputs_and_gradients("native", *arguments)
+    assert len(tries) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "takes several times longer on the CPU: there is no C++ compiler" in caplog.text
+
+
+def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
+    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: lambda _: 1})
+    tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"})
+    with pytest.raises(MemoryError, match=r"out of memory with backend 'native'.*working_memory"):
+        attention(*tensors, grid, terms, backend="native")

@@ -1,0 +1,476 @@
+"""Kernels that Triton compiles, against the formula: interpreted on the CPU, compiled where there is a GPU.
+
+Interpreted, an operation takes as long for many positions as for one: the cases have few offsets and poses.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.functional import BACKENDS, Terms, attention, working_memory
+from escnn_attention.functional.backends import triton
+from escnn_attention.geometry.grid import Grid, Window
+from tests import spaces
+from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
+from tests.functional.cuda import needs_cuda, on_cuda
+
+pytest.importorskip("triton")
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("order", "key_poses", "shape", "window", "kinds"),
+    [
+        (2, 4, (3, 4), Window(3), {"spatial", "pose"}),
+        (3, 3, (5,), Window(3), {"spatial", "shared"}),
+        (4, 4, (7,), Window(3, dilation=2), {"waves", "pose"}),
+        (2, 2, (2, 2, 3), Window(3, "disc"), {"spatial"}),
+        (2, 2, (4,), Window(), {"spatial", "pose"}),
+        (2, 2, (6,), Window(5), {"pose"}),
+        (2, 2, (6,), Window(3), set()),
+        (2, 2, (4,), Window(3), {"absolute", "spatial", "pose"}),
+        (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
+    ],
+)
+def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds):
+    channels = 4 if "rotary" in kinds else 3
+    arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels), query)
+    assert refusal("triton", *arguments) is None
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@interpreted
+@pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
+def test_frames_and_lifting_agree_with_the_reference(keys, query):
+    poses = 1 if keys == "all" else 3
+    arguments = (*case(3, poses, poses, (5,), Window(3), {"spatial"}), query, keys)
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+def twice_differentiated(backend, tensors, grid, terms, query):
+    """Gradients of the square of the gradients."""
+    out = attention(*tensors, grid, terms, query=query, backend=backend)
+    grads = torch.autograd.grad(out.square().sum(), leaves(tensors, terms), create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves(tensors, terms))
+
+
+def agree_or_refuse(arguments):
+    if refusal("triton", *arguments) is None:
+        assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+    else:
+        assert arguments[1].complete or not arguments[1].shape
+
+
+@interpreted
+@settings(max_examples=3)
+@given(cases(max_side=3, max_dim=1))
+def test_agrees_with_the_reference_on_random_calls(arguments):
+    agree_or_refuse(arguments)
+
+
+@pytest.mark.exhaustive
+@interpreted
+@settings(max_examples=60)
+@given(cases(max_side=3, max_dim=2))
+def test_agrees_with_the_reference_on_many_random_calls(arguments):
+    agree_or_refuse(arguments)
+
+
+@interpreted
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
+    tensors, grid, terms = case(2, 2, 2, (7,), Window(5), {"spatial", "pose"}, dtype=dtype)
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("triton", tensors, grid, terms, "all")
+    assert all(t.dtype == dtype for t in got)
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, "all"), tolerance)
+
+
+@interpreted
+def test_autocast_changes_no_product_inside():
+    arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, dtype=torch.float32), "all")
+    plain = outputs_and_gradients("triton", *arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(outputs_and_gradients("triton", *arguments), plain, 1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("size", [1e3, 1e8])
+def test_scores_of_any_size(query, size):
+    """Exponentials would overflow, and others are less than the smallest number."""
+    tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial"})
+    tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
+    got, expected = (outputs_and_gradients(b, tensors, grid, terms, query) for b in ("triton", "reference"))
+    assert_same(got, expected, 1e-8)
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("order", "key_poses", "positions", "output", "other"),
+    [(2, 2, 4, 1, 1), (2, 1, 16, 1, 2), (4, 1, 8, 2, 4), (4, 2, 8, 4, 1)],
+)
+def test_programs_of_any_shape(monkeypatch, query, order, key_poses, positions, output, other):
+    """Several blocks of positions, of which the last is not full, and tiles of poses."""
+
+    def chosen(name, _):
+        if query == "all":
+            return triton._Shape(positions, output, other, 1)
+        if name == "backward_keys":
+            return triton._Shape(positions, 1, 1, math.gcd(key_poses, output))
+        return triton._Shape(positions, output, 1, 1)
+
+    monkeypatch.setattr(triton, "_shape", chosen)
+    arguments = (*case(order, key_poses, order, (7,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("order", [1, 3, 4, 6, 24])
+def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch, order, summed, dtype):
+    monkeypatch.setattr(triton, "_interpreted", lambda: False)
+    for channels in (1, 10, 32, 48, 256):
+        q = torch.empty(1, 1, order, 6, channels, dtype=dtype)
+        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, summed, 0.0, 1)
+        shapes = [triton._shape(name, call) for name in ("forward", "backward_queries", "backward_keys")]
+        assert len({shape.positions for shape in shapes}) == 1
+        for shape in shapes:
+            assert 32 % shape.positions == 0
+            assert all(order % n == 0 for n in (shape.output, shape.query, shape.key))
+            assert shape.key == 1 or shape.output == shape.query == 1
+            assert summed or shape.query == 1
+            held = max(shape[1:]) * channels * q.element_size() // 4
+            assert held * shape.positions / 32 <= 48 or shape.positions == 1
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_works_on_a_bounded_piece_of_the_products(monkeypatch, query):
+    arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
+    whole = outputs_and_gradients("triton", *arguments)
+    launched = []
+    launch = triton._launch
+    monkeypatch.setattr(triton, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
+    image = 2 * (3 + 2) * 5 * (2 if query == "all" else 1)
+    for images, pieces in ((1, [1] * 3), (2, [2, 1]), (100, [3])):
+        launched.clear()
+        with working_memory(2 * 8 * image * images):
+            assert_same(outputs_and_gradients("triton", *arguments), whole)
+        counted = [len(range(3)[rows]) for rows in launched]
+        assert counted == pieces + [n for n in pieces for _ in range(2)]
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_is_the_same_in_every_pass_and_for_pieces_of_any_size(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
+
+    def function(*tensors):
+        torch.manual_seed(3)
+        q, k, v, spatial, pose = tensors
+        return attention(q, k, v, grid, Terms(2, spatial, pose), query=query, dropout=0.4, backend="triton")
+
+    inputs = (q, k, v, terms.spatial, terms.pose)
+    whole = function(*inputs)
+    with working_memory(1):
+        torch.testing.assert_close(function(*inputs), whole)
+    weight = torch.randn_like(whole)
+    grads = torch.autograd.grad((whole * weight).sum(), inputs)
+    for _ in range(3):
+        direction = [torch.randn_like(t) for t in inputs]
+        with torch.no_grad():
+            ends = (function(*(t + s * 1e-6 * d for t, d in zip(inputs, direction, strict=True))) for s in (1, -1))
+            ahead, behind = ((end * weight).sum() for end in ends)
+        slope = sum((g * d).sum() for g, d in zip(grads, direction, strict=True))
+        assert slope.item() == pytest.approx(((ahead - behind) / 2e-6).item(), rel=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_drops_at_its_rate_and_independently(query):
+    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
+    rate, keys = 0.4, 2 * 3 * (2 if query == "all" else 1)
+    q, k, v = (torch.zeros(2, 2, 2, 4000, 1) for _ in range(3))
+    grid = Grid((4000,), Window(3))
+
+    def draw():
+        out = attention(q, k, v + 1, grid, Terms(2), query=query, dropout=rate, backend="triton")
+        return (out / (2 if query == "all" else 1))[..., 1:-1, 0]
+
+    inside, again = draw(), draw()
+    variance = rate / (1 - rate) / keys
+    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
+    assert inside.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (inside - inside.mean()).flatten(3)
+    draws = {
+        "neighbours": (flat[..., 1:], flat[..., :-1]),
+        "images": (flat[0], flat[1]),
+        "heads": (flat[:, 0], flat[:, 1]),
+        "poses": (flat[:, :, 0], flat[:, :, 1]),
+        "calls": (flat, (again - again.mean()).flatten(3)),
+    }
+    for name, (one, other) in draws.items():
+        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives(query):
+    arguments = (*case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
+    assert_same(twice_differentiated("triton", *arguments), twice_differentiated("reference", *arguments))
+
+
+@interpreted
+def test_operators_are_what_compilers_take_them_for():
+    (q, k, v), grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"})
+    options = (2, list(grid.shape), 3, "square", 1, True, 0.0, 1000)
+    call = (q, k, v, terms.spatial, terms.pose, None, None, None, None, *options)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(triton._operators._forward, call, test_utils=checks)
+    out, sums = triton._operators._forward(*call)
+    backward = (torch.randn_like(out), out, sums, *call)
+    detached = [t.detach() if isinstance(t, torch.Tensor) else t for t in backward]
+    torch.library.opcheck(triton._operators._backward, detached, test_utils=checks)
+
+    # Tables come from the encodings in any order in memory, and their gradients go back in the same.
+    tables = [t.detach().transpose(-1, -2).contiguous().transpose(-1, -2) for t in (terms.spatial, terms.pose)]
+    turned = (q, k, v, *(t.requires_grad_() for t in tables), *call[5:])
+    torch.library.opcheck(triton._operators._forward, turned)
+
+    def function(q, k, v, spatial, pose):
+        return attention(q, k, v, grid, Terms(2, spatial, pose), backend="triton")
+
+    compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    got, expected = (f(*turned[:5]) for f in (compiled_function, function))
+    assert_same([got], [expected])
+    assert_same(*(torch.autograd.grad(out.square().sum(), turned[:5]) for out in (got, expected)))
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all", "lifting"])
+@pytest.mark.parametrize("name", ["flip", "C2", "C4"])
+def test_layers_are_equivariant(name, query):
+    space = spaces.ALL[name]()
+    make = GroupSelfAttention
+    options = {"query": query}
+    in_type = spaces.mixed(space)
+    if query == "lifting":
+        make, options, in_type = LiftingSelfAttention, {}, spaces.scalars(space, 2)
+    layer = make(in_type, spaces.regular(space, 1), 1, 3, backend="triton", **options).double()
+    x = spaces.random_field(in_type, *spaces.shape_of(space, 3), batch=1)
+    element = spaces.grid_elements(space)[-1]
+
+    def turned(values, frame):
+        grid = Grid(values.shape[2:], layer.plain.window, dtype=values.dtype, frame=frame)
+        return layer.plain.attend(values, grid)
+
+    with torch.no_grad():
+        y = layer(x)
+        error = (layer(x.transform(element)).tensor - y.transform(element).tensor).abs().max()
+        assert error < 1e-10 * y.tensor.abs().max()
+        g = list(space.fibergroup.elements)[1]
+        frame = torch.as_tensor(space.basespace_action(g))
+        got = turned(torch.einsum("ij,bj...->bi...", torch.as_tensor(in_type.representation(g)), x.tensor), frame)
+        expected = torch.einsum("ij,bj...->bi...", torch.as_tensor(layer.out_type.representation(g)), y.tensor)
+        assert (got - expected).abs().max() < 1e-10 * expected.abs().max()
+        # Without the turn of the grid the group's element of the encoding is not the one of the fields.
+        unturned = turned(torch.einsum("ij,bj...->bi...", torch.as_tensor(in_type.representation(g)), x.tensor), None)
+        assert (unturned - expected).abs().max() > 1e-4 * expected.abs().max()
+
+
+class TestRefuses:
+    """Why a call cannot be served."""
+
+    @pytest.fixture
+    def arguments(self):
+        return case(2, 2, 2, (3, 3), Window(3), {"spatial"})
+
+    def reason(self, arguments, query="own", device="cuda"):
+        (q, _, _), grid, terms = arguments
+        return triton.refuses(q.detach().to("meta") if device == "meta" else q, grid, terms, query, 0.0)
+
+    @interpreted
+    def test_what_it_does_not_compute(self, arguments, monkeypatch):
+        assert self.reason(arguments) is None
+        reason = self.reason(case(2, 2, 2, (3, 3), Window(), {"waves"}))
+        assert reason == "without a window it needs an encoding that does not factorise: MLP, separable"
+        assert self.reason(case(2, 2, 2, (3, 3), Window(3), {"spatial"}, batch=0)) == "there are no images"
+        axes = self.reason(case(1, 1, 1, (1, 2, 1, 2), Window(3), {"spatial"}))
+        assert axes == "it needs a grid of one to three axes, got 4"
+        none = self.reason(case(2, 2, 2, (), Window(), {"spatial"}))
+        assert none == "there is no base space for a window"
+        assert self.reason(arguments, device="meta") == "it needs CPU or CUDA, got meta"
+        monkeypatch.setattr(triton, "MAX_PRODUCTS", 2 * 9 * 9)
+        assert self.reason(arguments) is None
+        reason = self.reason(arguments, "all")
+        assert reason == "a head would have 324 products of queries with tables, at most 162"
+        large = torch.empty(1, 1, 2, 1, 1, device="meta").expand(-1, -1, -1, 2**20, 2**9)
+        monkeypatch.setattr(triton, "_why_not_run", lambda _: None)
+        reason = triton.refuses(large, Grid((2**10, 2**10), Window(1)), Terms(2), "own", 0.0)
+        assert reason == "the numbers of a head of an image are more than 32 bits count"
+
+    def test_where_it_does_not_run(self, arguments, monkeypatch):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        assert self.reason(arguments) == "it needs CUDA, got cpu"
+        with pytest.raises(ValueError, match="backend: 'triton' cannot serve this call: it needs CUDA, got cpu"):
+            attention(*arguments[0], *arguments[1:], backend="triton")
+        monkeypatch.setattr(triton, "_has_compiler", lambda _: False)
+        assert triton._why_not_run("cuda") == "Triton needs a C compiler, and there is none"
+        monkeypatch.setattr(triton, "_installed", lambda: False)
+        assert self.reason(arguments) == "it needs Triton"
+
+
+_COMPILE = """
+import itertools
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from escnn_attention.functional.backends import triton, triton_kernels
+import torch
+
+types = {"first": "i32", "steps": "*i32", "seed": "*i64"}
+for name, summed, channels, (dtype, number), dropout in itertools.product(
+    triton_kernels.__all__, (False, True), (10, 32), ((torch.float32, "*fp32"), (torch.float64, "*fp64")), (False, True)
+):
+    if dropout and (channels == 32 or number == "*fp64"):
+        continue
+    q = torch.empty(1, 1, 4, 576, channels, dtype=dtype)
+    table = torch.empty(1, 4, 9, channels)
+    rate = 0.1 if dropout else 0.0
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, rate, 1)
+    shape = triton._shape(name, call)
+    constants = triton._constants(name, call, shape)
+    kernel = getattr(triton_kernels, name)
+    signature = {n: "constexpr" if n in constants else types.get(n, number) for n in kernel.arg_names}
+    # As at a launch: of memory it is known that it is aligned, but where a kernel asks not to know.
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, p in enumerate(kernel.params)
+        if signature[p.name].startswith("*") and not p.do_not_specialize_on_alignment
+    }
+    built = compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
+        target=GPUTarget("cuda", 80, 32),
+        options={"num_warps": 1},
+    )
+    print(name, summed, channels, number, dropout, built.metadata.shared, len(built.asm["cubin"]) > 0)
+"""
+
+
+def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path):
+    """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    lines = [line.split() for line in run_python(_COMPILE).splitlines()]
+    assert len(lines) == 30
+    for name, summed, channels, number, dropout, shared, built in lines:
+        assert built == "True", (name, summed, channels, number, dropout)
+        if int(channels) * (2 if number == "*fp64" else 1) <= 12:
+            assert int(shared) == 0, (name, summed, channels, number, dropout)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("order", "shape", "window", "kinds", "channels"),
+    [
+        (4, (12, 9), Window(5), {"spatial", "pose"}, 10),
+        (8, (24, 24), Window(5), {"spatial", "pose"}, 10),
+        (3, (130,), Window(9, dilation=3), {"spatial", "shared"}, 16),
+        (6, (7, 6, 5), Window(3, "disc"), {"waves", "pose"}, 3),
+        (4, (9, 8), Window(), {"spatial", "pose"}, 32),
+        (2, (6, 6), Window(3), {"spatial", "pose"}, 64),
+        (2, (11,), Window(3), {"rotary"}, 128),
+        (4, (5, 5), Window(3), set(), 1),
+    ],
+)
+def test_on_cuda(monkeypatch, dtype, tolerance, query, order, shape, window, kinds, channels):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    tensors, grid, terms = case(order, order, order, shape, window, kinds, channels=channels, dtype=dtype)
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("there", tensors, grid, terms, query)
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_on_cuda(query):
+    rate, keys = 0.3, 4 * 9 * (4 if query == "all" else 1)
+    q, k, v = (torch.zeros(4, 4, 4, 900, 8, device="cuda") for _ in range(3))
+    v.requires_grad_()
+    grid = Grid((30, 30), Window(3), device="cuda")
+    torch.manual_seed(0)
+    out = attention(q, k, v + 1, grid, Terms(4), query=query, dropout=rate, backend="triton")
+    inside = (out / (4 if query == "all" else 1))[..., 0].unflatten(-1, (30, 30))[..., 1:-1, 1:-1]
+    assert inside.var().item() == pytest.approx(rate / (1 - rate) / keys, rel=0.06)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    # What is linear in the values: their gradient is what they are weighed with.
+    torch.testing.assert_close((grad * (v + 1)).sum(), out.sum(), rtol=1e-4, atol=0)
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives_on_cuda(monkeypatch, query):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    arguments = (*case(4, 4, 4, (5, 4), Window(3), {"spatial", "pose"}), query)
+    assert_same(twice_differentiated("there", *arguments), twice_differentiated("reference", *arguments))
+
+
+@needs_cuda
+def test_networks_compile_and_are_recorded_on_cuda():
+    """With the graphs of ``reduce-overhead``: the first call makes what later ones have."""
+    space = spaces.ALL["C4"]()
+    fields = spaces.regular(space, 2)
+    layer = GroupSelfAttention(fields, fields, 2, 3).export().cuda()
+    compiled_layer = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(2, fields.size, 8, 8, device="cuda", requires_grad=True)
+        got, expected = (
+            [t.clone() for t in (y, *torch.autograd.grad(y.square().sum(), x))] for y in (compiled_layer(x), layer(x))
+        )
+        assert_same(got, expected, 1e-5)
+
+
+@needs_cuda
+def test_the_same_bits_again_on_cuda(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    arguments = (*case(4, 4, 4, (20, 20), Window(5), {"spatial", "pose"}, channels=10, dtype=torch.float32), "all")
+    one, other = (outputs_and_gradients("there", *arguments) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("name", ["C3", "C8", "D4", "octahedral"])
+def test_layers_are_equivariant_on_cuda(name, query):
+    space = spaces.ALL[name]()
+    if query == "all" and space.fibergroup.order() > 12:
+        query = "own"
+    fields = spaces.mixed(space)
+    layer = GroupSelfAttention(fields, fields, 2, 3, query=query, backend="triton").double().cuda()
+    x = fields(spaces.random_field(fields, *spaces.shape_of(space, 4)).tensor.cuda())
+    with torch.no_grad():
+        y = layer(x)
+        for element in spaces.grid_elements(space):
+            error = (layer(x.transform(element)).tensor - y.transform(element).tensor).abs().max()
+            assert error < 1e-10 * y.tensor.abs().max()
+
+
+@needs_cuda
+def test_is_what_cuda_takes_by_default():
+    q = torch.empty(1, 1, 2, 9, 4, device="cuda")
+    _, grid, terms = case(2, 2, 2, (3, 3), Window(3), {"spatial"})
+    assert triton.refuses(q, grid, terms, "own", 0.0) is None
+    out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), Terms(2))
+    assert out.shape == (1, 1, 2, 9, 4)
+    assert math.isfinite(out.nan_to_num().sum().item())

@@ -1,0 +1,445 @@
+"""The compiled loop of attention between points: the formula written out, gradients, threads, refusals."""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import working_memory
+from escnn_attention.functional.native import build as compiled
+from escnn_attention.functional.points import native as native_points
+from escnn_attention.functional.points.attention import ScoreTerms, point_attention
+from escnn_attention.functional.points.native import Inputs, Options, attend
+from escnn_attention.geometry.clouds import Lists, WholeClouds
+from tests.functional.backends.test_native import _cpu_flags
+
+if reason := native_points.why_not_served(torch.zeros(1)):
+    pytest.skip(reason, allow_module_level=True)
+
+POINTS = 9
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def case(
+    groups: tuple[int, ...] = (5, 3),
+    queries: tuple[int, ...] = (2, 3),
+    *,
+    heads: int = 2,
+    frames: int = 3,
+    query_poses: int = 3,
+    key_poses: int = 3,
+    channels: int = 4,
+    summed: bool = False,
+    counted: bool = False,
+    terms: set[str] = frozenset({"q", "features", "pose", "extra", "measure"}),
+    own_features: bool = False,
+    shared_pose: bool = False,
+    extra_poses: int | None = None,
+    functions: int = 5,
+) -> tuple[Inputs, Options]:
+    """Groups of so many keys and queries, filled up to the largest, of which no two have keys in common."""
+    number, most = max(groups), max(queries)
+    order, place = torch.randperm(sum(groups)), 0
+    keys, asking = torch.full((len(groups), number), -1), torch.full((len(groups), most), -1)
+    for i, (n, a) in enumerate(zip(groups, queries, strict=True)):
+        keys[i, :n], asking[i, :a] = order[place : place + n], torch.arange(a)
+        place += n
+    rows = asking.numel()
+    scores = frames * query_poses if summed else frames
+    location = "features" in terms
+    inputs = Inputs(
+        draw(heads, rows, query_poses, channels) if "q" in terms else None,
+        draw(heads, len(order), key_poses, channels) if "q" in terms else None,
+        draw(heads, len(order), key_poses, channels),
+        draw(heads, rows, query_poses, functions) if location else None,
+        draw(heads if own_features else 1, frames, functions, len(groups), most, number) if location else None,
+        draw(1 if shared_pose else heads, frames, channels, key_poses) if "pose" in terms else None,
+        draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
+    )
+    options = Options(
+        queries=asking,
+        keys=keys,
+        log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
+        frames=frames,
+        query_poses=query_poses,
+        disjoint=True,
+        padded=len({*groups}) > 1 or len({*queries}) > 1,
+        summed=summed,
+        counted=counted,
+        dropout=0.0,
+        plain=lambda *tensors: written_out(Inputs(*tensors), options),
+    )
+    return inputs, options
+
+
+def written_out(inputs: Inputs, options: Options) -> torch.Tensor:
+    """The formula, query by query."""
+    q, k, v, reads, features, pose, extra = inputs
+    most, rows = options.queries.shape[1], options.queries.numel()
+    out = [[v.new_zeros(options.frames, v.shape[-1]) for _ in range(rows)] for _ in range(len(v))]
+    for row in range(rows):
+        g, a = divmod(row, most)
+        keys = options.keys[g][options.keys[g] >= 0]
+        if options.queries[g, a] < 0 or not len(keys):
+            continue
+        for m in range(len(v)):
+            of_frames = []
+            for h in range(options.frames):
+                own = [h] if options.query_poses > 1 else [0]
+                total = v.new_zeros(v.shape[-1])
+                for j in range(options.query_poses) if options.summed else own:
+                    pair = h * options.query_poses + j if options.summed else h
+                    s = v.new_zeros(v.shape[2], len(keys))
+                    if q is not None:
+                        s = s + torch.einsum("c,kpc->pk", q[m, row, j], k[m, keys])
+                    if pose is not None:
+                        x = pose[m if len(pose) > 1 else 0, h, :, : v.shape[2]]
+                        s = s + (q[m, row, j] @ x)[:, None]
+                    if reads is not None:
+                        x = features[m if len(features) > 1 else 0, h, :, g, a, : len(keys)]
+                        s = s + reads[m, row, j] @ x
+                    if extra is not None:
+                        s = s + extra[m, pair, :, g, a, : len(keys)]
+                    mu = s.new_zeros(1) if options.log_measure is None else options.log_measure[keys].T
+                    if options.counted:
+                        p = s * (mu.exp() / mu.exp().expand_as(s).sum())
+                    else:
+                        p = (s + mu).flatten().softmax(0).view_as(s)
+                    total = total + torch.einsum("pk,kpc->c", p, v[m, keys])
+                of_frames.append(total)
+            out[m][row] = torch.stack(of_frames)
+    return torch.stack([torch.stack(of_head) for of_head in out])
+
+
+def outcomes(function, inputs: Inputs, options: Options) -> list[torch.Tensor]:
+    """Output and gradients."""
+    out = function(inputs, options)
+    leaves = [t for t in inputs if t is not None]
+    torch.manual_seed(1)
+    return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape, dtype=torch.float64).to(out))]
+
+
+def assert_close(inputs: Inputs, options: Options) -> None:
+    for several in (options, replace(options, disjoint=False)):
+        for a, b in zip(outcomes(attend, inputs, several), outcomes(written_out, inputs, options), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"q"},
+        {"q", "features"},
+        {"q", "pose", "measure"},
+        {"extra"},
+        {"q", "extra", "measure"},
+        {"q", "features", "pose", "extra", "measure"},
+    ],
+)
+def test_the_formula(terms, summed, counted):
+    assert_close(*case(terms=terms, summed=summed, counted=counted))
+    assert_close(*case((17, 1, 8, 4), (1, 2, 1, 2), terms=terms, summed=summed, counted=counted, channels=9))
+
+
+@given(st.data())
+def test_random_shapes(data):
+    torch.manual_seed(data.draw(st.integers(0, 2**16)))
+    number = data.draw(st.integers(1, 6))
+    small = st.integers(1, 6)
+    frames = data.draw(small)
+    summed = data.draw(st.booleans())
+    key_poses = data.draw(small)
+    terms = data.draw(st.sets(st.sampled_from(["q", "features", "extra", "measure"]), min_size=1))
+    if not terms & {"q", "extra"}:
+        terms = terms | {"q"}
+    if "q" in terms and data.draw(st.booleans()):
+        terms = terms | {"pose"}
+    inputs, options = case(
+        tuple(data.draw(st.lists(st.integers(1, 40), min_size=number, max_size=number))),
+        tuple(data.draw(st.lists(small, min_size=number, max_size=number))),
+        heads=data.draw(small),
+        frames=frames,
+        query_poses=data.draw(small) if summed else data.draw(st.sampled_from([1, frames])),
+        key_poses=key_poses,
+        channels=data.draw(st.integers(1, 11)),
+        summed=summed,
+        counted=data.draw(st.booleans()),
+        terms=terms,
+        own_features=data.draw(st.booleans()),
+        shared_pose=data.draw(st.booleans()),
+        extra_poses=data.draw(st.sampled_from([1, key_poses])),
+        functions=data.draw(st.integers(1, 18)),
+    )
+    # A sum over a single query pose is none.
+    assert_close(inputs, replace(options, summed=summed and options.query_poses > 1))
+
+
+def test_queries_that_see_nothing_get_nothing():
+    inputs, options = case((4, 2), (2, 2))
+    options.keys[1] = -1
+    assert_close(inputs, options)
+    assert not attend(inputs, options)[:, 2:].any()
+
+
+def test_keys_of_several_groups():
+    """Their gradients are sums over all that see them."""
+    inputs, options = case((6, 4, 5), (2, 1, 2))
+    options.keys[1, :4] = options.keys[0, :4].flip(0)
+    options.keys[2, :5] = options.keys[0, 1:6]
+    options = replace(options, disjoint=False)
+    for a, b in zip(outcomes(attend, inputs, options), outcomes(written_out, inputs, options), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("frozen", Inputs._fields)
+def test_only_gradients_that_are_asked_for(frozen, summed):
+    """What needs none has its part in those of the others all the same."""
+    inputs, options = case(summed=summed)
+    inputs = inputs._replace(**{frozen: getattr(inputs, frozen).detach()})
+    leaves = [t for t in inputs if t.requires_grad]
+    grads = torch.autograd.grad(attend(inputs, options).sin().sum(), leaves)
+    for a, b in zip(grads, torch.autograd.grad(written_out(inputs, options).sin().sum(), leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    # And the other way round.
+    inputs = Inputs(*(t.detach() for t in inputs))
+    leaf = getattr(inputs, frozen).requires_grad_()
+    (a,) = torch.autograd.grad(attend(inputs, options).sin().sum(), leaf)
+    (b,) = torch.autograd.grad(written_out(inputs, options).sin().sum(), leaf)
+    torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_indices_of_other_types():
+    inputs, options = case()
+    narrow = replace(options, queries=options.queries.int(), keys=options.keys.int())
+    assert torch.equal(attend(inputs, narrow), attend(inputs, options))
+
+
+def test_derivatives_of_the_second_order():
+    inputs, options = case((4, 3), (2, 1), heads=1, frames=2, query_poses=2, key_poses=2, channels=2, functions=2)
+    leaves = [t for t in inputs if t is not None]
+
+    def function(*tensors):
+        return attend(Inputs(*tensors), options)
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+    out = attend(inputs, replace(options, dropout=0.5))
+    with pytest.raises(RuntimeError, match="'native' has no second derivatives with dropout"):
+        torch.autograd.grad(out.sum(), leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize(
+    ("groups", "queries", "sizes"),
+    [
+        (6 * (5,) + 6 * (20,), 12 * (4,), {}),
+        ((9, 9), (90, 70), {"query_poses": 1, "channels": 9, "terms": {"q", "pose"}}),
+        ((40,), (140,), {}),
+    ],
+)
+def test_the_same_for_any_number_of_threads(groups, queries, sizes, disjoint, dtype):
+    inputs, options = case(groups, queries, **sizes)
+    options = replace(options, disjoint=disjoint)
+    inputs = Inputs(*(None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(outcomes(attend, inputs, options))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_single_precision():
+    inputs, options = case((33, 20), (7, 8))
+    exact = outcomes(attend, inputs, options)
+    single = outcomes(attend, Inputs(*(t.detach().float().requires_grad_() for t in inputs)), options)
+    for a, b in zip(single, exact, strict=True):
+        assert (a.double() - b).norm() < 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("summed", [False, True])
+def test_dropout(summed, counted):
+    """Probabilities are kept at the rate, scaled up, and alike in both passes."""
+    inputs, options = case(
+        (200, 180), (15, 12), terms={"q"}, heads=3, channels=1, summed=summed, counted=counted, frames=2, query_poses=2
+    )
+    ones = Inputs(*(None if t is None else torch.zeros_like(t) for t in inputs))
+    if counted:
+        # All scores 1.
+        ones = ones._replace(q=torch.ones_like(inputs.q), k=torch.ones_like(inputs.k))
+    v = torch.ones_like(inputs.v, requires_grad=True)
+    ones = ones._replace(v=v)
+    rate, torch_seed = 0.3, 5
+    options = replace(options, dropout=rate)
+    torch.manual_seed(torch_seed)
+    out = attend(ones, options)
+    seen = options.queries.flatten() >= 0
+    expected = 2.0 if summed else 1.0
+    assert abs(float(out[:, seen].detach().mean()) - expected) < 0.01
+    assert float(out[:, seen].detach().std()) > 0
+    # Linear in the values, with the same mask again.
+    torch.manual_seed(torch_seed)
+    assert torch.equal(attend(ones, options), out)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    assert math.isclose(float(grad.sum()), float(out.detach().sum()), rel_tol=1e-10)
+    # A step along the gradient of everything, with the mask held.
+    torch.manual_seed(torch_seed)
+    leaves = [inputs.q, inputs.k, inputs.v]
+    y = attend(inputs, options)
+    grads = torch.autograd.grad(y.sin().sum(), leaves)
+    for leaf, grad in zip(leaves, grads, strict=True):
+        step = torch.randn_like(leaf)
+        values = []
+        for sign in (1, -1):
+            torch.manual_seed(torch_seed)
+            moved = Inputs(*(t + sign * 1e-6 * step if t is leaf else t for t in inputs))
+            values.append(float(attend(moved, options).detach().sin().sum()))
+        assert math.isclose((values[0] - values[1]) / 2e-6, float((grad * step).sum()), rel_tol=1e-5, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
+def test_narrower_vectors(monkeypatch, tmp_path, instructions):
+    """What a processor without them gets."""
+    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
+        pytest.skip("this processor has no wider ones")
+    monkeypatch.setenv("CXX", f"{' '.join(compiled._compiler())} {instructions}")
+    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
+    source = compiled.FOLDER / "points.cpp"
+    for dtype, number in ((torch.float64, "double"), (torch.float32, "float")):
+        library = compiled.library.__wrapped__(source, f"NUMBER={number}")
+        monkeypatch.setattr(native_points._KERNEL, "_found", {dtype: library.escnn_attention})
+        for summed in (False, True):
+            inputs, options = case((17, 5), (2, 3), summed=summed, channels=7, functions=6)
+            expected = outcomes(written_out, inputs, options)
+            inputs = Inputs(*(t.detach().to(dtype).requires_grad_() for t in inputs))
+            for a, b in zip(outcomes(attend, inputs, options), expected, strict=True):
+                tolerance = 1e-11 if dtype == torch.float64 else 2e-4
+                torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
+
+
+def test_not_a_number_reaches_those_who_see_it():
+    torch.manual_seed(3)
+    x = torch.randn(6, 2, dtype=torch.float64)
+    q = torch.randn(6, 1, 2, 3, dtype=torch.float64)
+    bad = q.clone()
+    bad[1] = torch.nan
+
+    def out(neighbours, values, backend):
+        return point_attention(
+            q,
+            q,
+            values,
+            x,
+            neighbours,
+            num_poses=2,
+            relate=lambda a, b: (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1),
+            scores=lambda q, keys, seen, mutual: ScoreTerms(q),
+            backend=backend,
+        )
+
+    edges = torch.tensor([[0, 1, 2, 3, 4, 4, 0], [0, 0, 1, 2, 2, 3, 4]])
+    for neighbours in (Lists(edges, 6), WholeClouds(torch.tensor([0, 1, 0, 0, 1, 2]))):
+        spoilt = [out(neighbours, bad, backend).isnan().flatten(1).any(1) for backend in ("native", "neighbours")]
+        assert torch.equal(*spoilt)
+        assert spoilt[0].any()
+        assert not spoilt[0].all()
+
+
+def test_not_a_number_in_what_others_read():
+    """A vector of the functions of one query reaches into those of the next."""
+    inputs, options = case((5, 5), (2, 2), heads=1, frames=1, query_poses=1, key_poses=1, terms={"q", "features"})
+    with torch.no_grad():
+        inputs.features[:, :, :, 1] = torch.nan
+    out = attend(inputs, options)
+    assert out[:, :2].isfinite().all()
+    assert out[:, 2:].isnan().all()
+    grads = torch.autograd.grad(out[:, :2].sum(), [inputs.q, inputs.reads])
+    assert all(grad[:, :2].isfinite().all() for grad in grads)
+
+
+def test_measures_that_are_too_small_to_count():
+    inputs, options = case(counted=True, terms={"q"})
+    inputs = Inputs(*(None if t is None else t.detach().float() for t in inputs))
+    options = replace(options, log_measure=torch.full((8, 3), -110.0))
+    assert not attend(inputs, options).any()
+
+
+@pytest.mark.parametrize("backend", ["neighbours", "native"])
+def test_what_is_seen_does_not_outlive_a_piece(backend):
+    q, alive = torch.randn(12, 1, 2, 3, requires_grad=True), []
+
+    def relate(a, b):
+        seen = (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1).clone()
+        alive.append(weakref.ref(seen))
+        return seen
+
+    with working_memory(1):
+        out = point_attention(
+            q,
+            q,
+            q,
+            torch.randn(12, 2),
+            WholeClouds(torch.zeros(12, dtype=torch.long)),
+            num_poses=2,
+            relate=relate,
+            scores=lambda q, keys, seen, mutual: ScoreTerms(
+                q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
+            ),
+            backend=backend,
+        )
+    assert len(alive) > 2
+    assert not any(seen() is not None for seen in alive)
+    out.sum().backward()
+    assert not any(seen() is not None for seen in alive)
+
+
+def test_refuses_what_it_cannot_serve(monkeypatch):
+    q = torch.zeros(3, 1, 2, 4)
+    arguments = {
+        "num_poses": 2,
+        "relate": lambda a, b: (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1),
+        "scores": lambda q, keys, seen, mutual: ScoreTerms(q),
+        "backend": "native",
+    }
+    cloud = WholeClouds(torch.zeros(3, dtype=torch.long))
+    for message, others in (
+        ("queries see keys of their own pose only", {"keys": "own"}),
+        ("values pass through a kernel", {"mix": lambda p, v, seen: v}),
+        ("the measure requires a gradient", {"log_measure": torch.zeros(3, 1, requires_grad=True)}),
+    ):
+        with pytest.raises(ValueError, match=f"backend: 'native' cannot serve this call: {message}"):
+            point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments, **others)
+    with pytest.raises(ValueError, match="'native' cannot serve this call: it runs on the CPU"):
+        point_attention(*(3 * [q.to("meta")]), torch.zeros(3, 2, device="meta"), cloud, **arguments)
+    # Without a compiler others serve.
+    monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there is no compiler"):
+        point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments)
+    assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "auto"}).any()
+    # And nothing is built for those who name another.
+    monkeypatch.setattr(native_points, "why_not_served", lambda _: pytest.fail("asked for"))
+    assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "neighbours"}).any()
+
+
+def test_memory_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float64: lambda _: 1})
+    with pytest.raises(RuntimeError, match="can't allocate memory for attention between points"):
+        attend(*case())

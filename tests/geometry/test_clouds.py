@@ -1,0 +1,209 @@
+"""Neighbourhoods against all distances."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escnn_attention.geometry.clouds import (
+    Cloud,
+    Lists,
+    Neighbourhood,
+    Neighbours,
+    WholeClouds,
+    among,
+    cloud_slices,
+    once,
+    shared_geometry,
+)
+
+
+def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
+    """The keys of every point, from pieces in which each query occurs once at most, and no key twice."""
+    rows: dict[int, set[int]] = {}
+    for queries, keys, padded, first in neighbours.pieces(limit):
+        if first is not None:
+            assert queries is keys
+            assert queries.flatten().tolist() == [*range(first, first + queries.numel())]
+        assert queries.shape[0] == keys.shape[0]
+        assert queries.shape[1] * keys.numel() <= max(limit, keys.shape[1])
+        assert padded == bool((queries < 0).any() or (keys < 0).any())
+        for group, row in zip(queries.tolist(), keys.tolist(), strict=True):
+            seen = [j for j in row if j >= 0]
+            assert len(set(seen)) == len(seen)
+            assert not rows.keys() & {i for i in group if i >= 0}
+            rows.update({i: set(seen) for i in group if i >= 0})
+    return [rows.get(i, set()) for i in range(number)]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_every_rule_against_all_distances(data):
+    number, clouds, dim = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    coords = 10 ** data.draw(st.integers(-3, 3)) * torch.randn(number, dim, generator=generator, dtype=torch.float64)
+    batch = torch.randint(clouds, (number,), generator=generator)
+    if data.draw(st.booleans()):
+        batch = batch.sort().values
+    distance = (coords[:, None] - coords).norm(dim=-1)
+    radius = data.draw(st.sampled_from([None, 0.3, 0.97, 2.0]))
+    if radius is not None:
+        radius *= float(distance.max()) if number else 1.0
+        radius = radius or 1.0
+    nearest = data.draw(st.sampled_from([None, 1, 2, 5, 30]))
+    same = batch[:, None] == batch
+    expected = []
+    for i in range(number):
+        order = sorted((float(distance[i, j]), j) for j in range(number) if same[i, j])
+        order = order[:nearest] if nearest is not None else order
+        expected.append({j for d, j in order if radius is None or d <= radius})
+    rule = Neighbourhood(radius, nearest)
+    assert rule.is_global == (radius is None and nearest is None)
+    limit = data.draw(st.sampled_from([1, 5, 20, 2**40]))
+    assert listed(rule(coords, batch), number, limit) == expected
+    if number and not rule.is_global:
+        assert listed(Lists(rule._by_distances(coords, batch), number), number, limit) == expected
+
+
+def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
+    coords = torch.zeros(3, 2)
+    assert listed(Neighbourhood(radius=0.1)(coords), 3) == [{0, 1, 2}] * 3
+    for number in (1, 2):
+        rule = Neighbourhood(num_neighbours=number)
+        for found in (rule(coords), Lists(rule._by_distances(coords, torch.zeros(3, dtype=torch.long)), 3)):
+            rows = listed(found, 3)
+            assert [len(row) for row in rows] == [number] * 3
+            assert all(i in row for i, row in enumerate(rows))
+
+
+def test_clouds_may_have_any_numbers():
+    torch.manual_seed(0)
+    coords, batch = torch.randn(12, 2), torch.randint(3, (12,))
+    for rule in (Neighbourhood(1.5), Neighbourhood(None, 3), Neighbourhood()):
+        assert listed(rule(coords, 2**60 + batch), 12) == listed(rule(coords, batch), 12)
+
+
+def test_distances_a_few_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    coords, batch = torch.randn(30, 3), torch.randint(4, (30,))
+    for rule in (Neighbourhood(1.5), Neighbourhood(None, 4), Neighbourhood(1.5, 4)):
+        expected = listed(rule(coords, batch), 30)
+        for limit in (1, 50, 2**22):
+            monkeypatch.setattr("escnn_attention.geometry.clouds._DISTANCES", limit)
+            assert listed(Lists(rule._by_distances(coords, batch), 30), 30) == expected
+
+
+def test_distances_need_no_memory_for_all_pairs(monkeypatch):
+    """As many at once as are asked for, of a few queries each."""
+    monkeypatch.setattr("escnn_attention.geometry.clouds._DISTANCES", 1000)
+    sizes = []
+    monkeypatch.setattr(
+        torch.Tensor, "topk", lambda x, *a, f=torch.Tensor.topk, **k: sizes.append(x.numel()) or f(x, *a, **k)
+    )
+    Neighbourhood(num_neighbours=3)._by_distances(torch.randn(200, 2), torch.zeros(200, dtype=torch.long))
+    assert max(sizes) <= 1000
+    assert sum(sizes) == 200**2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 7])
+def test_the_radius_is_the_same_by_tree_and_by_distances(size, dtype):
+    """On a lattice many distances are the radius, up to rounding."""
+    places = torch.arange(size, dtype=dtype) / 10
+    coords = torch.cartesian_prod(places, places)
+    cloud = torch.zeros(len(coords), dtype=torch.long)
+    for radius in (0.1, 0.2, 0.3, 0.1 * 2**0.5):
+        rule = Neighbourhood(radius)
+        tree, distances = (Lists(f(coords, cloud), len(coords)) for f in (rule._by_tree, rule._by_distances))
+        assert listed(tree, len(coords)) == listed(distances, len(coords))
+
+
+def test_edges_go_from_keys_to_queries():
+    edges = torch.tensor([[4, 0, 1], [2, 2, 0]])
+    assert listed(Lists(edges, 5), 5) == [{1}, set(), {4, 0}, set(), set()]
+    assert Lists(torch.zeros(2, 0, dtype=torch.long), 3).pieces(7) == []
+
+
+def test_a_hub_is_not_paid_for_by_others():
+    """Queries with few keys are not filled up to one with many."""
+    number = 1000
+    hub = torch.stack([torch.arange(number), torch.zeros(number, dtype=torch.long)])
+    ring = torch.stack([torch.arange(number).roll(1), torch.arange(number)])
+    pieces = Lists(torch.cat([hub, ring[:, 1:]], dim=1), number).pieces(2 * number)
+    assert sum(piece.keys.numel() for piece in pieces) <= 4 * number
+
+
+def test_whole_clouds_of_one_size_go_together_and_a_large_one_goes_in_parts():
+    pieces = WholeClouds(torch.tensor([5, 5, 3, 3, 3, 3, 9, 9])).pieces(8)
+    assert [tuple(p.queries.shape) + tuple(p.keys.shape) for p in pieces] == [(1, 2, 1, 4), (1, 2, 1, 4), (2, 2, 2, 2)]
+    assert [p.padded for p in pieces] == [False] * 3
+    (piece,) = WholeClouds(torch.tensor([0, 0, 1])).pieces(100)
+    assert piece.padded
+    assert piece.keys.tolist() == piece.queries.tolist() == [[0, 1], [2, -1]]
+
+
+def test_edges_among_some_points():
+    mask = torch.tensor([True, False, True, True])
+    edges = among(mask.nonzero().squeeze(-1), mask, torch.tensor([[0, 1, 3, 2], [2, 2, 0, 1]]))
+    assert edges is not None
+    assert edges.tolist() == [[0, 2], [1, 0]]
+
+
+def test_stretches_of_clouds():
+    assert cloud_slices(None, 4) == [slice(0, 4)]
+    assert cloud_slices(torch.tensor([2, 2, 0]), 3) == [slice(0, 2), slice(2, 3)]
+    assert cloud_slices(torch.tensor([0, 1, 0]), 3) is None
+
+
+def test_a_cloud_has_all_offsets():
+    x = torch.randn(4, 3)
+    cloud = Cloud(x)
+    i, j = torch.tensor([1, 2]), torch.tensor([3, 0])
+    torch.testing.assert_close(cloud.offsets[cloud.rows(i, j)], x[j] - x[i])
+    with pytest.raises(NotImplementedError, match="dense"):
+        cloud.blocks(3)
+
+
+def test_what_is_shared_is_found_once():
+    made = []
+
+    def make(a, b, c):
+        made.append((a, b, c))
+        return len(made)
+
+    x, y = torch.zeros(3), torch.zeros(3)
+    assert [once(make, x, None, 1), once(make, x, None, 1)] == [1, 2]
+    with shared_geometry():
+        assert [once(make, x, None, 1), once(make, x, None, 1), once(make, y, None, 1)] == [3, 3, 4]
+        assert [once(make, x, None, 2), once(make, x, None, 1)] == [5, 3]
+        with shared_geometry():
+            assert once(make, x, None, 1) == 3
+        # The identity of a tensor that is gone is not taken for another.
+        first = once(make, torch.zeros(3), None, 1)
+        assert all(once(make, torch.zeros(3), None, 1) > first for _ in range(20))
+        points = torch.randn(6, 2)
+        rule = Neighbourhood(num_neighbours=2)
+        found = once(Neighbourhood.__call__, rule, points, None)
+        assert once(Neighbourhood.__call__, Neighbourhood(num_neighbours=2), points, None) is found
+        assert found.pieces(100) is found.pieces(100)
+        assert found.pieces(2) is not found.pieces(100)
+    assert once(make, x, None, 1) == len(made)
+    with pytest.raises(RuntimeError, match="stop"), shared_geometry():
+        raise RuntimeError("stop")
+    assert once(make, x, None, 1) == len(made)
+
+
+@pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])
+def test_edges_of_points_that_are_not_there(edges):
+    with pytest.raises(ValueError, match=r"edge_index: got points from .* needed numbers from 0 to 2"):
+        Lists(torch.tensor(edges), 3)
+
+
+def test_edges_of_narrow_integers():
+    edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
+    for a, b in zip(Lists(edges.int(), 3).pieces(100), Lists(edges, 3).pieces(100), strict=True):
+        assert torch.equal(a.queries, b.queries)
+        assert torch.equal(a.keys, b.keys)
+        assert a.keys.dtype == torch.long

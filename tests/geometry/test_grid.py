@@ -1,0 +1,140 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.geometry.grid import Grid, Window, trimmed
+
+windows = st.builds(
+    Window,
+    st.sampled_from([None, 1, 3, 5, 7, 9]),
+    st.sampled_from(["square", "disc"]),
+    st.integers(1, 3),
+).map(lambda w: Window() if w.kernel_size is None else w)
+windows |= st.builds(Window.ball, st.floats(0.1, 4.9))
+shapes = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
+
+
+def sees(window: Window, query: tuple[int, ...], key: tuple[int, ...]) -> bool:
+    """Whether a key is in the window of a query, from the definition."""
+    if window.kernel_size is None:
+        return True
+    steps = [(b - a) / window.dilation for a, b in zip(query, key, strict=True)]
+    if any(s != int(s) or abs(s) > window.kernel_size // 2 for s in steps):
+        return False
+    longest = {"square": math.inf, "disc": (window.kernel_size / 2) ** 2}.get(window.shape)
+    return sum(s * s for s in steps) <= (int(window.shape.removeprefix("disc ")) if longest is None else longest)
+
+
+def offset(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key: tuple[int, ...]) -> list[float]:
+    """x' - x in units of the reach: x along the last axis, the others against their axes."""
+    if window.kernel_size is None:
+        reach = max([n - 1 for n in shape], default=0) or 1
+    else:
+        reach = (window.kernel_size // 2 or 1) * window.dilation
+    steps = [(b - a) / reach for a, b in zip(query, key, strict=True)][::-1]
+    return [s if i == 0 else -s for i, s in enumerate(steps)]
+
+
+@given(shapes, windows)
+def test_rows_lead_to_the_offset_of_every_pair(shape, window):
+    grid = Grid(shape, window)
+    index = list(itertools.product(*map(range, shape)))
+    everything = torch.arange(len(index))
+    rows = grid.rows(everything[:, None], everything)
+    assert grid.num_positions == len(index)
+    for i, j in itertools.product(range(0, len(index), 3), range(len(index))):
+        if sees(window, index[i], index[j]):
+            expected = torch.tensor(offset(window, shape, index[i], index[j]), dtype=torch.float64)
+            torch.testing.assert_close(grid.offsets[rows[i, j]], expected)
+        else:
+            assert rows[i, j] == -1
+
+
+@given(shapes, windows)
+def test_a_trimmed_window_is_the_same_and_stays_on_the_grid(shape, window):
+    grid = Grid(shape, window)
+    smaller, rows = trimmed(shape, window)
+    other = Grid(shape, smaller)
+    everything = torch.arange(grid.num_positions)
+    expected, found = (g.rows(everything[:, None], everything) for g in (grid, other))
+    if rows is not None:
+        found = torch.where(found < 0, -1, rows[found.clamp(min=0)])
+        assert smaller.dilation * (smaller.kernel_size // 2) < max((1, *shape))
+    assert torch.equal(found, expected)
+
+
+def test_windows_are_trimmed():
+    assert trimmed((9, 9), Window(5, "square", 256))[0] == Window(1, "square", 1)
+    assert trimmed((4, 3), Window(9, "square"))[0] == Window(7, "square")
+    assert trimmed((4, 4), Window(11, "disc"))[0] == Window(7, "square")  # its edge lies off the grid
+    assert trimmed((4, 4), Window.ball(4.25))[0] == Window(7, "square")
+    for window in (Window(11, "disc"), Window(), Window(9), Window.ball(5.6)):
+        assert trimmed((5, 5), window) == (window, None)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("radius", [0.3, 1.0, 1.001, 1.42, 1.75, 2.0, 2.5, 3.2, 4.0])
+def test_a_ball_holds_what_is_shorter_than_its_radius(radius, dim):
+    window = Window.ball(radius)
+    offsets = Grid((1,) * dim, window).offsets * (window.kernel_size // 2)
+    expected = {x for x in itertools.product(range(-4, 5), repeat=dim) if math.hypot(*x) < radius}
+    assert {tuple(x) for x in offsets.round().long().tolist()} == expected
+    for whole in range(1, 4):
+        assert Window.ball(whole + 0.5) == Window(2 * whole + 1, "disc")
+
+
+@given(shapes, windows, st.integers(1, 50))
+def test_blocks_hold_every_query_once_and_all_that_it_sees(shape, window, max_queries):
+    grid = Grid(shape, window)
+    blocks = grid.blocks(max_queries)
+    real = blocks.queries[blocks.queries >= 0]
+    assert sorted(real.tolist()) == list(range(grid.num_positions))
+    assert torch.equal(blocks.queries.flatten()[blocks.place], torch.arange(grid.num_positions))
+    if window.kernel_size is None:
+        assert blocks.queries.shape[1] <= max_queries
+    rows = blocks.rows(0, len(blocks.queries)).expand(len(blocks.queries), -1, -1)
+    keys = blocks.keys.expand(len(blocks.queries), -1)
+    everything = torch.arange(grid.num_positions)
+    for t, queries in enumerate(blocks.queries.tolist()):
+        for i, query in enumerate(queries):
+            if query < 0:
+                continue
+            seen = {k: r for k, r in zip(keys[t].tolist(), rows[t, i].tolist(), strict=True) if k >= 0 and r >= 0}
+            expected = grid.rows(torch.tensor(query), everything).tolist()
+            assert seen == {k: r for k, r in enumerate(expected) if r >= 0}
+
+
+@given(shapes, windows)
+def test_coordinates_are_centred_and_follow_the_offsets(shape, window):
+    grid = Grid(shape, Window())
+    torch.testing.assert_close(grid.coordinates.sum(0), torch.zeros(len(shape), dtype=torch.float64))
+    assert grid.coordinates.abs().max() <= 1 if shape else grid.coordinates.shape == (1, 0)
+    rows = grid.rows(torch.tensor(0), torch.arange(grid.num_positions))
+    # Half the extent is the unit of coordinates, all of it that of global offsets.
+    torch.testing.assert_close(grid.offsets[rows] * 2, grid.coordinates - grid.coordinates[0])
+
+
+def test_disc_is_round():
+    assert len(Grid((9, 9), Window(3, "disc")).offsets) == 9
+    assert len(Grid((9, 9), Window(5, "disc")).offsets) == 21
+    assert len(Grid((9, 9, 9), Window(3, "disc")).offsets) == 19
+
+
+def test_a_frame_turns_offsets_and_coordinates():
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
+    plain, turned = Grid((4, 5), Window(3)), Grid((4, 5), Window(3), frame=turn)
+    torch.testing.assert_close(turned.offsets, plain.offsets @ turn.T)
+    torch.testing.assert_close(turned.coordinates, plain.coordinates @ turn.T)
+    everything = torch.arange(20)
+    assert torch.equal(turned.rows(everything[:, None], everything), plain.rows(everything[:, None], everything))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tables_are_rounded_once(dtype):
+    exact, rounded = Grid((6, 7), Window(5)), Grid((6, 7), Window(5), dtype=dtype)
+    assert rounded.offsets.dtype == rounded.coordinates.dtype == dtype
+    assert torch.equal(rounded.coordinates, exact.coordinates.to(dtype))

@@ -1,0 +1,212 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from escnn import group, gspaces
+from escnn.nn import FieldType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, is_regular, regular_fields
+from tests import spaces
+
+PRODUCTS = {
+    "C2 x C3 on a point": lambda: gspaces.no_base_space(
+        group.direct_product(group.cyclic_group(2), group.cyclic_group(3))
+    ),
+    "D3 x C2 on a point": lambda: gspaces.no_base_space(
+        group.direct_product(group.dihedral_group(3), group.cyclic_group(2))
+    ),
+    "C2 doubled on a point": lambda: gspaces.no_base_space(group.double_group(group.cyclic_group(2))),
+}
+ALL = spaces.ALL | PRODUCTS
+LARGE = [pytest.param(make, marks=pytest.mark.exhaustive, id=name) for name, make in spaces.LARGE.items()]
+gspaces_listed = pytest.mark.parametrize("make", [*(pytest.param(m, id=name) for name, m in ALL.items()), *LARGE])
+plane_or_point = st.one_of(
+    st.builds(gspaces.rot2dOnR2, st.integers(1, 12)),
+    st.builds(gspaces.flipRot2dOnR2, st.integers(2, 6), axis=st.floats(0, 3)),
+    st.builds(lambda n: gspaces.no_base_space(group.cyclic_group(n)), st.integers(1, 9)),
+    st.builds(
+        lambda n, m: gspaces.no_base_space(group.direct_product(group.dihedral_group(n), group.cyclic_group(m))),
+        st.integers(2, 4),
+        st.integers(2, 3),
+    ),
+)
+
+
+def check_tables(gspace):
+    """The tables against escnn's products, inverses and matrices."""
+    tables, elements = fibers(gspace), list(gspace.fibergroup.elements)
+    n, d = len(elements), gspace.dimensionality
+    assert list(tables.elements) == elements
+    assert (tables.order, tables.dimension) == (n, d)
+    assert (tables.inverse.shape, tables.quotient.shape, tables.action.shape) == ((n,), (n, n), (n, d, d))
+    rng = np.random.default_rng(0)
+    pairs = itertools.product(range(n), range(n)) if n <= 12 else rng.integers(n, size=(60, 2))
+    for g, h in pairs:
+        assert elements[tables.quotient[g, h]] == ~elements[g] @ elements[h]
+        assert elements[tables.inverse[g]] == ~elements[g]
+        assert tables.index(elements[h]) == h
+        product = tables.quotient[tables.inverse[g], h]
+        np.testing.assert_allclose(tables.action[g] @ tables.action[h], tables.action[product], atol=1e-12)
+        if d:
+            np.testing.assert_allclose(tables.action[g], gspace.basespace_action(elements[g]), atol=1e-12)
+    # Every row is a permutation, so that no pose is lost and none is counted twice.
+    assert (np.sort(tables.quotient, axis=1) == np.arange(n)).all()
+
+
+@gspaces_listed
+def test_tables_agree_with_escnn(make):
+    check_tables(make())
+
+
+@given(plane_or_point)
+def test_tables_agree_with_escnn_for_groups_drawn(gspace):
+    check_tables(gspace)
+
+
+@gspaces_listed
+def test_tables_are_made_once(make):
+    gspace = make()
+    assert fibers(gspace) is fibers(gspace)
+
+
+@pytest.mark.parametrize(
+    ("make", "preserved"),
+    [
+        (gspaces.trivialOnR2, True),
+        (gspaces.flip2dOnR2, True),
+        (lambda: gspaces.flip2dOnR2(axis=np.pi / 4), True),
+        (lambda: gspaces.flip2dOnR2(axis=0.3), False),
+        (lambda: gspaces.rot2dOnR2(2), True),
+        (lambda: gspaces.rot2dOnR2(3), False),
+        (lambda: gspaces.rot2dOnR2(4), True),
+        (lambda: gspaces.rot2dOnR2(8), False),
+        (lambda: gspaces.flipRot2dOnR2(4), True),
+        (lambda: gspaces.flipRot2dOnR2(4, axis=np.pi / 8), False),
+        (lambda: gspaces.rot2dOnR3(4), True),
+        (lambda: gspaces.dihedralOnR3(3), False),
+        (gspaces.invOnR3, True),
+        (gspaces.octaOnR3, True),
+        (lambda: gspaces.no_base_space(group.cyclic_group(3)), True),
+        pytest.param(gspaces.fullOctaOnR3, True, marks=pytest.mark.exhaustive),
+        pytest.param(gspaces.icoOnR3, False, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_preserves_square(make, preserved):
+    assert fibers(make()).preserves_square is preserved
+
+
+@pytest.mark.parametrize("make", [gspaces.rot2dOnR2, gspaces.flipRot2dOnR2, gspaces.rot2dOnR3, gspaces.rot3dOnR3])
+def test_a_continuous_group_is_refused(make):
+    with pytest.raises(NotImplementedError, match=r"gspace: .* continuous.*finite subgroup"):
+        fibers(make())
+
+
+def test_regular_representations_are_told_from_others_of_their_size():
+    gspace = gspaces.rot2dOnR2(4)
+    regular = gspace.regular_repr
+    twice = group.directsum([gspace.quotient_repr(2), gspace.quotient_repr(2)], name="twice a quotient")
+    assert is_regular(regular)
+    assert regular.size == twice.size
+    assert not is_regular(twice)
+    assert not is_regular(gspace.trivial_repr)
+    assert regular_fields(FieldType(gspace, [regular, twice, gspace.trivial_repr, regular])) == 2
+
+
+def oblique(gspace):
+    """A custom representation whose change of basis is not orthogonal."""
+    regular = gspace.regular_repr
+    basis = np.eye(regular.size) + np.triu(np.ones((regular.size, regular.size)), 1) / 2
+    return group.change_basis(regular, basis, name="oblique", supported_nonlinearities=[])
+
+
+def rich_type(gspace):
+    """Fields of all kinds, interleaved."""
+    regular, last = gspace.regular_repr, gspace.fibergroup.irreps()[-1]
+    fields = [last, regular, gspace.trivial_repr, oblique(gspace), last, regular, last.tensor(last)]
+    return FieldType(gspace, fields)
+
+
+@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_frames_are_the_matrices_of_the_type(make, dual):
+    field_type = rich_type(make())
+    size, elements = field_type.size, list(field_type.fibergroup.elements)
+    segments = frames(field_type, dual=dual)
+    assert sorted(np.concatenate([s.columns.ravel() for s in segments])) == list(range(size))
+    for i in range(0, len(elements), max(1, len(elements) // 6)):
+        matrix = np.zeros((size, size))
+        for segment in segments:
+            for columns in segment.columns:
+                matrix[np.ix_(columns, columns)] = segment.matrices[i]
+        whole = field_type.representation
+        expected = np.asarray(whole(elements[i])).T if dual else np.asarray(whole(~elements[i]))
+        np.testing.assert_allclose(matrix, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_a_permutation_does_what_its_matrices_do(make):
+    segments = frames(rich_type(make()))
+    by_permutation = [s for s in segments if s.permutation is not None]
+    assert by_permutation  # the regular fields at least
+    for segment in by_permutation:
+        w = np.arange(1.0, 1 + segment.matrices.shape[-1])
+        np.testing.assert_allclose(w @ segment.matrices, w[segment.permutation], atol=1e-9)
+
+
+def test_only_permutation_matrices_become_a_permutation():
+    gspace = gspaces.flipRot2dOnR2(4)
+    sign = gspace.irrep(1, 0)
+    segments = frames(
+        FieldType(gspace, [gspace.regular_repr, gspace.trivial_repr, sign, gspace.irrep(1, 1), oblique(gspace)])
+    )
+    assert [s.permutation is not None for s in segments] == [True, True, False, False, False]
+
+
+def fixed_dimension(field_type):
+    """The dimension of the invariant vectors, from the character."""
+    whole = field_type.representation
+    return round(np.mean([np.trace(np.asarray(whole(g))) for g in field_type.fibergroup.elements]))
+
+
+def check_invariant_vectors(field_type):
+    vectors = invariant_vectors(field_type)
+    assert vectors.shape == (field_type.size, fixed_dimension(field_type))
+    if vectors.shape[1]:
+        assert np.linalg.matrix_rank(vectors) == vectors.shape[1]
+        np.testing.assert_allclose(np.abs(vectors).max(axis=0), 1)
+    for g in field_type.fibergroup.elements:
+        np.testing.assert_allclose(np.asarray(field_type.representation(g)) @ vectors, vectors, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+def test_invariant_vectors_are_all_that_no_element_moves(make):
+    check_invariant_vectors(rich_type(make()))
+
+
+@given(st.data())
+def test_invariant_vectors_of_types_drawn(data):
+    gspace = data.draw(plane_or_point)
+    check_invariant_vectors(data.draw(spaces.field_types(gspace)))
+
+
+def test_invariant_vector_of_a_regular_field_is_constant():
+    gspace = gspaces.octaOnR3()
+    vectors = invariant_vectors(FieldType(gspace, [gspace.regular_repr, gspace.irrep(1)]))
+    np.testing.assert_allclose(vectors[:, 0], [1.0] * 24 + [0.0] * 3, atol=1e-9)
+
+
+def test_a_type_without_invariant_vectors():
+    gspace = gspaces.rot2dOnR2(6)
+    assert invariant_vectors(FieldType(gspace, [gspace.irrep(1)])).shape == (2, 0)
+
+
+def test_tables_do_not_depend_on_the_default_dtype():
+    torch.set_default_dtype(torch.float16)
+    try:
+        tables = fibers(gspaces.rot2dOnR2(5))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_allclose(tables.action[1, 0, 0], np.cos(2 * np.pi / 5), rtol=1e-15)
