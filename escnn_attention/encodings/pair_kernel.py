@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.functional.matmul import product
+from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.attention import ScoreTerms, products
-from escnn_attention.functional.points.pair_mlp import perceptrons
+from escnn_attention.functional.points.pair_mlp import pair_mlp
 
 __all__ = ["Combination", "Content", "Halves", "Location", "PairKernel"]
 
@@ -229,10 +229,10 @@ class PairKernel(torch.nn.Module):
         if self.location == "mlp":
             # Repetitions of what is seen have other biases.
             bias = bias.flatten(3) if rows.shape[1] == 1 else bias.flatten(2).unsqueeze(-1)
-            numbers = perceptrons(rows.flatten(0, 1), bias, self.of_offset, self.within, self.read_location)
+            numbers = pair_mlp(rows.flatten(0, 1), bias, self.of_offset, self.within, self.read_location)
             return numbers.view(len(numbers), 1, *size, *shape)
         # One product with long rows.
-        first = product(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
+        first = matmul(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
         return first.view(*self.bias.shape, len(rows), 1, rows.shape[1], *shape) + bias[..., None, None, None]
 
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
@@ -254,7 +254,7 @@ def _inside(x: Tensor) -> Tensor:
 
 def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
     """``(M, I, ...)`` with ``(M, O, I)``."""
-    return product(weight, x.flatten(2)).unflatten(2, x.shape[2:])
+    return matmul(weight, x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _dot(x: Tensor, weight: Tensor) -> Tensor:

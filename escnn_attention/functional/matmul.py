@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_to_each", "of_one_precision", "product"]
+__all__ = ["add_to_each", "matmul", "of_one_precision"]
 
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix products of ``(..., r, i)`` with ``(..., i, c)``.
 
     Where the result has long columns and short rows, its transpose is made, which takes a third of the time; and so are
@@ -24,7 +24,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     a, b = of_one_precision(a, b)
-    return _Product.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
+    return _Matmul.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
 
 
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
@@ -42,30 +42,30 @@ def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a.to(dtype), b.to(dtype)
 
 
-def _multiply(a: Tensor, b: Tensor, turned: bool = False) -> Tensor:
-    """``turned`` asks for a result whose transpose is contiguous; rows that are long have precedence."""
+def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
+    """``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence."""
     rows, columns = a.shape[1], b.shape[2]
     if min(rows, columns) < _NARROW:
-        turned = columns < rows
-    return (b.mT @ a.mT).mT if turned else a @ b
+        transposed = columns < rows
+    return (b.mT @ a.mT).mT if transposed else a @ b
 
 
-def _is_turned(x: Tensor) -> bool:
+def _is_transposed(x: Tensor) -> bool:
     return x.stride(1) == 1 and x.stride(2) != 1
 
 
-class _Product(torch.autograd.Function):
+class _Matmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, turned: bool) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(a, b)
-        return _multiply(a, b, turned)
+        return _multiply(a, b, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
         return (
-            _Product.apply(grad, b.mT, _is_turned(a)) if ctx.needs_input_grad[0] else None,
-            _Product.apply(a.mT, grad, _is_turned(b)) if ctx.needs_input_grad[1] else None,
+            _Matmul.apply(grad, b.mT, _is_transposed(a)) if ctx.needs_input_grad[0] else None,
+            _Matmul.apply(a.mT, grad, _is_transposed(b)) if ctx.needs_input_grad[1] else None,
             None,
         )
 

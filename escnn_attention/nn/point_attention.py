@@ -290,7 +290,7 @@ class _PointAttention(PointLayer):
             inverse_action=group.inverse_action,
             quotient=np.zeros((group.order, 1), dtype=np.int64) if lifts else group.quotient,
             relative=None if lifts else group.relative,
-            log_weights=group.log_measure,
+            log_measure=group.log_measure,
             num_heads=num_heads,
             # A single query without a pose contributes to every output pose by itself.
             query="own" if lifts and query == "own" else query,

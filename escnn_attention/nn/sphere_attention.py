@@ -176,7 +176,7 @@ class SphereSelfAttention(PointLayer):
             inverse_action=np.swapaxes(stabiliser.matrices, 1, 2),
             quotient=np.zeros((len(stabiliser.elements), 1), dtype=np.int64),
             relative=None,
-            log_weights=None,
+            log_measure=None,
             num_heads=num_heads,
             query=query,
             keys="all",

@@ -17,7 +17,7 @@ from escnn_attention.encodings.pair_kernel import Halves, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.bias import working_precision
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
-from escnn_attention.functional.matmul import product
+from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.attention import (
     Mix,
     Normalization,
@@ -53,7 +53,7 @@ class PointAttention(PointModule, ExactBuffers):
         quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
         opposite: ``(|H|,)``; the index of -h, where H has the inversion of space; None elsewhere.
         relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
-        log_weights: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
+        log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
         turn: what turns samples in training; None where they are fixed.
         num_heads, query, keys, normalization, dropout, backend, length_scale: as in
@@ -66,7 +66,7 @@ class PointAttention(PointModule, ExactBuffers):
     first_half: Tensor | None
     order: Tensor | None
     relative: Tensor | None
-    log_weights: Tensor | None
+    log_measure: Tensor | None
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PointAttention(PointModule, ExactBuffers):
         inverse_action: np.ndarray,
         quotient: np.ndarray,
         relative: np.ndarray | None,
-        log_weights: np.ndarray | None,
+        log_measure: np.ndarray | None,
         num_heads: int,
         query: QueryMode,
         keys: KeyMode,
@@ -118,7 +118,7 @@ class PointAttention(PointModule, ExactBuffers):
         for name, index in (("opposite", opposite), ("first_half", half), ("order", order)):
             self.register_buffer(name, None if index is None else torch.as_tensor(index), persistent=False)
         self.register_exact("relative", relative)
-        self.register_exact("log_weights", log_weights)
+        self.register_exact("log_measure", log_measure)
 
     def of_all(
         self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
@@ -155,10 +155,10 @@ class PointAttention(PointModule, ExactBuffers):
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""
         points = None if measure is None else measure.to(self.inverse_action.dtype).log().unsqueeze(-1)
         # Keys of one pose, or without poses, all have the same weight.
-        alike = self.log_weights is None or self.keys == "own" or isinstance(self.project_in, Scalars)
-        if alike or self.log_weights is None:
+        alike = self.log_measure is None or self.keys == "own" or isinstance(self.project_in, Scalars)
+        if alike or self.log_measure is None:
             return points
-        return self.log_weights.unsqueeze(0) if points is None else points + self.log_weights
+        return self.log_measure.unsqueeze(0) if points is None else points + self.log_measure
 
     def _terms(self, cloud: Cloud) -> Terms:
         encoding = cast(Encoding, self.encoding)
@@ -287,7 +287,7 @@ class PointAttention(PointModule, ExactBuffers):
         inverse = self.inverse_action.to(query.dtype)
         if isinstance(self.relation, Offset):
             offset = self.relation(query, key)
-            seen = product(inverse.flatten(0, 1).unsqueeze(0), offset.flatten(0, 2).T.unsqueeze(0))
+            seen = matmul(inverse.flatten(0, 1).unsqueeze(0), offset.flatten(0, 2).T.unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[:3]).permute(2, 0, 3, 4, 1)
         else:
             seen = self.relation(*(turned(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
@@ -383,7 +383,7 @@ def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor |
     rows, shape = rows.flatten(2), rows.shape[2:]
     waves = encoding.waves()
     if waves is not None:
-        phase = product(waves[0].unsqueeze(0), rows)
+        phase = matmul(waves[0].unsqueeze(0), rows)
         return torch.cat([phase.cos(), phase.sin()], dim=1).unflatten(2, shape).unsqueeze(0), waves[1]
     if type(encoding) is MLPEncoding and encoding.mlp is not None:
         *hidden, last = encoding.mlp

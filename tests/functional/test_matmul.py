@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escnn_attention.functional.matmul import add_to_each, product
+from escnn_attention.functional.matmul import add_to_each, matmul
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -18,15 +18,15 @@ SIZES = [(20, 5, 3), (3, 5, 20), (4, 5, 3), (17, 5, 18), (1, 4, 30), (30, 4, 1)]
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
-@pytest.mark.parametrize("turned", [False, True])
-def test_products(rows, inner, columns, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products(rows, inner, columns, transposed):
     a = random(2, 3, rows, inner)
-    b = random(2, 3, columns, inner).mT if turned else random(2, 3, inner, columns)
-    torch.testing.assert_close(product(a, b), a @ b)
-    torch.testing.assert_close(product(a, b[:, :1]), a @ b[:, :1])
+    b = random(2, 3, columns, inner).mT if transposed else random(2, 3, inner, columns)
+    torch.testing.assert_close(matmul(a, b), a @ b)
+    torch.testing.assert_close(matmul(a, b[:, :1]), a @ b[:, :1])
     weight = random(2, 3, rows, columns)
     for gradients in zip(
-        torch.autograd.grad((product(a, b) * weight).sum(), (a, b)),
+        torch.autograd.grad((matmul(a, b) * weight).sum(), (a, b)),
         torch.autograd.grad(((a @ b) * weight).sum(), (a, b)),
         strict=True,
     ):
@@ -36,7 +36,7 @@ def test_products(rows, inner, columns, turned):
 @pytest.mark.parametrize(("rows", "inner", "columns"), SIZES[:3])
 def test_derivatives_of_both_orders(rows, inner, columns):
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
-        assert check(product, (random(2, rows, inner), random(2, inner, columns)))
+        assert check(matmul, (random(2, rows, inner), random(2, inner, columns)))
         assert check(add_to_each, (random(2, 3, columns), random(2, 1, columns)))
 
 
@@ -44,7 +44,7 @@ def test_derivatives_of_both_orders(rows, inner, columns):
 def test_half_precision_under_autocast(dtype):
     a, b = (t.detach().to(dtype).requires_grad_() for t in (random(2, 20, 5), random(2, 5, 3)))
     with torch.autocast("cpu", torch.bfloat16):
-        y = product(a, b)
+        y = matmul(a, b)
     assert y.dtype == torch.bfloat16
     assert [g.dtype for g in torch.autograd.grad(y.float().sum(), (a, b))] == [dtype, dtype]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention.functional.bias import KeyMode, QueryMode, working_precision
-from escnn_attention.functional.matmul import add_to_each, product
+from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.points import native as native_points
 from escnn_attention.geometry.clouds import Neighbours, Piece
@@ -79,7 +79,7 @@ def _against(reads: Tensor, features: Tensor) -> Tensor:
         return torch.einsum("gmhjaf,mhfgapk->gmhjapk", reads.expand(-1, -1, frames, -1, -1, -1), features)
     # For every query and output pose, all heads and query poses at once.
     rows = reads.permute(0, 2, 4, 1, 3, 5)  # G, H or 1, A, M, J, F
-    out = product(rows.flatten(3, 4), features[0].permute(2, 0, 3, 1, 4, 5).flatten(4))
+    out = matmul(rows.flatten(3, 4), features[0].permute(2, 0, 3, 1, 4, 5).flatten(4))
     return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
 
 
@@ -101,9 +101,9 @@ class Scores(Protocol):
 def products(q: Tensor, k: Tensor) -> Tensor:
     """``(G, M, H, J, A, P, K)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', P, K, C)``."""
     if k.shape[2] == k.shape[3] == 1:
-        out = product(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
+        out = matmul(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
     else:
-        out = product(q, k.flatten(4, 5).transpose(-1, -2))
+        out = matmul(q, k.flatten(4, 5).transpose(-1, -2))
     return out.unflatten(-1, k.shape[4:6])
 
 
@@ -118,8 +118,8 @@ def mix_values(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     """Their sum."""
     weights, values = p.flatten(-2), v.flatten(3, 4)
     if v.shape[2] == 1:
-        return product(weights.flatten(2, 3), values[:, :, 0]).unflatten(2, p.shape[2:4])
-    return product(weights, values)
+        return matmul(weights.flatten(2, 3), values[:, :, 0]).unflatten(2, p.shape[2:4])
+    return matmul(weights, values)
 
 
 def point_attention(

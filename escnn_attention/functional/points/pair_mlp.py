@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import gradients_again
-from escnn_attention.functional.matmul import product
+from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
 
-__all__ = ["perceptrons"]
+__all__ = ["pair_mlp"]
 
 _KERNEL = Kernel(
     FOLDER / "pair_mlp.cpp",
@@ -32,7 +32,7 @@ _KERNEL = Kernel(
 )
 
 
-def perceptrons(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
+def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
     """One number ``(M, B, Q, R)`` of every row of a block, for every repetition with another bias, and every head.
 
     Args:
@@ -60,20 +60,20 @@ def _why_not_built(dtype: torch.dtype) -> str | None:
 def _plainly(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
     # All rows side by side, so that every layer is a product with long rows.
     rows = x.transpose(0, 1).flatten(1)
-    hidden = product(first.flatten(0, 1).unsqueeze(0), rows.unsqueeze(0)).squeeze(0)
+    hidden = matmul(first.flatten(0, 1).unsqueeze(0), rows.unsqueeze(0)).squeeze(0)
     hidden = hidden.view(*first.shape[:2], len(x), 1, -1) + bias.unsqueeze(-1)
     size = hidden.shape[2:]
-    hidden = F.silu(product(second, F.silu(hidden).flatten(2)))
-    return product(last.unsqueeze(1), hidden).squeeze(1).unflatten(-1, size)
+    hidden = F.silu(matmul(second, F.silu(hidden).flatten(2)))
+    return matmul(last.unsqueeze(1), hidden).squeeze(1).unflatten(-1, size)
 
 
 @torch.compiler.disable
 def _natively(*tensors: Tensor) -> Tensor:
-    out: Tensor = _Perceptrons.apply(*(t.contiguous() for t in tensors))
+    out: Tensor = _PairMLP.apply(*(t.contiguous() for t in tensors))
     return out
 
 
-class _Perceptrons(torch.autograd.Function):
+class _PairMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)

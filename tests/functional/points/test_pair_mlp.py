@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.functional.native import build as compiled
-from escnn_attention.functional.points import pair_mlp as perceptrons
+from escnn_attention.functional.points import pair_mlp as module
 from escnn_attention.functional.points.pair_mlp import _natively, _plainly
 
 needs_compiler = pytest.mark.skipif(
-    perceptrons._why_not_built(torch.float64) is not None, reason=str(perceptrons._why_not_built(torch.float64))
+    module._why_not_built(torch.float64) is not None, reason=str(module._why_not_built(torch.float64))
 )
 
 
@@ -43,7 +43,7 @@ def test_the_formula(data):
     sizes = {"blocks": few, "inputs": few, "heads": few, "repeats": few, "first": small, "second": small}
     tensors = draw(rows=data.draw(st.integers(1, 200)), **{name: data.draw(s) for name, s in sizes.items()})
     expected = outcomes(written_out, tensors)
-    for function in (_plainly, _natively, perceptrons.perceptrons):
+    for function in (_plainly, _natively, module.pair_mlp):
         for a, b in zip(outcomes(function, tensors), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
@@ -100,19 +100,19 @@ def test_derivatives_of_the_second_order():
 @needs_compiler
 def test_who_serves(monkeypatch):
     served = []
-    monkeypatch.setattr(perceptrons, "_natively", lambda *tensors: served.append(True) or _plainly(*tensors))
+    monkeypatch.setattr(module, "_natively", lambda *tensors: served.append(True) or _plainly(*tensors))
     tensors = draw(dtype=torch.float32)
-    perceptrons.perceptrons(*tensors)
+    module.pair_mlp(*tensors)
     assert len(served) == 1
     # Forces are differentiated twice, and half precision is left to torch.
-    perceptrons.perceptrons(tensors[0].requires_grad_(), *tensors[1:])
-    perceptrons.perceptrons(*(t.detach().bfloat16() for t in tensors))
+    module.pair_mlp(tensors[0].requires_grad_(), *tensors[1:])
+    module.pair_mlp(*(t.detach().bfloat16() for t in tensors))
     with torch.autocast("cpu", torch.bfloat16):
-        perceptrons.perceptrons(*(t.detach() for t in tensors))
+        module.pair_mlp(*(t.detach() for t in tensors))
     assert len(served) == 1
     with torch.no_grad():
-        perceptrons.perceptrons(*tensors)
+        module.pair_mlp(*tensors)
     assert len(served) == 2
-    monkeypatch.setattr(perceptrons._KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
-    perceptrons.perceptrons(*(t.detach() for t in tensors))
+    monkeypatch.setattr(module._KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
+    module.pair_mlp(*(t.detach() for t in tensors))
     assert len(served) == 2
