@@ -33,7 +33,8 @@ from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.self_attention import check_weights, project_heads, project_poses, project_scalars
 from escnn_attention.nn.turning import turn_of
-from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
+from escnn_attention.plain.convolved_values import ConvolvedValues
+from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
 
 __all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud", "check_length"]
