@@ -9,7 +9,10 @@
 // Tables of scores have the query poses, in groups of up to four, as their last axis: that many share the loads of a
 // key.
 
+#include "buffer.h"
+#include "dropout.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 

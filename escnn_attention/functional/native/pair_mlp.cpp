@@ -4,7 +4,9 @@
 // makes it again, and adds up the gradients of the weights in parts of the pairs whose number does not depend on that of
 // the threads: nor does the result.
 
+#include "buffer.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 

@@ -9,7 +9,10 @@
 
 #include <limits>
 
+#include "buffer.h"
+#include "dropout.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 

@@ -1,24 +1,13 @@
-// What the compiled loops share: vectors of the processor, buffers, and threads that take tasks.
+// Vectors of the processor: arithmetic, exponentials, sums and transposes in registers.
 
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
-#include <system_error>
-#include <thread>
 #include <type_traits>
 #include <utility>
-#include <vector>
-
-#if defined(__linux__)
-// Of GCC's OpenMP, if PyTorch has loaded it: its threads are awake, and new ones take long to begin.
-extern "C" void GOMP_parallel(void (*work)(void*), void* with, unsigned threads, unsigned flags) __attribute__((weak));
-#endif
 
 namespace {
 
@@ -36,7 +25,6 @@ constexpr int BLOCK = 4;
 constexpr int BLOCK = 2;
 #endif
 constexpr int GROUP = 4;
-constexpr int LINE = 64;
 
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
@@ -158,82 +146,6 @@ template <class T, int S = 1> inline void transpose(V<T>* x) {
             }
         transpose<T, 2 * S>(x);
     }
-}
-
-// Whether a probability is kept: numbers of a counter, well mixed, against the rate.
-template <class T> struct Dropout {
-    typedef typename Lanes<T>::U U;
-    bool on;
-    uint32_t rate;
-    T scale;
-
-    Dropout(double p) : on(p > 0), rate(uint32_t(std::min(p * 4294967296.0, 4294967295.0))), scale(T(1 / (1 - p))) {
-        if (p >= 1) scale = 0;
-    }
-    static uint32_t mix(uint32_t x) {
-        x = (x ^ (x >> 16)) * 0x7feb352du;
-        x = (x ^ (x >> 15)) * 0x846ca68bu;
-        return x ^ (x >> 16);
-    }
-    V<T> mask(uint32_t key, uint32_t first) const {
-        U x;
-        for (int i = 0; i < WIDTH<T>; i++) x[i] = first + i;
-        const U low = U{} + 0xffffffffu;
-        x = (x * 0x9e3779b1u + key) & low;
-        x = ((x ^ (x >> 16)) * 0x7feb352du) & low;
-        x = ((x ^ (x >> 15)) * 0x846ca68bu) & low;
-        x = x ^ (x >> 16);
-        return x >= U{} + rate ? all<T>(scale) : V<T>{};
-    }
-};
-
-template <class T> struct Buffer {
-    Buffer() = default;
-    explicit Buffer(int64_t n)
-            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
-        if (data == nullptr) throw std::bad_alloc();
-        clear();
-    }
-    Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(size, other.size), std::swap(data, other.data);
-        return *this;
-    }
-    ~Buffer() { std::free(data); }
-    void clear() { std::memset(static_cast<void*>(data), 0, size * sizeof(T)); }
-    T& operator[](int64_t i) const { return data[i]; }
-    int64_t size = 0;
-    T* data = nullptr;
-};
-
-// work(worker, task) for tasks 0, 1, ..., in threads that have a worker each. False where there was not enough memory.
-template <class Make, class Work> bool share(int64_t tasks, int64_t threads, Make make, Work work) {
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-    const auto loop = [&] {
-        try {
-            auto worker = make();
-            for (int64_t task; (task = next++) < tasks && !failed;) work(worker, task);
-        } catch (const std::bad_alloc&) {
-            failed = true;
-        }
-    };
-    const int64_t number = std::min(threads, tasks);
-#if defined(__linux__)
-    if (GOMP_parallel && number > 1) {
-        auto call = &loop;
-        GOMP_parallel([](void* f) { (**static_cast<decltype(call)*>(f))(); }, &call, unsigned(number), 0);
-        return !failed;
-    }
-#endif
-    std::vector<std::thread> others;
-    try {
-        for (int64_t i = 1; i < number; i++) others.emplace_back(loop);
-    } catch (const std::system_error&) {  // No more threads are to be had: those that there are do the work.
-    }
-    loop();
-    for (auto& thread : others) thread.join();
-    return !failed;
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// Memory that starts at a line of the cache, and is zero at first.
+
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace {
+
+constexpr int LINE = 64;
+
+template <class T> struct Buffer {
+    Buffer() = default;
+    explicit Buffer(int64_t n)
+            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
+        if (data == nullptr) throw std::bad_alloc();
+        clear();
+    }
+    Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(size, other.size), std::swap(data, other.data);
+        return *this;
+    }
+    ~Buffer() { std::free(data); }
+    void clear() { std::memset(static_cast<void*>(data), 0, size * sizeof(T)); }
+    T& operator[](int64_t i) const { return data[i]; }
+    int64_t size = 0;
+    T* data = nullptr;
+};
+
+}  // namespace
