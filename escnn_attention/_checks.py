@@ -1,74 +1,22 @@
-"""The checks that all layers make of their arguments and inputs."""
+"""Checks of arguments, which need neither escnn nor torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
-
-import torch
-from escnn.group import Representation
-from escnn.nn import FieldType, GeometricTensor
-
-from escnn_attention.geometry.grid import Window
-from escnn_attention.groups.fibers import Fibers, is_regular, regular_fields
 
 __all__ = [
     "check_bool",
-    "check_field",
-    "check_input",
     "check_int",
     "check_ints",
+    "check_length",
     "check_option",
-    "check_points",
-    "check_pointwise",
     "check_probability",
-    "check_regular",
-    "check_same_gspace",
     "check_sequence",
-    "check_shape",
-    "check_type",
     "check_unused",
-    "choose_head_fields",
-    "choose_window",
-    "is_pointwise",
 ]
-
-
-def check_type(name: str, value: Any) -> FieldType:
-    """``value``, if it is a field type with at least one field."""
-    if not isinstance(value, FieldType):
-        raise TypeError(f"{name}: got {type(value).__name__}, needed an escnn.nn.FieldType")
-    return value
-
-
-def check_same_gspace(in_type: FieldType, out_type: FieldType) -> None:
-    """Both types live on one gspace."""
-    if in_type.gspace != out_type.gspace:
-        raise ValueError(
-            f"out_type: its gspace is {out_type.gspace.name}, needed that of in_type, {in_type.gspace.name}"
-        )
-
-
-def check_regular(name: str, field_type: FieldType, why: str) -> None:
-    """All fields are regular."""
-    others = sorted({r.name for r in field_type.representations if not is_regular(r)})
-    if others:
-        raise ValueError(f"{name}: {why} needs regular fields only, got also {', '.join(others)}")
-
-
-def check_pointwise(name: str, field_type: FieldType, why: str) -> None:
-    """All fields support pointwise nonlinearities."""
-    others = sorted({r.name for r in field_type.representations if not is_pointwise(r)})
-    if others:
-        raise ValueError(f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support")
-
-
-def is_pointwise(representation: Representation) -> bool:
-    """Whether a representation allows a nonlinearity on every channel.
-
-    escnn does not say so of the trivial representation of a product of groups, of which it is just as true.
-    """
-    return "pointwise" in representation.supported_nonlinearities or representation.is_trivial()
 
 
 def check_int(name: str, value: Any, *, least: int = 1) -> int:
@@ -123,108 +71,9 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type``, on a grid or at points.
-
-    Args:
-        x: what a layer was given.
-        in_type: what it needs.
-        layer: the layer, whose precision ``x`` has to have.
-    """
-    name = type(layer).__name__
-    if not isinstance(x, GeometricTensor):
-        raise TypeError(f"input: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
-    if x.type.gspace != in_type.gspace:
-        raise ValueError(
-            f"input: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
-        )
-    if x.type != in_type:
-        raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
-    _check_precision(x, layer)
-    return x
-
-
-def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
-    """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
-    other = None
-    for parameter in layer.parameters():
-        if parameter.dtype == x.tensor.dtype:
-            return
-        other = parameter.dtype if other is None and parameter.is_floating_point() else other
-    if other is not None and not torch.is_autocast_enabled(x.tensor.device.type):
-        got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
-        layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
-        raise TypeError(
-            f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "
-            f"with .to(torch.{needed}){layer_instead}"
-        )
-
-
-def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` at points; see :func:`check_field`."""
-    x = check_field(x, in_type, layer)
-    if x.coords is None:
-        raise ValueError(
-            f"input: {type(layer).__name__} got features on a grid, of shape {tuple(x.tensor.shape)}, needed scattered "
-            f"points: GeometricTensor(features, type, coords) with coords (points, {in_type.gspace.dimensionality})"
-        )
-    return x
-
-
-def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
-    """``x``, if it is a feature field of type ``in_type`` on a grid; see :func:`check_field`."""
-    x = check_field(x, in_type, layer)
-    if x.coords is not None:
-        raise ValueError(
-            f"input: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of shape "
-            f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
-        )
-    return x
-
-
-def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, ...]:
-    """``input_shape``, if it is the shape of a feature field of type ``in_type`` on a grid."""
-    shape = tuple(input_shape)
-    if len(shape) != 2 + in_type.gspace.dimensionality or shape[1] != in_type.size:
-        raise ValueError(
-            f"input_shape: {layer} got {shape}, needed (batch, {in_type.size}"
-            f"{', size' * in_type.gspace.dimensionality})"
-        )
-    return shape
-
-
-def choose_head_fields(out_type: FieldType, num_heads: int, head_fields: int | None, order: int) -> int:
-    """The regular fields of a head: as asked for, or so that the heads together have those of ``out_type``."""
-    if head_fields is not None:
-        return check_int("head_fields", head_fields)
-    regular = regular_fields(out_type)
-    if regular % num_heads:
-        raise ValueError(
-            f"num_heads: the {regular} regular fields of out_type do not divide among {num_heads} heads; "
-            "set head_fields, the number of regular fields of a head"
-        )
-    # Without regular fields to share: the least number whose heads together have the channels of the output.
-    return regular // num_heads if regular else -(-out_type.size // (num_heads * order))
-
-
-def choose_window(group: Fibers, in_type: FieldType, kernel_size: int | None, window: str, dilation: int) -> Window:
-    """The window that is asked for, if the group maps it onto itself."""
-    check_option("window", window, ("auto", "square", "disc"))
-    check_int("dilation", dilation)
-    if kernel_size is None:
-        if dilation != 1:
-            raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
-        return Window()
-    if group.dimension == 0:
-        raise ValueError(
-            f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
-        )
-    if check_int("kernel_size", kernel_size) % 2 == 0:
-        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number or None for global attention")
-    if window == "square" and not group.preserves_square:
-        raise ValueError(
-            f'window: got "square", which the fiber group of {in_type.gspace.name} does not map onto itself; needed '
-            '"disc" or "auto"'
-        )
-    square = window == "square" or (window == "auto" and group.preserves_square)
-    return Window(kernel_size, "square" if square else "disc", dilation)
+def check_length(name: str, value: Any) -> float:
+    """``value`` as a float, if it is a positive number."""
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name}: got {value!r}, needed a positive length")
+    return number

@@ -18,9 +18,9 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from scipy import ndimage
 from torch import Tensor
 
-from escnn_attention._checks import check_int, is_pointwise
+from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating, find_layer, gspace_of, watch
-from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
 
 __all__ = ["EquivarianceErrors", "equivariance_errors", "smooth_images", "turn_images", "turns_of"]
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from escnn_attention._precision import working_precision
 from escnn_attention.functional.backends import blocked
-from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention.functional.bias import QueryMode, Terms
 from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape, trimmed
 
 __all__ = [

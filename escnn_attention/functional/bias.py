@@ -8,17 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.geometry.grid import Positions
 
-__all__ = ["KeyMode", "QueryMode", "Terms", "Waves", "working_precision"]
+__all__ = ["KeyMode", "QueryMode", "Terms", "Waves"]
 
 QueryMode = Literal["own", "all"]
 KeyMode = Literal["all", "own"]
-
-
-def working_precision(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which scores and phases are worked out: at least single."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, Waves, working_precision
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, Waves
 from escnn_attention.geometry.grid import Positions
 
 __all__ = ["Call", "fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]

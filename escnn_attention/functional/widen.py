@@ -25,7 +25,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.bias import QueryMode, Terms
 from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]

@@ -21,7 +21,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from escnn_attention.functional.bias import working_precision
+from escnn_attention._precision import working_precision
 from escnn_attention.geometry.grid import Blocks, Positions
 
 _T = TypeVar("_T")

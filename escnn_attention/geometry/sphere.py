@@ -2,13 +2,17 @@ r"""Grids of latitudes and longitudes on the sphere, as points with quadrature w
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
-from escnn.nn import FieldType, GeometricTensor
 from lie_learn.spaces import S2, S3
 from torch import Tensor
+
+from escnn_attention._checks import check_int, check_option
+
+if TYPE_CHECKING:
+    from escnn_attention._escnn.types import FieldType, GeometricTensor
 
 __all__ = ["SphereGrid"]
 
@@ -43,6 +47,7 @@ class SphereGrid:
             harmonics of degrees below n (Gauss-Legendre 2n) where there are enough longitudes, more than the order.
 
     Raises:
+        TypeError: a number that is no integer.
         ValueError: a number that the kind does not have, or an unknown kind.
 
     Example:
@@ -63,11 +68,8 @@ class SphereGrid:
         if num_longitudes is None:
             num_longitudes = 2 * num_latitudes
         for name, value in (("num_latitudes", num_latitudes), ("num_longitudes", num_longitudes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-                raise ValueError(f"{name}: got {value!r}, needed an integer of at least 2")
-        if kind not in get_args(GridKind):
-            options = ", ".join(map(repr, get_args(GridKind)))
-            raise ValueError(f"kind: got {kind!r}, needed one of {options}")
+            check_int(name, value, least=2)
+        check_option("kind", kind, get_args(GridKind))
         if kind == "equiangular":
             _check_remainder(num_latitudes, 0, kind)
             colatitude, _ = S2.linspace(num_latitudes // 2, "SOFT")
@@ -112,7 +114,7 @@ class SphereGrid:
         coords = self.coords.to(x.device, x.dtype).repeat(len(x), 1)
         measure = self.weights.to(x.device, x.dtype).repeat(len(x))
         features = x.flatten(2).transpose(1, 2).flatten(0, 1)
-        return GeometricTensor(features, field_type, coords), batch, measure
+        return field_type(features, coords), batch, measure
 
     def image(self, x: GeometricTensor | Tensor) -> Tensor:
         """Features at the points of B grids, ``(B · N, C)``, as images ``(B, C, latitudes, longitudes)``.
@@ -120,7 +122,7 @@ class SphereGrid:
         Raises:
             ValueError: another number of points.
         """
-        features = x.tensor if isinstance(x, GeometricTensor) else x
+        features = x if isinstance(x, Tensor) else x.tensor
         if features.dim() != 2 or len(features) % len(self.coords):
             raise ValueError(f"x: got shape {tuple(features.shape)}, needed (B · {len(self.coords)}, C)")
         return features.unflatten(0, (-1, len(self.coords))).transpose(1, 2).unflatten(2, self.shape)

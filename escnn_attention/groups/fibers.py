@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from escnn.group import Group, GroupElement, Representation
 from escnn.gspaces import GSpace
 
+from escnn_attention._escnn.types import FieldType
 from escnn_attention.groups.samples import (
     Samples,
     band,
@@ -28,9 +29,6 @@ from escnn_attention.groups.samples import (
     sampled,
 )
 
-if TYPE_CHECKING:
-    from escnn.nn import FieldType
-
 __all__ = [
     "Fibers",
     "FrameSegment",
@@ -39,6 +37,7 @@ __all__ = [
     "frames",
     "generic_fibers",
     "invariant_vectors",
+    "is_pointwise",
     "is_regular",
     "mass",
     "regular_fields",
@@ -265,6 +264,14 @@ def _matrices_of(representation: Representation, group: Fibers, dual: bool) -> n
 def is_regular(representation: Representation) -> bool:
     """Whether a representation is the regular representation of its group, as escnn builds it."""
     return representation.name == "regular" and representation.size == representation.group.order()
+
+
+def is_pointwise(representation: Representation) -> bool:
+    """Whether a representation allows a nonlinearity on every channel.
+
+    escnn does not say so of the trivial representation of a product of groups, of which it is just as true.
+    """
+    return "pointwise" in representation.supported_nonlinearities or representation.is_trivial()
 
 
 def regular_fields(field_type: FieldType) -> int:

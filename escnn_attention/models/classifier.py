@@ -12,8 +12,8 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_input, check_regular
 from escnn_attention.models.exports import exported
+from escnn_attention.nn.arguments import check_input, check_regular
 from escnn_attention.plain.classifier import Classifier, invariant
 
 __all__ = ["EquivariantClassifier", "InvariantLogits"]

@@ -12,7 +12,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor, IdentityModule
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option, check_points, check_same_gspace, check_type
+from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.geometry.clouds import once, shared_geometry
@@ -20,6 +20,7 @@ from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
+from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_attention import check_cloud

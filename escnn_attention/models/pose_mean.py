@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from escnn.nn import FieldType
 
-from escnn_attention._checks import check_regular, check_type
+from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_mean import PoseMean as PlainPoseMean
 

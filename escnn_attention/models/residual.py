@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule
 
-from escnn_attention._checks import (
-    check_bool,
-    check_input,
-    check_int,
-    check_regular,
-    check_same_gspace,
-    check_type,
-)
+from escnn_attention._checks import check_bool, check_int
 from escnn_attention.models.convolutions import Attention, attended, check_attention, norm_and_relu, sequence
 from escnn_attention.models.exports import exported
+from escnn_attention.nn.arguments import check_input, check_regular, check_same_gspace, check_type
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.plain.residual import ResidualBlock as PlainResidualBlock

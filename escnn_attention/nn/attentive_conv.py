@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention._checks import (
-    check_bool,
-    check_input,
-    check_int,
-    check_same_gspace,
-    check_shape,
-    check_type,
-    check_unused,
-)
+from escnn_attention._checks import check_bool, check_int, check_unused
+from escnn_attention.nn.arguments import check_input, check_same_gspace, check_shape, check_type
 from escnn_attention.nn.feature_attention import GAIN, AttentionMaps, check_attention_size
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule

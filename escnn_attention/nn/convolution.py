@@ -10,10 +10,11 @@ import torch
 from escnn.nn import R2Conv, R3Conv
 from torch import Tensor
 
-from escnn_attention._checks import check_option, check_regular
+from escnn_attention._checks import check_option
 from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
 from escnn_attention.geometry.grid import Grid, Window
 from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.nn.arguments import check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.projections import ProjectionKind, ToPoses
 

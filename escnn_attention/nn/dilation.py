@@ -17,12 +17,13 @@ from typing import Any
 
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
-from escnn_attention._checks import (
+from escnn_attention._checks import check_int, check_option, check_probability
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.nn.arguments import (
     check_input,
-    check_int,
-    check_option,
     check_pointwise,
-    check_probability,
     check_regular,
     check_same_gspace,
     check_shape,
@@ -30,9 +31,6 @@ from escnn_attention._checks import (
     choose_head_fields,
     choose_window,
 )
-from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.functional import QueryMode, check_backend
-from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.module import GridModule, PlainModule
 from escnn_attention.nn.self_attention import project_heads, project_poses, project_scalars
 from escnn_attention.plain.dilation import (

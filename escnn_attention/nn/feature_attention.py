@@ -6,15 +6,9 @@ from collections.abc import Sequence
 
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention._checks import (
-    check_bool,
-    check_input,
-    check_int,
-    check_option,
-    check_type,
-    check_unused,
-)
+from escnn_attention._checks import check_bool, check_int, check_option, check_unused
 from escnn_attention.groups.fibers import fibers
+from escnn_attention.nn.arguments import check_input, check_type
 from escnn_attention.nn.kernels import BasisKind, check_grid, pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.feature_attention import AttentionMaps

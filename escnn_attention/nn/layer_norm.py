@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from escnn.nn import FieldType
 
-from escnn_attention._checks import check_option, check_type
+from escnn_attention._checks import check_option
 from escnn_attention.groups.fibers import FrameSegment, frames, generic_fibers, invariant_vectors
+from escnn_attention.nn.arguments import check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.layer_norm import LayerNorm, NormScope
 

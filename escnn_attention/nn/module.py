@@ -9,8 +9,8 @@ import torch
 from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
-from escnn_attention._checks import check_field, check_input, check_shape
 from escnn_attention.equivariance.report import equivariance_report
+from escnn_attention.nn.arguments import check_field, check_input, check_shape
 
 __all__ = ["GridModule", "PlainModule"]
 

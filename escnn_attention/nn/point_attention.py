@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,7 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import (
-    check_int,
-    check_option,
-    check_points,
-    check_probability,
-    check_regular,
-    check_same_gspace,
-    check_type,
-    choose_head_fields,
-)
+from escnn_attention._checks import check_int, check_length, check_option, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
@@ -31,13 +20,20 @@ from escnn_attention.geometry.clouds import Neighbourhood, once
 from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.nn.arguments import (
+    check_points,
+    check_regular,
+    check_same_gspace,
+    check_type,
+    choose_head_fields,
+)
 from escnn_attention.nn.self_attention import check_weights, project_heads, project_poses, project_scalars
 from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
 
-__all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud", "check_length"]
+__all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud"]
 
 
 class PointModule(EquivariantModule):
@@ -317,14 +313,6 @@ def opposite_poses(group: Fibers) -> np.ndarray | None:
         if inverts and (group.quotient[opposite] == group.quotient[:, opposite]).all():
             return opposite
     return None
-
-
-def check_length(name: str, value: Any) -> float:
-    """``value`` as a float, if it is a positive number."""
-    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name}: got {value!r}, needed a positive length")
-    return number
 
 
 def check_cloud(

@@ -6,7 +6,7 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_points, check_probability, check_type
+from escnn_attention._checks import check_int, check_probability
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
@@ -15,6 +15,7 @@ from escnn_attention.geometry.clouds import once, where_present
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
+from escnn_attention.nn.arguments import check_points, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
 from escnn_attention.nn.pose_linear import PoseFeedForward, PoseLinear

@@ -5,7 +5,8 @@ from __future__ import annotations
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_bool, check_input, check_type
+from escnn_attention._checks import check_bool
+from escnn_attention.nn.arguments import check_input, check_type
 from escnn_attention.nn.kernels import pose_kernel, poses_of
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_attention import PoseAttention as PlainPoseAttention

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from escnn.nn import FieldType
 
-from escnn_attention._checks import check_int, check_option, check_regular, check_same_gspace, check_type
+from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, mass, regular_fields
 from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.nn.arguments import check_regular, check_same_gspace, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention._checks import check_input, check_int, check_option, check_pointwise, check_shape, check_type
+from escnn_attention._checks import check_int, check_option
+from escnn_attention.nn.arguments import check_input, check_pointwise, check_shape, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.resample import Crop as PlainCrop
 from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool

@@ -9,21 +9,19 @@ from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import (
+from escnn_attention._checks import check_int, check_option, check_probability
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.functional import KeyMode, QueryMode, check_backend
+from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.nn.arguments import (
     check_input,
-    check_int,
-    check_option,
-    check_probability,
     check_regular,
     check_same_gspace,
     check_type,
     choose_head_fields,
     choose_window,
 )
-from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.functional import KeyMode, QueryMode, check_backend
-from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
-from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses

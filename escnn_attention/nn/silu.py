@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from escnn.nn import FieldType
 
-from escnn_attention._checks import check_pointwise, check_type
+from escnn_attention.nn.arguments import check_pointwise, check_type
 from escnn_attention.nn.module import PlainModule
 
 __all__ = ["SiLU"]

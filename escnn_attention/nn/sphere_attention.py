@@ -12,14 +12,7 @@ from escnn.group import O3, SO3, GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import (
-    check_int,
-    check_option,
-    check_points,
-    check_probability,
-    check_same_gspace,
-    check_type,
-)
+from escnn_attention._checks import check_int, check_length, check_option, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
@@ -27,8 +20,9 @@ from escnn_attention.functional.points.attention import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
+from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointLayer, PointModule, check_length
+from escnn_attention.nn.point_attention import PointLayer, PointModule
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.self_attention import project_scalars
 from escnn_attention.nn.transformer import dropout_of, shortcut_of

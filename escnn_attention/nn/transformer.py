@@ -18,18 +18,12 @@ from escnn.nn import (
 )
 from torch import Tensor
 
-from escnn_attention._checks import (
-    check_input,
-    check_int,
-    check_option,
-    check_pointwise,
-    check_probability,
-    check_type,
-)
+from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
+from escnn_attention.nn.arguments import check_input, check_pointwise, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear

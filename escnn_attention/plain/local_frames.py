@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.bias import working_precision
+from escnn_attention._precision import working_precision
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["Generators", "LocalFrames", "angles_of", "frames_at"]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, MLPEncoding
 from escnn_attention.encodings.pair_kernel import Halves, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
-from escnn_attention.functional.bias import working_precision
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.attention import (

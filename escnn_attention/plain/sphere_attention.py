@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.bias import working_precision
+from escnn_attention._precision import working_precision
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
 from escnn_attention.plain.point_attention import PointAttention, turned
 from escnn_attention.plain.point_transformer import PointTransformerBlock

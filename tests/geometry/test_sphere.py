@@ -70,8 +70,10 @@ def test_bad_arguments():
         ("even", (7,)),
         ("odd", (8, 8, "Clenshaw-Curtis")),
         ("num_latitudes", (1,)),
-        ("num_longitudes", (4, 2.5)),
+        ("num_longitudes", (4, 1)),
         ("kind", (4, 4, "HEALPix")),
     ):
         with pytest.raises(ValueError, match=message):
             SphereGrid(*arguments)
+    with pytest.raises(TypeError, match=r"num_longitudes: got 2.5, needed an integer"):
+        SphereGrid(4, 2.5)

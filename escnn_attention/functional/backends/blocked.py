@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.bias import QueryMode, Terms
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.geometry.grid import Blocks, Positions
 

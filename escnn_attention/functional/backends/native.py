@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import (
     LOG2E,
     Arguments,
@@ -24,7 +25,7 @@ from escnn_attention.functional.autograd import (
     why_not_a_table,
     why_not_on_the_cpu,
 )
-from escnn_attention.functional.bias import QueryMode, Terms, working_precision
+from escnn_attention.functional.bias import QueryMode, Terms
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.geometry.grid import Grid, Positions

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, working_precision
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.bias import KeyMode, QueryMode, Terms
 from escnn_attention.functional.fold import rotate
 from escnn_attention.geometry.grid import Positions
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from escnn_attention.functional.bias import working_precision
+from escnn_attention._precision import working_precision
 from escnn_attention.functional.convolutions.convolution import convolve, views
 from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
 from escnn_attention.functional.memory import pieces_of

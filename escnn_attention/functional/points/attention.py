@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from escnn_attention.functional.bias import KeyMode, QueryMode, working_precision
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.bias import KeyMode, QueryMode
 from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.functional.memory import pieces_of
 from escnn_attention.functional.points import native as native_points

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import gradients_again
-from escnn_attention.functional.bias import working_precision
 from escnn_attention.functional.native.build import FOLDER, Kernel
 
 __all__ = ["Inputs", "Options", "attend", "why_not_served"]
