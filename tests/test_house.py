@@ -35,7 +35,6 @@ short_files: nn/dilation.py
 short_files: nn/point_attention.py
 short_files: nn/self_attention.py
 short_files: nn/sphere_attention.py
-short_files: plain/point_attention.py
 short_files: plotting/_attentive.py
 short_files: plotting/cloud_attention.py
 short_files: training/data/points.py
