@@ -25,7 +25,7 @@ from torch import Tensor
 
 from escnn_attention import GroupSelfAttention, PairKernel, PointAttentiveConv, PointSelfAttention, Samples
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.plotting._drawing import COLOURS
+from escnn_attention.plotting import COLOURS
 
 PLANE = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 VOLUME = (4, 12, 24, 60, 120, 240)

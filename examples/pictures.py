@@ -29,6 +29,7 @@ from torch.nn import functional
 from escnn_attention import FourierEncoding, GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.models import GroupCNN, GSANet, HybridNet, PointTransformer, from_published_attgconv
 from escnn_attention.plotting import (
+    CloudStyle,
     animate_feature_maps,
     plot_attended_images,
     plot_attention_maps,
@@ -225,7 +226,8 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
     cloud = nn.GeometricTensor(nearest(points), network.in_type, points)
     title = "Where a corner of the L looks, and how that turns with the constellation"
     turns = [g.fibergroup.elements[i] for i in (0, 1, 2, 4)]
-    figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=turns, bonds=lines, title=title)
+    style = CloudStyle(bonds=lines)
+    figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=turns, style=style, title=title)
     save("cloud_attention.png", figure)
 
     g = gspaces.dihedralOnR3(4)
@@ -264,9 +266,7 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
         network,
         point=1,
         elements=[g.fibergroup.elements[i] for i in (0, 1, 3, 5)],
-        labels=[ATOMS[z][0] for z in elements],
-        bonds=bonded,
-        view=(35.0, -60.0),
+        style=CloudStyle(labels=[ATOMS[z][0] for z in elements], bonds=bonded),
         title="Where an atom looks, and how that turns with the molecule",
     )
     save("molecule_attention.png", figure)

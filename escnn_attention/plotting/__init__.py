@@ -1,4 +1,4 @@
-"""Pictures of equivariant networks: what turns, what is permuted, what is attended to (extra ``plot``).
+"""Pictures of equivariant networks: what is transformed, what is permuted, what is attended to (extra ``plot``).
 
 Each is one call on any model: a layer, a block, a sequential module, a classifier, or any torch module with such layers
 inside. Encodings and attention maps are those of GroupSelfAttention and LiftingSelfAttention, dilation layers are not
@@ -11,7 +11,9 @@ Every function returns a :class:`matplotlib.figure.Figure` (or an animation of o
 figure is made, so importing this module does not need it.
 """
 
-from escnn_attention.plotting._drawing import name_element
+from escnn_attention.plotting._cloud_drawing import CloudStyle
+from escnn_attention.plotting._names import name_element
+from escnn_attention.plotting._sheet import COLOURS
 from escnn_attention.plotting.accuracies import plot_accuracies
 from escnn_attention.plotting.attended_images import plot_attended_images
 from escnn_attention.plotting.attention_maps import plot_attention_maps
@@ -20,9 +22,12 @@ from escnn_attention.plotting.attentive_maps import plot_attentive_maps
 from escnn_attention.plotting.cloud_attention import plot_cloud_attention
 from escnn_attention.plotting.encodings import plot_encoding
 from escnn_attention.plotting.equivariance_error import plot_equivariance_error
-from escnn_attention.plotting.feature_maps import animate_feature_maps, plot_feature_maps
+from escnn_attention.plotting.feature_animation import animate_feature_maps
+from escnn_attention.plotting.feature_maps import plot_feature_maps
 
 __all__ = [
+    "COLOURS",
+    "CloudStyle",
     "animate_feature_maps",
     "name_element",
     "plot_accuracies",

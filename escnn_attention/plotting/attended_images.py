@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,22 +13,12 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.plotting._attentive import (
-    as_change,
-    change,
-    draw_bar,
-    draw_image,
-    draw_over,
-    extents,
-    find_attentive,
-    look,
-    shades,
-    turns_for,
-)
-from escnn_attention.plotting._drawing import Sheet, figure_class
+from escnn_attention.plotting._attended import Attended, find_attentive, look
+from escnn_attention.plotting._overlays import as_change, draw_bar, draw_image, draw_over, extents, shades
+from escnn_attention.plotting._sheet import Sheet, figure_class
+from escnn_attention.plotting._transformations import Transformation, largest_change, transformations_for
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["plot_attended_images"]
@@ -95,31 +86,64 @@ def plot_attended_images(
     rows = []
     for i in range(images.shape[0]):
         x, run = look(images[i : i + 1], model, chosen)
-        turns = turns_for(x, elements, angles, background, most=4)
-        upright = run(x)[name]
-        turned = [turn.image(x) for turn in turns]
-        seen = [run(image)[name] for image in turned]
-        returned = [turn.back(found.passed, x.type) for turn, found in zip(turns, seen, strict=True)]
-        largest = max(change(b, upright.passed, turn) for b, turn in zip(returned, turns, strict=True))
-        pictures = [shades(image) for image in turned]
-        maps = [found.passed.mean(0) for found in seen]
-        rows.append((shades(x), pictures, maps, [b.mean(0) for b in returned], upright.covered, largest))
-    scale = extents([m for row in rows for m in row[2]])
-
-    columns = len(turns)
-    cell = 0.8
-    left, gap, between = 0.15, 0.35, 0.14
-    block = cell * columns
-    top = Sheet.TOP + 0.25
-    total = top + (2 * cell + between) * len(rows) + 0.1
+        columns = transformations_for(x, elements, angles, background, most=4)
+        rows.append(_row(x, run, name, columns))
     what = name.removeprefix("stages.") or type(module).__name__
+    return _draw(rows, columns, back, title, f"{what}, mean over fields and poses")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One image.
+
+    Attributes:
+        image: as it is.
+        images: transformed, one for each column.
+        maps: over these, in the mean over the poses.
+        returned: the maps, transformed back.
+        covered: the parts of the rows and columns of the image that the maps are of.
+        change: the largest difference of what was transformed back, over all poses.
+    """
+
+    image: npt.NDArray[np.float32]
+    images: list[npt.NDArray[np.float32]]
+    maps: list[Tensor]
+    returned: list[Tensor]
+    covered: tuple[float, float]
+    change: float
+
+
+def _row(
+    x: GeometricTensor,
+    run: Callable[[GeometricTensor], dict[str, Attended]],
+    name: str,
+    transformations: Sequence[Transformation],
+) -> _Row:
+    """An image under all transformations; ``run`` gives what the layers do to an image, by name."""
+    upright = run(x)[name]
+    images = [t.apply(x) for t in transformations]
+    seen = [run(image)[name] for image in images]
+    returned = [t.undo(found.passed, x.type) for t, found in zip(transformations, seen, strict=True)]
+    changes = [largest_change(r, upright.passed, t) for r, t in zip(returned, transformations, strict=True)]
+    return _Row(
+        image=shades(x),
+        images=[shades(image) for image in images],
+        maps=[found.passed.mean(0) for found in seen],
+        returned=[r.mean(0) for r in returned],
+        covered=upright.covered,
+        change=max(changes),
+    )
+
+
+def _draw(rows: Sequence[_Row], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
+    """The figure."""
+    scale = extents([m for row in rows for m in row.maps])
+    cell, left, gap, between = 0.8, 0.15, 0.35, 0.14
+    block = cell * len(columns)
+    top = Sheet.TOP + 0.25
     width = left + block + (gap + block + 0.75 if back else 0) + 0.5
-    sheet = Sheet(width, total, title, f"{what}, mean over fields and poses")
+    sheet = Sheet(width, top + (2 * cell + between) * len(rows) + 0.1, title, note)
     blocks = [(left, "the image is turned"), *([(left + block + gap, "its map is turned back")] if back else [])]
-
-    def panel(start: float, column: int, y: float) -> Axes:
-        return sheet.panel(start + column * cell + 0.04 * cell, y + 0.04 * cell, 0.92 * cell)
-
     for start, heading in blocks:
         sheet.text(start + block / 2, Sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
     end = blocks[-1][0] + block
@@ -127,16 +151,18 @@ def plot_attended_images(
     if back:
         sheet.text(end + 0.78, top - 0.1, "change", ha="center", fontsize=8)
     y = top
-    for picture, pictures, maps, returned_maps, covered, largest in rows:
+    for row in rows:
         for k, (start, _) in enumerate(blocks):
-            for column, turn in enumerate(turns):
-                image = picture if k else pictures[column]
-                ax = panel(start, column, y)
+            for column, transformation in enumerate(columns):
+                x = start + column * cell
+                image = row.image if k else row.images[column]
+                ax = sheet.cell(x, y, cell, 0.04)
                 draw_image(ax, image)
                 if y == top:
-                    ax.set_title(turn.name, fontsize=8, pad=3)
-                draw_over(panel(start, column, y + cell), image, (returned_maps if k else maps)[column], scale, covered)
+                    ax.set_title(transformation.name, fontsize=8, pad=3)
+                values = (row.returned if k else row.maps)[column]
+                draw_over(sheet.cell(x, y + cell, cell, 0.04), image, values, scale, row.covered)
         if back:
-            sheet.text(end + 0.78, y + cell, as_change(largest), ha="center", fontsize=8)
+            sheet.text(end + 0.78, y + cell, as_change(row.change), ha="center", fontsize=8)
         y += 2 * cell + between
     return sheet.figure

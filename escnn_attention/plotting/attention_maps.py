@@ -15,31 +15,27 @@ from escnn.nn import GeometricTensor
 from torch import Tensor
 
 from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
-from escnn_attention.groups.fibers import is_signed_permutation
+from escnn_attention.groups.fibers import Fibers, is_signed_permutation
 from escnn_attention.nn import Crop
-from escnn_attention.plotting._drawing import (
-    Frame,
-    Sheet,
-    as_drawn,
+from escnn_attention.plotting._arguments import (
     check_image,
     check_index,
     element_indices,
-    figure_class,
     grid_elements,
-    name_element,
     planar,
     pose_indices,
-    stacked,
-    transformed,
+    refuse_exported,
 )
-from escnn_attention.plotting.feature_maps import refuse_exported
+from escnn_attention.plotting._fields import as_drawn, transformed
+from escnn_attention.plotting._names import name_element, stacked
+from escnn_attention.plotting._overlays import shaded
+from escnn_attention.plotting._sheet import Frame, Sheet, figure_class
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["plot_attention_maps"]
-
-_ATTENTION = (0.835, 0.369, 0.0)
 
 
 @dataclass(frozen=True)
@@ -139,11 +135,11 @@ def plot_attention_maps(
     rows: list[_Row] = []
     with evaluating(model):
         for i in index:
-            turned = transformed(x, table.elements[i])
-            features, covered = _arriving(call, turned, model, attention)
+            image = transformed(x, table.elements[i])
+            features, covered = _arriving(call, image, model, attention)
             height, width = features.tensor.shape[-2:]
-            queries = [_turn(position, table.action[i], height, width) for position in positions]
-            # What is pose h after the turn was pose g⁻¹h before it.
+            queries = [_moved(position, table.action[i], height, width) for position in positions]
+            # By default all poses, else the poses gh, which were the poses h of the image before.
             shown = queried if poses is None else [int(table.quotient[table.inverse[i], h]) for h in queried]
             numbers = [int(table.quotient[i, h]) for h in shown]
             # heads, poses, positions, query poses, key poses, space
@@ -151,47 +147,52 @@ def plot_attention_maps(
             if head is None:
                 entropy = -(maps * maps.clamp_min(1e-12).log()).sum(dim=(-2, -1)).mean(dim=(1, 2))
                 head = int(entropy.argmin())
-            image = as_drawn(turned.tensor[0]).mean(0)
-            rows += [_Row(image, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
+            grey = as_drawn(image.tensor[0]).mean(0)
+            rows += [_Row(grey, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
     # The rows that belong to one query stand together.
     rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
-
-    cell = 1.15 if len(queried) <= 4 else 0.85
-    left, bottom, gap = 1.25, 0.15, 0.2
-    height_of_all = Sheet.TOP + cell * len(rows) + gap * (len(positions) - 1) + bottom
     note = f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, turned"
-    sheet = Sheet(left + cell * (1 + len(queried)) + 0.3, height_of_all, title, note)
+    return _draw(rows, table, queried, len(index), title, note)
+
+
+def _draw(rows: Sequence[_Row], table: Fibers, poses: Sequence[int], together: int, title: str, note: str) -> Figure:
+    """The figure, with so many rows ``together`` and the columns named by ``poses``."""
+    cell = 1.15 if len(poses) <= 4 else 0.85
+    left, bottom, gap = 1.25, 0.15, 0.2
+    height = Sheet.TOP + cell * len(rows) + gap * (len(rows) // together - 1) + bottom
+    sheet = Sheet(left + cell * (1 + len(poses)) + 0.3, height, title, note)
     strongest = max(float(row.maps.max()) for row in rows) or 1.0
     for r, row in enumerate(rows):
-        y = Sheet.TOP + r * cell + gap * (r // len(index))
+        y = Sheet.TOP + r * cell + gap * (r // together)
         identity = np.allclose(table.action[row.element], np.eye(2))
         name = "as it is" if identity else f"turned\n{name_element(table.action[row.element])}"
         sheet.text(left - 0.12, y + cell / 2, name, ha="right", fontsize=9)
-        h, w = row.maps.shape[-2:]
-        grid = (-0.5, w - 0.5, h - 0.5, -0.5)
-        # The image in units of the layer's grid, about the same centre.
-        margin = [(n / part - n) / 2 for n, part in zip((h, w), row.covered, strict=True)]
-        extent = (grid[0] - margin[1], grid[1] + margin[1], grid[2] + margin[0], grid[3] - margin[0])
-        for column in range(1 + len(queried)):
-            pad = 0.05 * cell
-            ax = sheet.panel(left + column * cell + (0.15 if column else 0.0) + pad, y + pad, cell - 2 * pad)
-            faint = 0.35 if column else 1.0
-            ax.imshow(row.image, cmap="gray_r", interpolation="nearest", extent=extent, alpha=faint)
-            if column:
-                weight = (row.maps[column - 1] / strongest).sqrt().clamp(0, 1)
-                colour = np.ones((*weight.shape, 4)) * np.array([*_ATTENTION, 0.0])
-                colour[..., 3] = weight.numpy() * 0.9
-                ax.imshow(colour, interpolation="nearest", extent=grid)
-            ax.plot(row.query[1], row.query[0], marker="x", color="black", markersize=7, markeredgewidth=3.4)
-            ax.plot(row.query[1], row.query[0], marker="x", color="white", markersize=6.2, markeredgewidth=1.6)
-            ax.set_xlim(extent[0], extent[1])
-            ax.set_ylim(extent[2], extent[3])
+        for column in range(1 + len(poses)):
+            ax = sheet.cell(left + column * cell + (0.15 if column else 0.0), y, cell)
+            _draw_panel(ax, row, None if column == 0 else (row.maps[column - 1] / strongest).sqrt().clamp(0, 1))
             if column:
                 Frame(ax, row.numbers[column - 1], table.order)
             if r == 0:
-                heading = f"pose {stacked(table.action[queried[column - 1]])}" if column else "input"
-                ax.set_title(heading, fontsize=9 if len(queried) <= 4 else 7.5, pad=4)
+                heading = f"pose {stacked(table.action[poses[column - 1]])}" if column else "input"
+                ax.set_title(heading, fontsize=9 if len(poses) <= 4 else 7.5, pad=4)
     return sheet.figure
+
+
+def _draw_panel(ax: Axes, row: _Row, weights: Tensor | None) -> None:
+    """Draw the image with the query, faintly under ``weights`` ``(h, w)`` where there are some."""
+    h, w = row.maps.shape[-2:]
+    grid = (-0.5, w - 0.5, h - 0.5, -0.5)
+    # The image in units of the layer's grid, about the same centre.
+    margin = [(n / part - n) / 2 for n, part in zip((h, w), row.covered, strict=True)]
+    extent = (grid[0] - margin[1], grid[1] + margin[1], grid[2] + margin[0], grid[3] - margin[0])
+    opacity = 1.0 if weights is None else 0.35
+    ax.imshow(row.image, cmap="gray_r", interpolation="nearest", extent=extent, alpha=opacity)
+    if weights is not None:
+        ax.imshow(shaded(weights.numpy()), interpolation="nearest", extent=grid)
+    ax.plot(row.query[1], row.query[0], marker="x", color="black", markersize=7, markeredgewidth=3.4)
+    ax.plot(row.query[1], row.query[0], marker="x", color="white", markersize=6.2, markeredgewidth=1.6)
+    ax.set_xlim(extent[0], extent[1])
+    ax.set_ylim(extent[2], extent[3])
 
 
 def _arriving(
@@ -227,10 +228,10 @@ def _pairs(positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _turn(position: tuple[int, int], matrix: npt.NDArray[np.float64], height: int, width: int) -> tuple[int, int]:
-    """Where the pixel (row, column) is after the grid was turned by ``matrix``, which acts on (x, y) with y upwards.
+def _moved(position: tuple[int, int], matrix: npt.NDArray[np.float64], height: int, width: int) -> tuple[int, int]:
+    """Where ``matrix``, which acts on (x, y) with y upwards, takes the pixel (row, column) of a grid.
 
-    The grid of ``height`` and ``width`` is the one after the turn.
+    ``height`` and ``width`` are those of the transformed grid.
     """
     before = (width, height) if abs(matrix[0, 0]) < 0.5 else (height, width)
     row, column = position

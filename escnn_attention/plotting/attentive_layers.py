@@ -12,20 +12,10 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.groups.fibers import Fibers
-from escnn_attention.plotting._attentive import (
-    as_change,
-    change,
-    draw_bar,
-    draw_image,
-    draw_over,
-    extents,
-    find_attentive,
-    look,
-    shades,
-    turns_for,
-)
-from escnn_attention.plotting._drawing import COLOURS, GREY, Sheet, figure_class, planar
+from escnn_attention.plotting._attended import Attended, find_attentive, look
+from escnn_attention.plotting._overlays import as_change, draw_bar, draw_image, draw_over, extents, shades
+from escnn_attention.plotting._sheet import Sheet, figure_class, pose_colour
+from escnn_attention.plotting._transformations import Transformation, largest_change, transformations_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,52 +85,56 @@ def plot_attentive_layers(
     figure_class()
     chosen = find_attentive(model, layers)
     x, run = look(x, model, chosen)
-    turns = turns_for(x, elements, angles, background)
-    table = planar(x.type.gspace)
+    columns = transformations_for(x, elements, angles, background)
     upright = run(x)
-    images = [turn.image(x) for turn in turns]
+    images = [t.apply(x) for t in columns]
     seen = [run(image) for image in images]
 
-    labels = _shortened(list(chosen))
-    columns = len(turns)
-    cell = 1.35 if columns <= 4 else 1.0
+    cell = 1.35 if len(columns) <= 4 else 1.0
     left, right = 1.5, 1.1
+    end = left + cell * len(columns)
     total = Sheet.TOP + cell * (1 + len(chosen)) + 0.05
     note = f"arrows: the strength of each pose ({x.type.gspace.fibergroup.name}); maps and arrows turn with the image"
-    sheet = Sheet(left + cell * columns + right, total, title, note)
-    size = cell * (1 - 2 * _ROOM)
-
-    def panel(column: int, y: float) -> Axes:
-        return sheet.panel(left + column * cell + _ROOM * cell, y + _ROOM * cell, size)
-
+    sheet = Sheet(end + right, total, title, note)
     y = Sheet.TOP - _ROOM * cell
-    for column, (turn, image) in enumerate(zip(turns, images, strict=True)):
-        ax = panel(column, y)
+    for column, (transformation, image) in enumerate(zip(columns, images, strict=True)):
+        ax = sheet.cell(left + column * cell, y, cell, _ROOM)
         draw_image(ax, shades(image))
-        ax.set_title(turn.name, fontsize=10 if cell > 1.2 else 8, pad=4)
+        ax.set_title(transformation.name, fontsize=10 if cell > 1.2 else 8, pad=4)
     sheet.text(left - 0.08, y + cell / 2, "input", ha="right", fontsize=10)
-    sheet.text(left + columns * cell + 0.75, y + cell / 2, "change,\nturned\nback", ha="center", fontsize=8)
-    y += cell
+    sheet.text(end + 0.75, y + cell / 2, "change,\nturned\nback", ha="center", fontsize=8)
+    labels = _shortened(list(chosen))
     for name, layer in chosen.items():
-        means = [found[name].passed.mean(0) for found in seen]
-        scale = extents(means)
-        strongest = max(float(found[name].strength.max()) for found in seen) or 1.0
+        y += cell
         label = labels[name] or type(layer).__name__
         sheet.text(left - 0.08, y + cell / 2, label, ha="right", fontsize=min(10.0, 130 / len(label)))
-        largest = 0.0
-        for column, (turn, image, found, mean) in enumerate(zip(turns, images, seen, means, strict=True)):
-            ax = panel(column, y)
-            attended = found[name]
-            draw_over(ax, shades(image), mean, scale, attended.covered)
-            if len(attended.strength) > 1:
-                _draw_arrows(ax, attended.strength.numpy() / strongest, table, turn.number, cell / size)
-            back = turn.back(attended.passed, x.type)
-            largest = max(largest, change(back, upright[name].passed, turn))
-        x_end = left + columns * cell
-        draw_bar(sheet, x_end + 0.02, y + _ROOM * cell, size, scale)
-        sheet.text(x_end + 0.75, y + cell / 2, as_change(largest), ha="center", fontsize=8)
-        y += cell
+        found = [one[name] for one in seen]
+        scale = _draw_row(sheet, (left, y, cell), images, found, columns)
+        draw_bar(sheet, end + 0.02, y + _ROOM * cell, cell * (1 - 2 * _ROOM), scale)
+        returned = [t.undo(one.passed, x.type) for t, one in zip(columns, found, strict=True)]
+        largest = max(largest_change(r, upright[name].passed, t) for r, t in zip(returned, columns, strict=True))
+        sheet.text(end + 0.75, y + cell / 2, as_change(largest), ha="center", fontsize=8)
     return sheet.figure
+
+
+def _draw_row(
+    sheet: Sheet,
+    place: tuple[float, float, float],
+    images: Sequence[GeometricTensor],
+    found: Sequence[Attended],
+    columns: Sequence[Transformation],
+) -> tuple[float, float]:
+    """Draw what one layer lets through of each image, from ``place`` (x, y, side of a cell) on; the scale of it."""
+    x, y, cell = place
+    means = [one.passed.mean(0) for one in found]
+    scale = extents(means)
+    strongest = max(float(one.strength.max()) for one in found) or 1.0
+    for column, (transformation, image, one, mean) in enumerate(zip(columns, images, found, means, strict=True)):
+        ax = sheet.cell(x + column * cell, y, cell, _ROOM)
+        draw_over(ax, shades(image), mean, scale, one.covered)
+        if len(one.strength) > 1:
+            _draw_arrows(ax, one.strength.numpy() / strongest, transformation)
+    return scale
 
 
 def _shortened(names: Sequence[str]) -> dict[str, str]:
@@ -150,9 +144,11 @@ def _shortened(names: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, stems if len(set(stems)) == len(names) else inside, strict=True))
 
 
-def _draw_arrows(ax: Axes, lengths: npt.NDArray[np.float32], table: Fibers, number: Any, panels: float) -> None:
-    """An arrow for each pose, from the border of the panel outwards; ``panels`` is the side of a cell in panels."""
+def _draw_arrows(ax: Axes, lengths: npt.NDArray[np.float32], transformation: Transformation) -> None:
+    """Draw an arrow for each pose, from the border of the panel outwards."""
+    table = transformation.table
     poses = len(lengths)
+    longest = _LONGEST / (1 - 2 * _ROOM)  # in units of the panel
     mirrors = bool((np.linalg.det(table.action) < 0).any())
     for pose in range(poses):
         matrix = table.action[pose]
@@ -163,8 +159,8 @@ def _draw_arrows(ax: Axes, lengths: npt.NDArray[np.float32], table: Fibers, numb
         if mirrors:
             # Two poses take the first axis to the same place: they stand side by side.
             start = start + 0.07 * (-1 if mirrored else 1) * np.array([-direction[1], direction[0]])
-        tip = start + direction * panels * _LONGEST * float(lengths[pose])
-        colour = COLOURS[number(pose)] if poses <= len(COLOURS) else GREY
+        tip = start + direction * longest * float(lengths[pose])
+        colour = pose_colour(transformation.source(pose), poses)
         ax.annotate(
             "", xy=tuple(0.5 + tip), xytext=tuple(0.5 + start), xycoords="axes fraction", textcoords="axes fraction",
             annotation_clip=False,

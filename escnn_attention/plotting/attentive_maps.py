@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,21 +13,19 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.plotting._attentive import (
-    ATTENTION,
-    STRONGEST,
+from escnn_attention.plotting._attended import find_attentive, look
+from escnn_attention.plotting._names import stacked
+from escnn_attention.plotting._overlays import (
     as_change,
-    change,
     draw_bar,
     draw_image,
     draw_over,
     extents,
-    find_attentive,
-    look,
+    shaded,
     shades,
-    turns_for,
 )
-from escnn_attention.plotting._drawing import COLOURS, GREY, Frame, Sheet, figure_class, name_element, planar
+from escnn_attention.plotting._sheet import Frame, Sheet, figure_class, pose_colour
+from escnn_attention.plotting._transformations import Transformation, largest_change, transformations_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,86 +101,115 @@ def plot_attentive_maps(
     chosen = dict(list(find_attentive(model, layer).items())[:1])
     ((name, module),) = chosen.items()
     x, run = look(x, model, chosen, field)
-    turns = turns_for(x, elements, angles, background)
-    table = planar(x.type.gspace)
+    columns = transformations_for(x, elements, angles, background)
     upright = run(x)[name]
-    images = [turn.image(x) for turn in turns]
+    images = [t.apply(x) for t in columns]
     seen = [run(image)[name] for image in images]
-    returned = [turn.back(found.passed, x.type) for turn, found in zip(turns, seen, strict=True)]
+    returned = [t.undo(found.passed, x.type) for t, found in zip(columns, seen, strict=True)]
     scale = extents([upright.passed, *(found.passed for found in seen)])
-
     channel_scale = extents([f.channel for f in [upright, *seen] if f.channel is not None] or [torch.zeros(1)])
 
-    poses, columns = len(upright.passed), len(turns)
-    cell = 1.0 if max(poses, columns) <= 4 else 0.66
+    poses = len(upright.passed)
+    cell = 1.0 if max(poses, len(columns)) <= 4 else 0.66
     left, gap, bar = 0.95, 0.5, 0.6
-    block = cell * columns
-    lines = 1 + poses + (upright.channel is not None)
+    block = cell * len(columns)
+    second, width = left + block + gap, left + block + (gap + block if back else 0)
     top = Sheet.TOP + 0.25
+    bottom = top + cell * (1 + poses + (upright.channel is not None)) + 0.3
     what = f"field {field}" if field is not None else "mean over the fields"
     note = f"{name.removeprefix('stages.') or type(module).__name__}, {what}; frames of one colour and number: one map"
-    sheet = Sheet(left + block + (gap + block if back else 0) + bar, top + cell * lines + 0.2 + 0.4, title, note)
+    sheet = Sheet(width + bar, bottom + 0.3, title, note)
 
-    def panel(start: float, column: int, y: float) -> Axes:
-        return sheet.panel(start + column * cell + 0.05 * cell, y + 0.05 * cell, 0.9 * cell)
-
-    upright_image = shades(x)
-    blocks: list[tuple[float, str, list[Any]]] = [
-        (left, "the image is turned", [(shades(i), f, f.passed) for i, f in zip(images, seen, strict=True)])
-    ]
+    sheet.text(left + block / 2, Sheet.TOP - 0.1, "the image is turned", ha="center", fontsize=9.5)
+    for column, (t, image, found) in enumerate(zip(columns, images, seen, strict=True)):
+        sources = [t.source(pose) for pose in range(poses)] if poses > 1 else [0]
+        shown = _Column(t.name, shades(image), found.passed, found.channel, sources, found.covered)
+        _draw_column(sheet, (left + column * cell, top, cell), shown, scale, channel_scale)
+    _name_rows(sheet, (left - 0.1, top, cell), columns[0], poses, upright.channel is not None)
     if back:
-        blocks.append(
-            (
-                left + block + gap,
-                "its maps are turned back",
-                [(upright_image, f, r) for f, r in zip(seen, returned, strict=True)],
-            )
-        )
-    for start, heading, panels in blocks:
-        sheet.text(start + block / 2, Sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
-        for column, (turn, (image, found, maps)) in enumerate(zip(turns, panels, strict=True)):
-            places = turn.places(poses) if start > left else np.arange(poses)
-            y = top
-            ax = panel(start, column, y)
-            draw_image(ax, image)
-            ax.set_title(turn.name, fontsize=9 if cell > 0.8 else 7.5, pad=4)
-            y += cell + 0.1
-            for pose in range(poses):
-                ax = panel(start, column, y)
-                draw_over(ax, image, maps[pose], scale, found.covered)
-                if poses > 1:
-                    Frame(ax, pose if start > left else turn.number(pose), poses)
-                y += cell
-            if found.channel is not None:
-                numbers = [pose if start > left else turn.number(pose) for pose in range(poses)] if poses > 1 else [0]
-                values = found.channel.numpy()[:, places]
-                _draw_channels(panel(start, column, y + 0.1), values, numbers, channel_scale)
-            if start > left:
-                below = as_change(change(maps, upright.passed, turn))
-                sheet.text(start + (column + 0.5) * cell, top + cell * lines + 0.3, below, ha="center", fontsize=7.5)
-    y = top + cell + 0.1
-    for pose in range(poses):
-        label = f"pose {name_element(table.action[pose])}".replace(", ", "\n") if poses > 1 else "all poses"
-        sheet.text(left - 0.1, y + cell / 2, label, ha="right", fontsize=8.5)
-        y += cell
-    if upright.channel is not None:
-        sheet.text(left - 0.1, y + 0.1 + cell / 2, "channels", ha="right", fontsize=8.5)
-    if back:
-        sheet.text(left + block + gap - 0.08, top + cell * lines + 0.3, "change:", ha="right", fontsize=7.5)
-    draw_bar(sheet, left + block + (gap + block if back else 0) + 0.08, top + cell + 0.15, 0.9 * cell, scale)
+        sheet.text(second + block / 2, Sheet.TOP - 0.1, "its maps are turned back", ha="center", fontsize=9.5)
+        sheet.text(second - 0.08, bottom, "change:", ha="right", fontsize=7.5)
+        for column, (t, found, maps) in enumerate(zip(columns, seen, returned, strict=True)):
+            channel = None if found.channel is None else found.channel[:, t.images_of_poses(poses)]
+            shown = _Column(t.name, shades(x), maps, channel, range(poses), found.covered)
+            _draw_column(sheet, (second + column * cell, top, cell), shown, scale, channel_scale)
+            below = as_change(largest_change(maps, upright.passed, t))
+            sheet.text(second + (column + 0.5) * cell, bottom, below, ha="center", fontsize=7.5)
+    draw_bar(sheet, width + 0.08, top + cell + 0.15, 0.9 * cell, scale)
     return sheet.figure
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of a picture.
+
+    Attributes:
+        name: its heading.
+        image: at the top.
+        maps: ``(poses, h, w)``; what is drawn over it, pose by pose.
+        channel: ``(fields, poses)``; the map of the channels, if there is one.
+        numbers: of the frames, one for each pose.
+        covered: the parts of the rows and columns of the image that the maps are of.
+    """
+
+    name: str
+    image: npt.NDArray[np.float32]
+    maps: Tensor
+    channel: Tensor | None
+    numbers: Sequence[int]
+    covered: tuple[float, float]
+
+
+def _draw_column(
+    sheet: Sheet,
+    place: tuple[float, float, float],
+    column: _Column,
+    scale: tuple[float, float],
+    channel_scale: tuple[float, float],
+) -> None:
+    """Draw a column from ``place`` (x, y, side of a cell) downwards."""
+    x, y, cell = place
+    ax = sheet.cell(x, y, cell)
+    draw_image(ax, column.image)
+    ax.set_title(column.name, fontsize=9 if cell > 0.8 else 7.5, pad=4)
+    y += cell + 0.1
+    for number, values in zip(column.numbers, column.maps, strict=True):
+        ax = sheet.cell(x, y, cell)
+        draw_over(ax, column.image, values, scale, column.covered)
+        if len(column.maps) > 1:
+            Frame(ax, number, len(column.maps))
+        y += cell
+    if column.channel is not None:
+        _draw_channels(sheet.cell(x, y + 0.1, cell), column.channel.numpy(), column.numbers, channel_scale)
+
+
+def _name_rows(
+    sheet: Sheet, place: tuple[float, float, float], transformation: Transformation, poses: int, channels: bool
+) -> None:
+    """Write the names of the poses at the left of ``place`` (x, y, side of a cell)."""
+    x, y, cell = place
+    y += cell + 0.1
+    for matrix in transformation.table.action[:poses]:
+        label = f"pose {stacked(matrix)}" if poses > 1 else "all poses"
+        sheet.text(x, y + cell / 2, label, ha="right", fontsize=8.5)
+        y += cell
+    if channels:
+        sheet.text(x, y + 0.1 + cell / 2, "channels", ha="right", fontsize=8.5)
 
 
 def _draw_channels(
     ax: Axes, values: npt.NDArray[np.float32], numbers: Sequence[int], scale: tuple[float, float]
 ) -> None:
-    """``(fields, poses)``, below the colours of the poses."""
+    """Draw a map of channels ``(fields, poses)``, below the colours of the poses."""
     fields, poses = values.shape
-    shown = np.ones((fields, poses, 4)) * np.array([*ATTENTION, 0.0])
-    shown[..., 3] = STRONGEST * np.clip((values - scale[0]) / (scale[1] - scale[0]), 0, 1)
-    ax.imshow(shown, interpolation="nearest", aspect="auto", extent=(0, poses, fields, 0))
+    ax.imshow(
+        shaded(np.clip((values - scale[0]) / (scale[1] - scale[0]), 0, 1)),
+        interpolation="nearest",
+        aspect="auto",
+        extent=(0, poses, fields, 0),
+    )
     for place, number in enumerate(numbers):
-        colour = COLOURS[number] if poses <= len(COLOURS) else GREY
+        colour = pose_colour(number, poses)
         ax.plot(
             [place, place + 1], [-0.045 * fields] * 2, color=colour, linewidth=4, solid_capstyle="butt", clip_on=False
         )

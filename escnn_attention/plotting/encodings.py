@@ -16,16 +16,9 @@ from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating, find_attention
 from escnn_attention.groups.fibers import Fibers
 from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.plotting._drawing import (
-    MOST_COLUMNS,
-    Frame,
-    Sheet,
-    check_index,
-    figure_class,
-    name_element,
-    planar,
-    pose_indices,
-)
+from escnn_attention.plotting._arguments import check_index, planar, pose_indices
+from escnn_attention.plotting._names import name_element
+from escnn_attention.plotting._sheet import MOST_COLUMNS, Frame, Sheet, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,66 +93,41 @@ def plot_encoding(
     head = check_index("head", head, attention.num_heads)
     domain = _domain(attention, size)
     values = _values(attention, table, head, domain.points)  # |H|, fine, fine, channels
-    inside = domain.inside
-    variation = values[0][inside].var(axis=0)
-    chosen = _channels(channels, variation)
-    embedding = attention.plain.encoding.poses() if pose_table else None
+    chosen = _channels(channels, values[0][domain.inside].var(axis=0))
     rotary = attention.plain.encoding.rotations() is not None
-    tables = None
-    if embedding is not None and not rotary:
-        per_head = embedding.detach().cpu().double().numpy()
-        tables = per_head[min(head, len(per_head) - 1)][table.quotient]  # h, ĥ, channels
+    tables = _tables(attention, table, head) if pose_table and not rotary else None
 
-    # Turns in one line and reflections below them, for the groups that are common.
+    # Rotations in one line and reflections below them, for the groups that are common.
     columns = min(len(shown), 4 if len(shown) <= 8 else MOST_COLUMNS)
     lines = -(-len(shown) // columns)  # of panels, for each channel
-    cell = _COLUMN_WIDTH
-    left, bar_width, above = 0.95, 0.65, 0.3
+    cell, left, bar_width, above = _COLUMN_WIDTH, 0.95, 0.65, 0.3
     step = cell + above
     table_width = 0.0 if tables is None else 0.55 + cell
     total = Sheet.TOP - 0.1 + len(chosen) * (lines * step + 0.2) + 0.1
     what = "position" if domain.absolute else "offset from the query"
     note = f"{type(attention.plain.encoding).__name__}, head {head}; over the {what}, {domain.unit}"
     sheet = Sheet(left + columns * cell + bar_width + table_width + 0.15, total, title, note)
-    name = "pair" if rotary else "channel"
     for row, channel in enumerate(chosen):
         top = Sheet.TOP - 0.1 + row * (lines * step + 0.2) + above - 0.15
         high = lines * step - above - 0.1 * cell  # of the panels of this channel
+        name = f"{'pair' if rotary else 'channel'} {channel}"
+        sheet.text(left - 0.6, top + high / 2, name, rotation=90, ha="center", fontsize=10)
         fields = values[..., channel]
-        fields = fields - fields[0][inside].mean()
-        limit = float(np.abs(fields[shown][:, inside]).max()) or 1.0
-        sheet.text(left - 0.6, top + high / 2, f"{name} {channel}", rotation=90, ha="center", fontsize=10)
+        fields = fields - fields[0][domain.inside].mean()
+        limit = float(np.abs(fields[shown][:, domain.inside]).max()) or 1.0
         for place, pose in enumerate(shown):
-            y, x = top + place // columns * step, left + place % columns * cell
+            x, y = left + place % columns * cell, top + place // columns * step
             ax = sheet.panel(x + 0.05 * cell, y, 0.9 * cell)
-            _draw(ax, fields[pose], limit, domain, table.action[pose], table)
-            ax.set_title(f"pose {name_element(table.action[pose])}", fontsize=8.5, pad=4)
-            Frame(ax, pose, table.order)
+            _draw(ax, fields[pose], limit, domain, table, pose)
             if place % columns == 0:
                 ax.set_yticks(domain.ticks, domain.names, fontsize=7)
             if place + columns >= len(shown):
                 ax.set_xticks(domain.ticks, domain.names, fontsize=7)
-            ax.tick_params(length=2, pad=2)
         x = left + columns * cell
-        bar = sheet.panel(x + 0.08, top, 0.09, min(high, 0.9 * cell))
-        scale = np.linspace(-limit, limit, 64)[:, None]
-        bar.imshow(scale, cmap="PuOr_r", aspect="auto", origin="lower", extent=(0, 1, -limit, limit))
-        bar.yaxis.tick_right()
-        bar.set_yticks([-limit, 0, limit], [f"−{limit:.2g}", "0", f"{limit:.2g}"], fontsize=7)
-        bar.tick_params(length=2, pad=2)
-        if tables is None:
-            continue
-        entries = (tables[..., channel] - tables[0, :, channel].mean())[shown]
-        ax = sheet.panel(x + bar_width + 0.5, top, 0.9 * cell)
-        largest = float(np.abs(entries).max()) or 1.0
-        ax.imshow(entries, cmap="PuOr_r", vmin=-largest, vmax=largest, interpolation="nearest", aspect="auto")
-        ax.set_title("table over poses", fontsize=8.5, pad=4)
-        if table.order <= MOST_COLUMNS:
-            ax.set_xticks(range(table.order), map(str, range(table.order)), fontsize=7)
-            ax.set_yticks(range(len(shown)), map(str, shown), fontsize=7)
-        ax.tick_params(length=0, pad=2)
-        ax.set_xlabel("pose of the key", fontsize=7.5, labelpad=2)
-        ax.set_ylabel("pose h", fontsize=7.5, labelpad=4)
+        _draw_bar(sheet.panel(x + 0.08, top, 0.09, min(high, 0.9 * cell)), limit)
+        if tables is not None:
+            entries = tables[..., channel] - tables[0, :, channel].mean()
+            _draw_table(sheet.panel(x + bar_width + 0.5, top, 0.9 * cell), entries[shown], shown)
     return sheet.figure
 
 
@@ -191,6 +159,7 @@ class _Domain:
 
 
 def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | None) -> _Domain:
+    """The window of a layer, or for global attention a grid of a side of ``size``."""
     window = attention.plain.window
     absolute = attention.plain.encoding.absolute
     if window.kernel_size is not None and not absolute:
@@ -239,20 +208,32 @@ def _values(
     with evaluating(attention):
         delta = torch.as_tensor(points, dtype=inverse.dtype, device=inverse.device)
         # As the layer does it: row vectors times the transposed matrix are h⁻¹ applied to every offset.
-        turned = delta @ inverse.transpose(-1, -2)[:, None]
+        seen = delta @ inverse.transpose(-1, -2)[:, None]
         frequencies = core.encoding.rotations()
         if frequencies is not None:
             frequencies = frequencies[min(head, len(frequencies) - 1)]
-            values = (turned @ frequencies.transpose(-1, -2).to(turned.dtype)).sin()
+            values = (seen @ frequencies.transpose(-1, -2).to(seen.dtype)).sin()
         else:
-            every_head = core.encoding.offsets(turned)
+            every_head = core.encoding.offsets(seen)
             if every_head is None:
                 raise ValueError(f"layer: its {type(core.encoding).__name__} encodes no positions that could be drawn")
             values = every_head[min(head, len(every_head) - 1)]
     return values.cpu().double().numpy()
 
 
+def _tables(
+    attention: GroupSelfAttention | LiftingSelfAttention, table: Fibers, head: int
+) -> npt.NDArray[np.float64] | None:
+    """``(|H|, |H|, channels)``: the encoding of pose ĥ of the key for pose h of the query, where the layer has one."""
+    embedding = attention.plain.encoding.poses()
+    if embedding is None:
+        return None
+    per_head = embedding.detach().cpu().double().numpy()
+    return per_head[min(head, len(per_head) - 1)][table.quotient]
+
+
 def _channels(channels: int | Sequence[int] | None, variation: npt.NDArray[np.float64]) -> list[int]:
+    """Chosen channels, by default the one that varies most."""
     if channels is None:
         return [int(variation.argmax())]
     chosen = list(channels) if isinstance(channels, Iterable) else [channels]
@@ -266,9 +247,10 @@ def _draw(
     field: npt.NDArray[np.float64],
     limit: float,
     domain: _Domain,
-    matrix: npt.NDArray[np.float64],
     table: Fibers,
+    pose: int,
 ) -> None:
+    """Draw the encoding that a pose sees, and the pose."""
     # Pixels of the picture are centred at the points that were evaluated: the outer ones stand out by half.
     edge = domain.half * (1 + 1 / (_FINE - 1))
     picture = ax.imshow(
@@ -292,9 +274,34 @@ def _draw(
     ax.set_ylim(-1.04 * domain.half, 1.04 * domain.half)
     mirrors = bool((np.linalg.det(table.action) < 0).any())
     for axis_index, length in ((0, 0.62), *(((1, 0.4),) if mirrors else ())):
-        tip = length * domain.half * matrix[:, axis_index]
+        tip = length * domain.half * table.action[pose][:, axis_index]
         for colour, width in (("white", 3.2), ("black", 1.5)):
             ax.annotate(
                 "", xy=tuple(tip), xytext=(0, 0),
                 arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": width, "mutation_scale": 8},
             )  # fmt: skip
+    ax.set_title(f"pose {name_element(table.action[pose])}", fontsize=8.5, pad=4)
+    Frame(ax, pose, table.order)
+    ax.tick_params(length=2, pad=2)
+
+
+def _draw_bar(ax: Axes, limit: float) -> None:
+    """Draw the scale of colours, from ``-limit`` to ``limit``."""
+    scale = np.linspace(-limit, limit, 64)[:, None]
+    ax.imshow(scale, cmap="PuOr_r", aspect="auto", origin="lower", extent=(0, 1, -limit, limit))
+    ax.yaxis.tick_right()
+    ax.set_yticks([-limit, 0, limit], [f"−{limit:.2g}", "0", f"{limit:.2g}"], fontsize=7)
+    ax.tick_params(length=2, pad=2)
+
+
+def _draw_table(ax: Axes, entries: npt.NDArray[np.float64], poses: Sequence[int]) -> None:
+    """Draw the encoding of key poses (columns) for ``poses`` of the query (rows)."""
+    largest = float(np.abs(entries).max()) or 1.0
+    ax.imshow(entries, cmap="PuOr_r", vmin=-largest, vmax=largest, interpolation="nearest", aspect="auto")
+    ax.set_title("table over poses", fontsize=8.5, pad=4)
+    if entries.shape[1] <= MOST_COLUMNS:
+        ax.set_xticks(range(entries.shape[1]), map(str, range(entries.shape[1])), fontsize=7)
+        ax.set_yticks(range(len(poses)), map(str, poses), fontsize=7)
+    ax.tick_params(length=0, pad=2)
+    ax.set_xlabel("pose of the key", fontsize=7.5, labelpad=2)
+    ax.set_ylabel("pose h", fontsize=7.5, labelpad=4)

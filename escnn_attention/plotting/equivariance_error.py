@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.equivariance.angles import DISC, EquivarianceErrors, equivariance_errors, named_models
-from escnn_attention.plotting._drawing import COLOURS, GREY, SMALL_PRINT, figure_class
+from escnn_attention.equivariance.angles import EquivarianceErrors, equivariance_errors, named_models
+from escnn_attention.plotting._sheet import COLOURS, GREY, SMALL_PRINT, figure_class
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["plot_equivariance_error"]
@@ -26,15 +26,10 @@ def plot_equivariance_error(
     models: torch.nn.Module | Mapping[str, torch.nn.Module] | EquivarianceErrors,
     images: Tensor | None = None,
     *,
-    angles: Sequence[float] | npt.NDArray[np.floating] | None = None,
-    layer: str | None = None,
-    size: int = 28,
-    disc: float = DISC,
-    background: float = 0.0,
-    seed: int = 0,
     interpolation: bool = True,
     log: bool = False,
     title: str = "Equivariance error against the angle of the input",
+    **measuring: Any,
 ) -> Figure:
     r"""The relative error of equivariance of models against the angle, finer than their groups.
 
@@ -47,12 +42,14 @@ def plot_equivariance_error(
 
     Args:
         models: at most 8, by name; or one model; or errors that were measured before.
-        images, angles, layer, size, disc, background, seed: as in
-            :func:`~escnn_attention.equivariance.angles.equivariance_errors`; by default smooth images that are turned
-            without interpolation. None of them with errors that were measured before.
+        images: as in :func:`~escnn_attention.equivariance.angles.equivariance_errors`; by default smooth images that
+            are rotated without interpolation.
         interpolation: whether to draw the dashed line.
         log: whether errors are drawn on a logarithmic scale, from 1e-8.
         title: above the figure.
+        measuring: ``angles``, ``layer``, ``size``, ``disc``, ``background`` and ``seed``, as in
+            :func:`~escnn_attention.equivariance.angles.equivariance_errors`. Neither these nor ``images`` go with
+            errors that were measured before.
 
     Returns:
         The figure.
@@ -73,58 +70,27 @@ def plot_equivariance_error(
         >>> figure = plot_equivariance_error(models, angles=range(0, 361, 90), size=12)
     """
     figure_type = figure_class()
-    options: dict[str, Any] = {
-        "images": images, "angles": angles, "layer": layer, "size": size, "disc": disc, "background": background,
-        "seed": seed,
-    }  # fmt: skip
+    if images is not None:
+        measuring["images"] = images
     if isinstance(models, EquivarianceErrors):
-        _check_left_out(options)
+        for name in measuring:
+            raise ValueError(f"{name}: got a value with errors that were measured before, needed none")
         _check_number(models.errors)
         errors = models
     else:
         models = named_models(models)
         _check_number(models)
-        errors = equivariance_errors(models, **options)
+        errors = equivariance_errors(models, **measuring)
     if not len(errors.angles) or not (errors.errors or interpolation):
         raise ValueError("models: got no errors to draw, and without the dashed line there is nothing else")
     figure = figure_type(figsize=(7.6, 4.6), layout="constrained")
     ax = figure.add_subplot()
     floor = 1e-8 if log else 0.0
-    alone = errors.angles[0] == errors.angles[-1]
-    mark = "_" if alone else None  # a line through one point is not seen
-    if interpolation:
-        ax.plot(
-            errors.angles, np.maximum(errors.interpolation, floor), color=GREY, linestyle=(0, (5, 3)), linewidth=1.4,
-            label="turned and turned back", marker=mark, markersize=16,
-        )  # fmt: skip
-    for k, (name, values) in enumerate(errors.errors.items()):
-        colour = COLOURS[k]
-        ax.plot(
-            errors.angles, np.maximum(values, floor), color=colour, linewidth=1.8, label=name, zorder=3 + k,
-            marker=mark, markersize=16,
-        )  # fmt: skip
-        # A turn by 360° is the identity again.
-        in_group = np.isclose(np.subtract.outer(errors.angles, errors.turns[name]) % 360, 0, atol=1e-4)
-        in_group |= np.isclose(np.subtract.outer(errors.angles, errors.turns[name]) % 360, 360, atol=1e-4)
-        at = in_group.any(axis=1)
-        ax.scatter(
-            errors.angles[at], np.maximum(values[at], floor),
-            # Dots in one place stay visible around each other.
-            color=colour, s=max(16, 78 - 22 * k), zorder=13 + k, clip_on=False,
-        )  # fmt: skip
+    _draw_curves(ax, errors, interpolation, floor)
     if log:
         ax.set_yscale("log")
-        ax.set_ylim(bottom=floor)
-    else:
-        ax.set_ylim(bottom=0)
-    if alone:
-        ax.set_xlim(errors.angles[0] - 1, errors.angles[0] + 1)
-        ax.set_xticks(errors.angles[:1])
-    else:
-        ax.set_xlim(errors.angles[0], errors.angles[-1])
-    if errors.angles[-1] - errors.angles[0] > 90:
-        ax.set_xticks(np.arange(45 * np.ceil(errors.angles[0] / 45), errors.angles[-1] + 1, 45))
-    ax.set_xlabel("angle by which the input is turned, in degrees")
+    ax.set_ylim(bottom=floor)
+    _label_angles(ax, errors.angles)
     ax.set_ylabel("relative error")
     ax.grid(color="#E5E5E5")
     ax.set_axisbelow(True)
@@ -137,15 +103,43 @@ def plot_equivariance_error(
     return figure
 
 
-def _check_left_out(options: Mapping[str, Any]) -> None:
-    """Nothing is measured again, so that no option of measuring has any effect."""
-    parameters = inspect.signature(equivariance_errors).parameters
-    for name, value in options.items():
-        default = parameters[name].default
-        if value is not default and (default is None or value != default):
-            raise ValueError(f"{name}: got a value with errors that were measured before, needed none")
+def _draw_curves(ax: Axes, errors: EquivarianceErrors, interpolation: bool, floor: float) -> None:
+    """Draw a curve for each model, with dots at the rotations of its group, and the dashed line of interpolation."""
+    # A line through one point is not seen.
+    mark = "_" if errors.angles[0] == errors.angles[-1] else None
+    if interpolation:
+        ax.plot(
+            errors.angles, np.maximum(errors.interpolation, floor), color=GREY, linestyle=(0, (5, 3)), linewidth=1.4,
+            label="turned and turned back", marker=mark, markersize=16,
+        )  # fmt: skip
+    for k, (name, values) in enumerate(errors.errors.items()):
+        ax.plot(
+            errors.angles, np.maximum(values, floor), color=COLOURS[k], linewidth=1.8, label=name, zorder=3 + k,
+            marker=mark, markersize=16,
+        )  # fmt: skip
+        # A rotation by 360° is the identity again.
+        apart = np.subtract.outer(errors.angles, errors.turns[name]) % 360
+        in_group = (np.isclose(apart, 0, atol=1e-4) | np.isclose(apart, 360, atol=1e-4)).any(axis=1)
+        ax.scatter(
+            errors.angles[in_group], np.maximum(values[in_group], floor),
+            # Dots in one place stay visible around each other.
+            color=COLOURS[k], s=max(16, 78 - 22 * k), zorder=13 + k, clip_on=False,
+        )  # fmt: skip
+
+
+def _label_angles(ax: Axes, angles: npt.NDArray[np.float64]) -> None:
+    """Label the axis of the angles, at multiples of 45° where there are many."""
+    if angles[0] == angles[-1]:
+        ax.set_xlim(angles[0] - 1, angles[0] + 1)
+        ax.set_xticks(angles[:1])
+    else:
+        ax.set_xlim(angles[0], angles[-1])
+    if angles[-1] - angles[0] > 90:
+        ax.set_xticks(np.arange(45 * np.ceil(angles[0] / 45), angles[-1] + 1, 45))
+    ax.set_xlabel("angle by which the input is turned, in degrees")
 
 
 def _check_number(models: Mapping[str, object]) -> None:
+    """Check that every model can have a colour of its own."""
     if len(models) > len(COLOURS):
         raise ValueError(f"models: got {len(models)}, needed at most {len(COLOURS)}, each of which has its colour")

@@ -1,59 +1,32 @@
-"""Feature maps of inputs that are turned."""
+"""Feature maps of inputs that are transformed by group elements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from escnn import nn as enn
 from escnn.group import GroupElement
+from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.angles import check_angles, relative_change, turn_images, turning
-from escnn_attention.equivariance.inspection import (
-    attention_layers,
-    evaluating,
-    find_layer,
-    gspace_of,
-    on_fields,
-    watch,
-)
-from escnn_attention.plotting._drawing import (
-    MOST_COLUMNS,
-    Frame,
-    Sheet,
-    as_drawn,
-    check_image,
-    check_index,
-    element_indices,
-    figure_class,
-    grid_elements,
-    is_regular_map,
-    map_style,
-    name_element,
-    planar,
-    stacked,
-    transformed,
-)
+from escnn_attention.groups.fibers import Fibers
+from escnn_attention.plotting._arguments import element_indices, grid_elements, planar
+from escnn_attention.plotting._fields import as_drawn, transformed
+from escnn_attention.plotting._names import name_element, stacked
+from escnn_attention.plotting._sheet import MOST_COLUMNS, Frame, Sheet, figure_class, map_style
+from escnn_attention.plotting._stages import Stage, choose_field, stage_runner
 
 if TYPE_CHECKING:
-    from matplotlib.animation import FuncAnimation
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["animate_feature_maps", "plot_feature_maps"]
-
-Stage = Callable[[enn.GeometricTensor], enn.GeometricTensor]
-Maps = dict[str, Tensor]  # by stage, (fields, |H|, H, W)
+__all__ = ["plot_feature_maps"]
 
 
 def plot_feature_maps(
-    x: enn.GeometricTensor | Tensor,
+    x: GeometricTensor | Tensor,
     stages: torch.nn.Module | Mapping[str, Stage],
     layers: str | Sequence[str] | None = None,
     *,
@@ -100,7 +73,7 @@ def plot_feature_maps(
         36
     """
     figure_class()
-    run, x, names = _runner(x, stages, [layers] if isinstance(layers, str) else layers)
+    run, x, names = stage_runner(x, stages, [layers] if isinstance(layers, str) else layers)
     table = planar(x.type.gspace)
     if elements is None:
         elements = list(table.elements) if table.order <= MOST_COLUMNS else grid_elements(table)
@@ -114,7 +87,7 @@ def plot_feature_maps(
     images = [transformed(x, table.elements[i]) for i in index]
     by_image = [run(image) for image in images]
     maps = {name: [found[name] for found in by_image] for name in names}
-    chosen = {name: _field(name, values[0], fields.get(name)) for name, values in maps.items()}
+    chosen = {name: choose_field(name, values[0], fields.get(name)) for name, values in maps.items()}
 
     poses, columns = table.order, len(index)
     cell = 0.95 if poses <= 4 else 0.62
@@ -122,267 +95,41 @@ def plot_feature_maps(
     total = Sheet.TOP + cell * 1.25 + (cell * poses + gap) * len(maps) + bottom
     note = f"frames of one colour and number: the same map, turned ({x.type.gspace.fibergroup.name})"
     sheet = Sheet(left + cell * columns + right, total, title, note)
-
-    def panel(column: int, y: float) -> Axes:
-        return sheet.panel(left + column * cell + 0.05 * cell, y + 0.05 * cell, 0.9 * cell)
-
     y = Sheet.TOP
     for column, (image, i) in enumerate(zip(images, index, strict=True)):
-        ax = panel(column, y)
+        ax = sheet.cell(left + column * cell, y, cell)
         ax.imshow(as_drawn(image.tensor[0]).mean(0), cmap="gray_r", interpolation="nearest")
         ax.set_title(stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
     sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
     y += 1.15 * cell
     for name, values in maps.items():
         y += gap / 2
-        shown = [value[chosen[name]].numpy() for value in values]
-        style = map_style(shown)
         sheet.text(
             left - 1.2, y + cell * poses / 2, f"{name}\n(field {chosen[name]})",
             rotation=90, ha="center", fontsize=_fitting(name, cell * poses),
         )  # fmt: skip
-        for pose in range(poses):
-            named = f"pose {name_element(table.action[pose])}"
-            sheet.text(left - 0.1, y + cell / 2, named, ha="right", fontsize=8.5)
-            for column, i in enumerate(index):
-                ax = panel(column, y)
-                ax.imshow(shown[column][pose], **style)
-                Frame(ax, int(table.quotient[i, pose]), poses)
-            y += cell
-        y += gap / 2
+        _draw_stage(sheet, (left, y, cell), [value[chosen[name]].numpy() for value in values], table, index)
+        y += cell * poses + gap / 2
     return sheet.figure
 
 
-def animate_feature_maps(
-    x: enn.GeometricTensor | Tensor,
-    model: torch.nn.Module,
-    layer: str | None = None,
-    *,
-    angles: Sequence[float] | npt.NDArray[np.floating] | None = None,
-    field: int | None = None,
-    background: float = 0.0,
-    interval: int = 100,
-    title: str = "The input turns: feature maps turn, poses cycle",
-) -> FuncAnimation:
-    r"""An input that turns through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
-
-    The upper row of maps is what the layer gives: maps turn with the input, and whenever the angle passes an element of
-    the group each has taken the place of another. A frame has the colour and number of the map that stood there at 0°,
-    by the element next to the angle. In the lower row this is undone: maps are turned back, and put back to the poses
-    in which they were. Exact equivariance is a lower row that stands still at the elements of the group; how much it
-    moves between them is the number below it, the relative change since 0° within a disc that every turn leaves on the
-    grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
-
-    Args:
-        x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is turned by cubic interpolation, without
-            leaving the range of its values, and by quarters of a turn exactly.
-        model: a layer, or any module; called in evaluation mode.
-        layer: the module whose regular fields are shown, by its name in the model; by default the first attention
-            layer, or, where there is none, the last module that gives regular fields.
-        angles: degrees, one for each image of the animation; by default 48 for one turn.
-        field: the regular field; by default the one whose poses differ most.
-        background: the value around the image.
-        interval: between images, in milliseconds.
-        title: above the figure.
-
-    Returns:
-        The animation. ``animation.save("turning.gif", writer="pillow", dpi=80)`` writes a GIF, and
-        ``animation.to_jshtml()`` is for notebooks. Keep a reference to it until then.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        TypeError: ``model`` is not a module, ``x`` no tensor, or ``field`` not an integer.
-        ValueError: ``x`` is not one square image of scalar fields over the plane, no angles, or the layer does not
-            exist, does not give regular fields, or does not have the field; or the model was exported.
-
-    Example:
-        >>> import tempfile
-        >>> import torch
-        >>> from escnn import gspaces
-        >>> from escnn_attention.models import HybridNet
-        >>> from escnn_attention.plotting import animate_feature_maps
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
-        >>> animation = animate_feature_maps(torch.randn(1, 1, 12, 12), network, angles=[0, 45, 90])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     animation.save(f"{folder}/turning.gif", writer="pillow", dpi=40)
-    """
-    figure_class()
-    from matplotlib.animation import FuncAnimation
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    run, x, (name,) = _runner(x, model, None if layer is None else [layer], one=True)
-    table = planar(x.type.gspace)
-    if x.tensor.shape[-1] != x.tensor.shape[-2] or not all(r.is_trivial() for r in x.type.representations):
-        raise ValueError(f"x: got {x.type} of shape {tuple(x.tensor.shape)}, needed a square image of scalar fields")
-    chosen = np.arange(0, 360, 7.5) if angles is None else check_angles(angles)
-
-    upright = run(x)[name]
-    field = _field(name, upright, field)
-    reference = upright[field].double()
-    turns = turning(table)
-    lowest = min(float(x.tensor.min()), background)
-    highest = max(float(x.tensor.max()), background)
-    images, maps, back, nearest, change = [], [], [], [], []
-    for angle in chosen:
-        image = x.type(turn_images(x.tensor, float(angle), background=background).clamp(lowest, highest))
-        found = run(image)[name][field]
-        if found.shape[-1] != found.shape[-2]:
-            raise ValueError(f"layer: {name!r} gives maps of shape {tuple(found.shape[1:])}, needed square ones")
-        element = min(turns, key=lambda i: abs((turns[i] - angle + 180) % 360 - 180))
-        # What was pose h at 0° is pose gh now.
-        returned = turn_images(found.double(), -float(angle))[table.quotient[table.inverse[element]]]
-        images.append(as_drawn(image.tensor[0]).mean(0).numpy())
-        maps.append(found.numpy())
-        back.append(returned.numpy())
-        nearest.append(element)
-        change.append(relative_change(returned[None], reference[None]))
-
-    poses = table.order
-    cell = 1.15 if poses <= 4 else 0.8 if poses <= 8 else 0.55
-    big = 2 * cell + 0.3
-    left, gap = 0.15, 1.0
-    start = left + big + gap
-    bottom = 0.5
-    total = Sheet.TOP + 0.2 + big + bottom
-    note = f"{name}, field {field}; frames of one colour and number: the same map ({x.type.gspace.fibergroup.name})"
-    sheet = Sheet(start + cell * poses + 0.2, total, title, note)
-    FigureCanvasAgg(sheet.figure)
-    top = Sheet.TOP + 0.2
-    ax = sheet.panel(left, top, big)
-    shade: dict[str, Any] = {"vmin": min(float(i.min()) for i in images), "vmax": max(float(i.max()) for i in images)}
-    picture = ax.imshow(images[0], cmap="gray_r", interpolation="nearest", **shade)
-    heading = ax.set_title("", fontsize=10, pad=5)
-    style = map_style([*maps, *back])
-    rows = []
-    for y, label, values in ((top, "maps", maps), (top + cell + 0.3, "turned\nback", back)):
-        sheet.text(start - 0.12, y + cell / 2, label, ha="right", fontsize=9)
-        panels = [sheet.panel(start + (p + 0.05) * cell, y + 0.05 * cell, 0.9 * cell) for p in range(poses)]
-        drawn = [panel.imshow(values[0][p], **style) for p, panel in enumerate(panels)]
-        rows.append((panels, drawn, values))
-    for pose, panel in enumerate(rows[0][0]):
-        panel.set_title(f"pose {stacked(table.action[pose])}", fontsize=8.5 if poses <= 4 else 7, pad=4)
-    upper = [Frame(panel, pose, poses) for pose, panel in enumerate(rows[0][0])]
-    for pose, panel in enumerate(rows[1][0]):
-        Frame(panel, pose, poses)
-    said = sheet.text(start + cell * poses / 2, top + big + 0.22, "", ha="center", fontsize=9)
-
-    def show(step: int) -> Sequence[Artist]:
-        picture.set_data(images[step])
-        heading.set_text(f"input, turned by {chosen[step]:g}°")
-        for _, drawn, values in rows:
-            for pose, artist in enumerate(drawn):
-                artist.set_data(values[step][pose])
-        for pose, frame in enumerate(upper):
-            frame.show(int(table.quotient[nearest[step], pose]))
-        said.set_text(f"relative change of the maps that were turned back: {change[step]:.2f}")
-        return []
-
-    show(0)
-    return FuncAnimation(sheet.figure, show, frames=len(chosen), interval=interval, init_func=lambda: [], repeat=True)
-
-
-def refuse_exported(model: object) -> None:
-    """Say of an exported network what it lacks.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if not isinstance(model, torch.nn.Module) or gspace_of(model) is not None:
-        return
-    if any(type(module).__module__.startswith("escnn_attention.plain") for module in model.modules()):
-        raise ValueError(
-            f"model: the {type(model).__name__} was exported, and knows neither its group nor its fields any more;"
-            " needed the network that it was exported from"
-        )
-
-
-def _runner(
-    x: enn.GeometricTensor | Tensor,
-    stages: torch.nn.Module | Mapping[str, Stage],
-    layers: Sequence[str] | None,
-    *,
-    one: bool = False,
-) -> tuple[Callable[[enn.GeometricTensor], Maps], enn.GeometricTensor, list[str]]:
-    """A function from images to feature maps by the names of the stages, the image as fields, and the names."""
-    if isinstance(stages, torch.nn.Module):
-        model = stages
-        refuse_exported(model)
-        call, x = on_fields(model, x)
-        check_image(x)
-        watched = _watched(call, x, model, layers, one)
-
-        def run(image: enn.GeometricTensor) -> Maps:
-            with evaluating(model):
-                found = watch(lambda: call(image), watched)
-            for name in watched:
-                if name not in found:
-                    raise ValueError(f"layers: the {type(model).__name__} does not call {name!r}")
-            return {name: _poses(name, found[name]) for name in watched}
-
-        return run, x, list(watched)
-    if not isinstance(stages, Mapping):
-        raise TypeError(f"stages: got {type(stages).__name__}, needed a torch.nn.Module or a mapping from names")
-    x = check_image(x)
-    if layers is not None:
-        raise ValueError("layers: these are modules of a model, and stages is a mapping that names what to show")
-    functions = dict(stages)
-    if not functions:
-        raise ValueError("stages: got none, needed at least one, by name")
-    for name, stage in functions.items():
-        if not callable(stage):
-            raise TypeError(f"stages: got {type(stage).__name__} for {name!r}, needed a function")
-
-    def run_stages(image: enn.GeometricTensor) -> Maps:
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(*functions.values()))
-            return {name: _poses(name, stage(image)) for name, stage in functions.items()}
-
-    return run_stages, x, list(functions)
-
-
-def _watched(
-    call: Callable[[enn.GeometricTensor], object],
-    x: enn.GeometricTensor,
-    model: torch.nn.Module,
-    layers: Sequence[str] | None,
-    one: bool,
-) -> dict[str, torch.nn.Module]:
-    """The modules to show, by name; the model itself goes by the name of its class."""
-    if layers is not None:
-        if not layers:
-            raise ValueError("layers: got none, needed at least one name")
-        return {name or type(model).__name__: find_layer(model, name) for name in layers}
-    named = {name or type(model).__name__: module for name, module in model.named_modules()}
-    with evaluating(model):
-        found = watch(lambda: call(x), named)
-    regular = [name for name, value in found.items() if is_regular_map(value)]
-    if not regular:
-        raise ValueError(f"model: no module of the {type(model).__name__} gives regular fields on a grid")
-    attention = [name or type(model).__name__ for name in attention_layers(model)]
-    first = next((name for name in attention if name in regular), None)
-    # The model itself is its last module.
-    last = next((name for name in reversed(regular) if named[name] is not model), regular[-1])
-    chosen = [first or last] if one else [first or regular[0], last]
-    return {name: named[name] for name in dict.fromkeys(chosen)}
-
-
-def _poses(name: str, features: object) -> Tensor:
-    """(fields, |H|, H, W) of the first sample."""
-    if not is_regular_map(features):
-        what = features.type if isinstance(features, enn.GeometricTensor) else type(features).__name__
-        raise ValueError(f"stage {name!r} must give regular fields, got {what}")
-    assert isinstance(features, enn.GeometricTensor)
-    values = as_drawn(features.tensor[0])
-    return values.reshape(-1, features.type.gspace.fibergroup.order(), *values.shape[1:])
-
-
-def _field(name: str, values: Tensor, field: int | None) -> int:
-    """The field that is asked for, or the one whose poses differ most, measured against its overall size."""
-    if field is not None:
-        return check_index(f"field of {name!r}", field, len(values))
-    differences = (values - values.mean(dim=1, keepdim=True)).square().mean(dim=(1, 2, 3))
-    return int((differences / values.square().mean(dim=(1, 2, 3)).clamp_min(1e-12)).argmax())
+def _draw_stage(
+    sheet: Sheet,
+    place: tuple[float, float, float],
+    maps: Sequence[npt.NDArray[np.float32]],
+    table: Fibers,
+    index: Sequence[int],
+) -> None:
+    """Draw the maps ``(poses, h, w)`` under each element of ``index``, from ``place`` (x, y, side of a cell) on."""
+    x, y, cell = place
+    style = map_style(maps)
+    for pose in range(table.order):
+        sheet.text(x - 0.1, y + cell / 2, f"pose {name_element(table.action[pose])}", ha="right", fontsize=8.5)
+        for column, i in enumerate(index):
+            ax = sheet.cell(x + column * cell, y, cell)
+            ax.imshow(maps[column][pose], **style)
+            Frame(ax, int(table.quotient[i, pose]), table.order)
+        y += cell
 
 
 def _fitting(name: str, room: float) -> float:

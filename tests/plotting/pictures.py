@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from escnn import gspaces, nn
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, PointSelfAttention
 
 
 def system(gspace=None):
@@ -53,3 +53,15 @@ class Wrapped(torch.nn.Module):
     def forward(self, x):
         features = self.body(nn.GeometricTensor(x, self.body.in_type))
         return self.head(features.tensor.mean((-2, -1)))
+
+
+def layer_on(gspace, cls=PointSelfAttention, heads=2, fields=4, **options):
+    """Attention between points with regular fields."""
+    hidden = nn.FieldType(gspace, fields * [gspace.regular_repr])
+    return cls(hidden, hidden, heads, **options)
+
+
+def cloud_for(module, number=7, seed=0):
+    torch.manual_seed(seed)
+    dimension = module.in_type.gspace.dimensionality
+    return nn.GeometricTensor(torch.randn(number, module.in_type.size), module.in_type, torch.randn(number, dimension))

@@ -5,7 +5,7 @@ from escnn import gspaces, nn
 
 from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention
 from escnn_attention.plotting import plot_attentive_layers
-from escnn_attention.plotting._attentive import find_attentive, look
+from escnn_attention.plotting._attended import find_attentive, look
 from tests.plotting.pictures import drawn, shown, texts
 
 pytest.importorskip("matplotlib")

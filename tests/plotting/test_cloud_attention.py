@@ -8,29 +8,18 @@ from escnn.group import cyclic_group
 
 from escnn_attention import (
     GroupSelfAttention,
-    PairKernel,
-    PointAttentiveConv,
     PointSelfAttention,
     PointTransformerBlock,
     SphereSelfAttention,
 )
 from escnn_attention.models import PointTransformer
-from escnn_attention.plotting import cloud_attention
+from escnn_attention.plotting import CloudStyle
+from escnn_attention.plotting._cloud_drawing import _BOND, _POSITIVE
+from escnn_attention.plotting._cloud_weights import attention_of_point
 from escnn_attention.plotting.cloud_attention import plot_cloud_attention
-from tests.plotting.pictures import drawn, texts
+from tests.plotting.pictures import cloud_for, drawn, layer_on, texts
 
 pytest.importorskip("matplotlib")
-
-
-def layer_on(gspace, cls=PointSelfAttention, heads=2, fields=4, **options):
-    hidden = nn.FieldType(gspace, fields * [gspace.regular_repr])
-    return cls(hidden, hidden, heads, **options)
-
-
-def cloud_for(module, number=7, seed=0):
-    torch.manual_seed(seed)
-    dimension = module.in_type.gspace.dimensionality
-    return nn.GeometricTensor(torch.randn(number, module.in_type.size), module.in_type, torch.randn(number, dimension))
 
 
 def points_of(ax):
@@ -48,106 +37,6 @@ def frame_of(ax):
         line.get_xydata() for line in ax.lines if isinstance(line.get_color(), str) and line.get_color() == "black"
     ]
     return np.array([(end - start) / np.linalg.norm(end - start) for start, end in lines]).T
-
-
-def weights_of(module, x, point, poses, **call):
-    """What the picture draws: (poses, heads, N)."""
-    return cloud_attention._weights(module, ((x,), call), point, poses)
-
-
-def written_out(layer, x, point, pose):
-    """The formula for an MLP encoding: (heads, N)."""
-    plain = layer.plain
-    q, _, k = plain.project_in(x.tensor.unsqueeze(0)).squeeze(1).unflatten(0, (3, layer.num_heads))
-    offsets = (x.coords - x.coords[point]) / plain.length_scale @ plain.inverse_action[pose].T
-    rho = plain.encoding.offsets(offsets.to(x.tensor))[:, :, None] + plain.encoding.poses(None)[
-        :, plain.quotient[pose]
-    ].unsqueeze(1)
-    scores = ((k + rho) * q[:, point, pose, None, None]).sum(-1) / math.sqrt(q.shape[-1])
-    return scores.flatten(1).softmax(-1).unflatten(-1, scores.shape[1:]).sum(-1)
-
-
-def test_the_weights_are_those_of_the_formula():
-    layer = layer_on(gspaces.flipRot2dOnR2(3), encoding="mlp", length_scale=1.7).double()
-    x = cloud_for(layer).to(torch.float64)
-    x.coords = x.coords.double()
-    with torch.no_grad():
-        for pose in (0, 4):
-            found = weights_of(layer, x, 2, [pose])[0]
-            np.testing.assert_allclose(found, written_out(layer, x, 2, pose), atol=1e-12)
-            assert np.abs(found - written_out(layer, x, 2, pose + 1).numpy()).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"query": "all"},
-        {"keys": "own"},
-        {"query": "all", "keys": "own"},
-        {"encoding": "fourier"},
-        {"encoding": "rotary", "keys": "own"},
-        {"encoding": "absolute"},
-        {"encoding": "none"},
-        {"encoding": PairKernel()},
-        {"num_neighbours": 4},
-        {"radius": 1.2},
-        {"encoding": "fourier", "backend": "dense"},
-        {"backend": "reference"},
-        {"projection": "pointwise", "dropout": 0.5},
-    ],
-    ids=str,
-)
-def test_what_comes_out_of_the_heads_are_means_with_these_weights(options):
-    """For values that are alike at all poses of a point, with every option."""
-    torch.manual_seed(1)
-    layer = layer_on(gspaces.rot2dOnR2(3), **options).eval()
-    x = cloud_for(layer)
-    found = weights_of(layer, x, 3, [0, 1, 2])
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
-    assert found.min() >= 0
-    values = torch.randn(layer.num_heads, 1, 7, 1, layer.head_fields)
-
-    def replace(module, arguments, fields):
-        q, v, k = fields.unflatten(0, (3, layer.num_heads))
-        return torch.stack([q, values.expand_as(v), k]).flatten(0, 1)
-
-    heads = []
-    layer.plain.project_in.register_forward_hook(replace)
-    layer.plain.project_out.register_forward_pre_hook(lambda module, arguments: heads.append(arguments[0]))
-    with torch.no_grad():
-        layer(x)
-    expected = torch.einsum("hmj,mjc->mhc", torch.tensor(found).float(), values[:, 0, :, 0])
-    if options.get("query") == "all":
-        expected = 3 * layer.plain.query_weight * expected
-    np.testing.assert_allclose(heads[0][:, 0, 3], expected, atol=1e-5)
-
-
-def test_who_is_no_neighbour_has_no_weight():
-    layer = layer_on(gspaces.rot2dOnR2(2), radius=1.0)
-    x = cloud_for(layer, 12)
-    found = weights_of(layer, x, 0, [0])[0]
-    far = ((x.coords - x.coords[0]).norm(dim=1) > 1.0).numpy()
-    assert 0 < far.sum() < len(far)
-    np.testing.assert_array_equal(found[:, far], 0)
-    assert (found[:, ~far] > 0).all()
-
-    free = layer_on(gspaces.rot2dOnR2(2))
-    each = torch.arange(1, 12)  # has an edge to itself
-    edges = torch.cat([torch.tensor([[3, 5], [0, 0]]), torch.stack([each, each])], dim=1)
-    np.testing.assert_array_equal(weights_of(free, x, 0, [0], edge_index=edges)[0].nonzero()[1], [3, 5, 3, 5])
-    np.testing.assert_array_equal(weights_of(free, x, 1, [0], edge_index=edges)[0].nonzero()[1], [1, 1])
-
-
-def test_attentive_convolution_is_drawn_without_its_kernel():
-    g = gspaces.rot2dOnR2(3)
-    convolution, attention = layer_on(g, PointAttentiveConv), layer_on(g)
-    attention.load_state_dict(convolution.state_dict(), strict=False)
-    x = cloud_for(attention)
-    kernel, before = convolution.plain.values, convolution(x).tensor
-    np.testing.assert_allclose(weights_of(convolution, x, 1, [2]), weights_of(attention, x, 1, [2]), atol=1e-6)
-    assert convolution.plain.values is kernel
-    torch.testing.assert_close(convolution(x).tensor, before)
 
 
 def test_attention_turns_with_the_cloud():
@@ -176,11 +65,11 @@ def test_what_is_drawn_are_the_weights():
     torch.manual_seed(0)
     layer = layer_on(gspaces.rot2dOnR2(4))
     x = cloud_for(layer)
-    found = weights_of(layer, x, 5, [0])[0]
+    found = attention_of_point(layer, ((x,), {}), 5, [0])[0]
     for head in (0, 1):
         ax = plot_cloud_attention(x, layer, point=5, head=head).axes[0]
         strength = np.sqrt(found[head] / found[head].max())
-        expected = 1 - strength[:, None] * (1 - np.array(cloud_attention._POSITIVE))
+        expected = 1 - strength[:, None] * (1 - np.array(_POSITIVE))
         np.testing.assert_allclose(points_of(ax), expected, atol=1e-4)
     share = found / found.sum(-1, keepdims=True)
     sharpest = int((-(share * np.log(share)).sum(-1)).argmin())
@@ -211,16 +100,15 @@ def test_clouds_in_space_with_labels_and_bonds():
     g = gspaces.dihedralOnR3(2)
     network = PointTransformer(g, 5, 1, fields=4, num_blocks=2, num_heads=2)
     x = cloud_for(network)
-    figure = plot_cloud_attention(
-        x, network, point=0, labels=list("CNOHHHH"), bonds=[(0, 1), (1, 2)], elements=g.fibergroup.elements
-    )
+    style = CloudStyle(labels=list("CNOHHHH"), bonds=[(0, 1), (1, 2)])
+    figure = plot_cloud_attention(x, network, point=0, style=style, elements=g.fibergroup.elements)
     assert len(figure.axes) == 2 * 4
     assert all(ax.name == "3d" for ax in figure.axes)
     assert drawn(figure) > 1000
     assert {"as it is", "180° about x", "180° about y", "180° about z"} <= set(texts(figure))
     assert [text.get_text() for text in figure.axes[0].texts] == list("CNOHHHH")
     colours = [line.get_color() for line in figure.axes[0].lines]
-    assert sum(isinstance(colour, str) and colour == cloud_attention._BOND for colour in colours) == 2
+    assert sum(isinstance(colour, str) and colour == _BOND for colour in colours) == 2
     upright, turned = (np.array([points_of(ax) for ax in figure.axes[k::4]]) for k in (0, 2))
     np.testing.assert_allclose(upright, turned, atol=1e-3)
 
@@ -250,7 +138,7 @@ def test_negative_weights_are_blue():
     torch.manual_seed(0)
     layer = layer_on(gspaces.rot2dOnR2(2), normalization="count")
     x = cloud_for(layer)
-    weights = weights_of(layer, x, 0, [0])[0, 0]
+    weights = attention_of_point(layer, ((x,), {}), 0, [0])[0, 0]
     assert weights.min() < 0 < weights.max()
     shown = points_of(plot_cloud_attention(x, layer, point=0, head=0).axes[0])
     np.testing.assert_array_equal(shown[:, 0] < shown[:, 2], weights < 0)
@@ -316,39 +204,6 @@ def test_the_model_is_left_as_it_was():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
-@pytest.mark.parametrize(
-    ("make", "elements", "names"),
-    [
-        (lambda: gspaces.rot2dOnR3(4), [1, 2, 3], ["90° about z", "180° about z", "270° about z"]),
-        (lambda: gspaces.dihedralOnR3(2), [1, 2, 3], None),
-        (lambda: gspaces.invOnR3(), [1], ["inversion"]),
-        (lambda: gspaces.mirOnR3(), [1], ["mirror along x"]),
-    ],
-)
-def test_names_in_space(make, elements, names):
-    g = make()
-    matrices = [g.basespace_action(list(g.fibergroup.elements)[i]) for i in elements]
-    found = [cloud_attention._name(matrix) for matrix in matrices]
-    if names is None:
-        assert sorted(found) == ["180° about x", "180° about y", "180° about z"]
-    else:
-        assert [name.replace("along y", "along x").replace("along z", "along x") for name in found] == names
-
-
-def test_names_are_those_of_rotations():
-    """Rotating about the named axis by the named angle gives the matrix."""
-    from scipy.spatial.transform import Rotation
-
-    assert cloud_attention._name(np.eye(3)[[2, 0, 1]]) == "120° about (1, 1, 1)"
-    assert cloud_attention._name(np.diag([1.0, 1.0, -1.0])) == "mirror along z"
-    for matrix in Rotation.random(20, random_state=0).as_matrix():
-        angle, axis = cloud_attention._name(matrix).split("° about ")
-        axis = np.array([float(a) for a in axis.strip("()").split(",")])
-        again = Rotation.from_rotvec(np.radians(float(angle)) * axis / np.linalg.norm(axis)).as_matrix()
-        np.testing.assert_allclose(again, matrix, atol=0.05)
-        assert cloud_attention._name(-matrix).endswith(", inverted")
-
-
 def test_mistakes_are_named():
     g = gspaces.rot2dOnR2(4)
     layer = layer_on(g)
@@ -365,16 +220,20 @@ def test_mistakes_are_named():
         ({"elements": [cyclic_group(8).element(1)]}, ValueError, "elements: got an element of C8, needed one of C4"),
         ({"elements": []}, ValueError, "elements: got none"),
         ({"elements": g.fibergroup.identity}, TypeError, "elements: got .* needed a sequence"),
+        ({"layers": []}, ValueError, "layers: got none"),
+        ({"layers": 3}, TypeError, "layers: got 3, needed a module"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_cloud_attention(x, layer, **{"point": 0, **wrong})
+    for style, error, message in (
         ({"labels": ["C"]}, ValueError, "labels: got 1, needed one for each of 7 points"),
         ({"labels": "CCCCCCC"}, TypeError, "labels: got 'CCCCCCC', needed a sequence"),
         ({"bonds": [1, 2]}, TypeError, "bonds: got .* needed pairs"),
         ({"bonds": [(0, 7)]}, ValueError, "bonds: got 7, needed a number from 0 to 6"),
-        ({"layers": []}, ValueError, "layers: got none"),
-        ({"layers": 3}, TypeError, "layers: got 3, needed a module"),
         ({"view": 3.0}, TypeError, "view: got 3.0, needed an elevation and an azimuth"),
     ):
         with pytest.raises(error, match=message):
-            plot_cloud_attention(x, layer, **{"point": 0, **wrong})
+            plot_cloud_attention(x, layer, point=0, style=CloudStyle(**style))
     with pytest.raises(TypeError, match="model: got str"):
         plot_cloud_attention(x, "layer", point=0)
     with pytest.raises(ValueError, match="model: the IdentityModule has no attention between points"):

@@ -1,0 +1,225 @@
+"""What attentive layers let through of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from escnn.nn import EquivariantModule, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.equivariance.inspection import evaluating, find_layer, on_fields, watch
+from escnn_attention.nn import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention
+from escnn_attention.plotting._arguments import check_image, check_index
+from escnn_attention.plotting._fields import as_drawn
+
+AttentiveLayer: TypeAlias = AttentiveConv | FeatureAttention | PoseAttention
+
+
+def attentive_layers(model: torch.nn.Module) -> dict[str, AttentiveLayer]:
+    """The layers of a model that multiply features or responses by maps, by their names in it."""
+    return {name: module for name, module in model.named_modules() if _attends(module)}  # type: ignore[misc]
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    """Whether a module multiplies features or responses by maps."""
+    if isinstance(module, AttentiveConv):
+        return module.plain.squeeze is not None or module.plain.spatial is not None
+    return isinstance(module, (FeatureAttention, PoseAttention))
+
+
+def find_attentive(
+    model: torch.nn.Module, layers: str | torch.nn.Module | Sequence[str | torch.nn.Module] | None
+) -> dict[str, AttentiveLayer]:
+    """Chosen attentive layers of a model by name, all by default.
+
+    Args:
+        model: a layer itself, or any module that contains some.
+        layers: names, the layers themselves, or blocks, of which the first such layer is meant.
+
+    Raises:
+        TypeError: ``model`` is not a module, or a layer neither a module nor a name.
+        ValueError: there is no such layer in ``model``, or none at all.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, needed a torch.nn.Module")
+    there = attentive_layers(model)
+    if not there:
+        raise ValueError(
+            f"model: the {type(model).__name__} has no attentive layer (AttentiveConv with attention, FeatureAttention "
+            "or PoseAttention)"
+        )
+    if layers is None:
+        return there
+    wanted = [layers] if isinstance(layers, (str, torch.nn.Module)) or not isinstance(layers, Sequence) else layers
+    if not wanted:
+        raise ValueError("layers: got none, needed at least one")
+    found = {}
+    for layer in wanted:
+        inside = attentive_layers(find_layer(model, layer))
+        if not inside:
+            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
+            raise ValueError(f"layer: got {got}, needed an attentive layer: {', '.join(map(repr, list(there)[:12]))}")
+        first = next(iter(inside.values()))
+        found[next(name for name, module in there.items() if module is first)] = first
+    return found
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What an attentive layer does to one image.
+
+    Attributes:
+        passed: ``(poses, h, w)``; which part is let through, in the mean over the fields that were asked for. A layer
+            without spatial attention has a single position.
+        channel: ``(fields, poses)``, of the same fields; which part channel attention alone would let through, of
+            AttentiveConv in the mean over the input; None without it.
+        strength: ``(poses,)``; the mean size of what the layer gives.
+        covered: the parts of the rows and columns of the image, about its centre, that the maps are of.
+    """
+
+    passed: Tensor
+    channel: Tensor | None
+    strength: Tensor
+    covered: tuple[float, float]
+
+
+def look(
+    x: GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layers: Mapping[str, AttentiveLayer],
+    field: int | None = None,
+) -> tuple[GeometricTensor, Callable[[GeometricTensor], dict[str, Attended]]]:
+    """Prepare to look at attentive layers.
+
+    Args:
+        x: one image, fields or a plain tensor.
+        model: the model.
+        layers: its layers to look at, by name.
+        field: the field of their output to look at; by default the mean over all.
+
+    Returns:
+        The image as fields in the precision of the model, and a function from such images to what each layer does.
+
+    Raises:
+        TypeError: ``x`` or ``field`` is of another type.
+        ValueError: ``x`` is not one planar image over the gspace of the layers, or there is no such field.
+    """
+    call, x = on_fields(model, x)
+    check_image(x)
+    precision = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.tensor.dtype)
+    x = GeometricTensor(x.tensor.to(precision), x.type)
+    for layer in layers.values():
+        if x.type.gspace != layer.in_type.gspace:
+            raise ValueError(f"x: its gspace is {x.type.gspace.name}, that of the layer {layer.in_type.gspace.name}")
+        if field is not None:
+            check_index("field", field, len(layer.out_type))
+    resampling = {f"{name}.": module for name, module in model.named_modules() if _stride(module) > 1}
+
+    def run(image: GeometricTensor) -> dict[str, Attended]:
+        given: dict[str, object] = {}
+        with evaluating(model):
+            # No module is called by a name with a dot at its end.
+            left = watch(
+                lambda: given.update(watch(lambda: call(image), {**resampling, **layers}, inputs=True)), layers
+            )
+            found = {}
+            for name, layer in layers.items():
+                if name not in given:
+                    raise ValueError(f"model: the {type(model).__name__} does not call {name!r}")
+                features, result = given[name], left[name]
+                assert isinstance(features, GeometricTensor)
+                assert isinstance(result, GeometricTensor)
+                before = {other: module for other, module in resampling.items() if module is not layer}
+                spacing = _spacing(given, name, before)
+                found[name] = _attended(layer, features, result, spacing, tuple(image.tensor.shape[-2:]), field)
+        return found
+
+    return x, run
+
+
+def _stride(module: torch.nn.Module) -> int:
+    """By how much a module makes the grid coarser."""
+    if isinstance(module, HalvingPool):
+        return 2
+    if isinstance(module, AttentiveConv):
+        return module.plain.stride
+    stride = getattr(module, "stride", None) if isinstance(module, EquivariantModule) else None
+    return int(stride[0] if isinstance(stride, (tuple, list)) else stride or 1)
+
+
+def _spacing(given: Mapping[str, object], name: str, resampling: Mapping[str, torch.nn.Module]) -> int:
+    """The pixels of the image between neighbours on the grid of a layer.
+
+    Branches that halve the same grid halve it once.
+    """
+    factors: dict[tuple[int, ...], int] = {}
+    for entered, features in given.items():
+        if entered == name:
+            break
+        if entered in resampling and isinstance(features, GeometricTensor):
+            factors[tuple(features.tensor.shape[-2:])] = _stride(resampling[entered])
+    return int(np.prod(list(factors.values()), dtype=int))
+
+
+def _attended(
+    layer: AttentiveLayer,
+    features: GeometricTensor,
+    result: GeometricTensor,
+    spacing: int,
+    size: tuple[int, ...],
+    field: int | None,
+) -> Attended:
+    """What a layer made of ``features``, whose grid has every ``spacing``-th pixel of an image of ``size``."""
+    grid = features.tensor.shape[-2:]
+    chosen = slice(None) if field is None else slice(field, field + 1)
+    if isinstance(layer, AttentiveConv):
+        channel, alpha = _of_responses(layer, features, chosen)
+        grid = result.tensor.shape[-2:]
+        spacing *= layer.plain.stride
+    else:
+        channel, alpha = _of_features(layer, features, chosen)
+    values = as_drawn(result.tensor[0]).reshape(-1, len(alpha), *result.tensor.shape[2:])
+    if layer.plain.residual:
+        alpha, channel = 1 - alpha, None if channel is None else 1 - channel
+    return Attended(
+        passed=as_drawn(alpha),
+        channel=None if channel is None else as_drawn(channel[chosen]),
+        strength=values.abs().mean((0, 2, 3)),
+        covered=(grid[0] * spacing / size[0], grid[1] * spacing / size[1]),
+    )
+
+
+def _of_features(
+    layer: FeatureAttention | PoseAttention, features: GeometricTensor, chosen: slice
+) -> tuple[Tensor | None, Tensor]:
+    """Maps over features: of the channels ``(fields, poses)``, and of all in the mean over fields ``(poses, h, w)``."""
+    if isinstance(layer, PoseAttention):
+        return None, layer.attention_maps(features)[0]
+    maps = layer.attention_maps(features)
+    channel = None if maps.channel is None else maps.channel[0]
+    spatial = None if maps.spatial is None else maps.spatial[0]
+    return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
+
+
+def _of_responses(layer: AttentiveConv, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
+    """Maps over responses, meant over the input: of the channels ``(fields, poses)``, of all ``(poses, h, w)``."""
+    maps = layer.attention_maps(features)
+    channel = None if maps.channel is None else maps.channel[0].mean((2, 3))
+    if maps.channel is not None and maps.spatial is not None:
+        by_source = maps.channel[0, chosen].mean(2)
+        both = torch.einsum("opq,opqyx->opyx", by_source, maps.spatial[0, chosen]).mean(0) / by_source.shape[-1]
+        return channel, both
+    spatial = None if maps.spatial is None else maps.spatial[0, chosen].mean((0, 2))
+    return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
+
+
+def _product(channel: Tensor | None, spatial: Tensor | None) -> Tensor:
+    """Channel maps ``(poses,)`` times spatial maps ``(poses, h, w)``, of which one may be missing."""
+    if channel is None:
+        assert spatial is not None
+        return spatial
+    return channel[:, None, None] if spatial is None else channel[:, None, None] * spatial
