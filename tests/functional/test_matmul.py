@@ -33,7 +33,7 @@ def test_products(rows, inner, columns, transposed):
         torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES[:3])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(17, 2, 2), (2, 2, 17), (2, 2, 3)])
 def test_derivatives_of_both_orders(rows, inner, columns):
     for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
         assert check(matmul, (random(2, rows, inner), random(2, inner, columns)))

@@ -106,7 +106,7 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     """The library of a C++ file.
 
     Args:
-        source: the file. It may include headers that lie beside it.
+        source: the file. It may include headers of its folder and of those in it.
         definitions: macros, ``NAME=VALUE``.
 
     Raises:
@@ -115,7 +115,7 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     compiler = _compiler()
     processor, target = _processor(compiler)
     options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
-    files = [source, *sorted(source.parent.glob("*.h"))]
+    files = [source, *sorted(source.parent.rglob("*.h"))]
     told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
     name = f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
     try:

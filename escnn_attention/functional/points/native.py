@@ -26,20 +26,22 @@ _KERNEL = Kernel(
     FOLDER / "points.cpp",
     "attention between points",
     tensors=[
-        *("q", "k", "v", "queries", "keys", "reads", "features", "pose", "extra", "log_measure", "out", "sums", "grad"),
+        *("q", "k", "v", "queries", "keys", "reads", "features", "pose", "extra", "log_measure"),
+        *("out", "log_sums", "grad"),
         *(f"grad_{name}" for name in ("q", "k", "v", "reads", "features", "pose", "extra")),
         *("weights", "grad_scores"),
     ],
     integers=[
-        *("heads", "points", "groups", "group_queries", "group_keys", "frames", "query_poses", "key_poses", "channels"),
-        *("num_features", "feature_heads", "pose_heads", "poses", "extra_poses"),
-        *("summed", "counted", "disjoint", "threads", "seed", "row"),
+        *("heads", "points", "groups", "group_queries", "group_keys"),
+        *("num_poses", "query_poses", "key_poses", "channels"),
+        *("num_features", "feature_heads", "pose_heads", "padded_key_poses", "extra_poses"),
+        *("sum_query_poses", "normalize_by_count", "group_by_group", "threads", "seed", "row_stride"),
     ],
     numbers=["dropout"],
 )
-_LINE = 64  # The bytes of the longest vectors.
-_MOST = 2**19  # The numbers of a group in the cache.
-_SEVERAL = 8  # Groups. Not counted by threads: for any number of them the result is the same.
+_VECTOR_BYTES = 64  # Of the longest vectors.
+_CACHED_NUMBERS = 2**19  # Of a group whose scores stay in the cache.
+_FEWEST_GROUPS = 8  # To be shared among threads. For any number of these the result is the same, so they do not count.
 
 
 def why_not_served(q: Tensor) -> str | None:
@@ -82,12 +84,12 @@ class Options:
         queries: ``(G, A)``.
         keys: ``(G, K)``.
         log_measure: ``(points, P)`` or None.
-        frames: H.
+        num_poses: H, of the output.
         query_poses: J.
-        disjoint: whether no two groups have keys in common.
+        exclusive_keys: whether no two groups have keys in common.
         padded: whether anything fills up.
-        summed: whether all query poses contribute to every output pose.
-        counted: whether weights are shares of scores instead of a softmax.
+        sum_query_poses: whether all query poses contribute to every output pose.
+        normalize_by_count: whether scores are divided by the measure of the keys, instead of a softmax.
         dropout: the probability.
         plain: the same from :class:`Inputs` by operations that can be differentiated twice.
     """
@@ -95,14 +97,29 @@ class Options:
     queries: Tensor
     keys: Tensor
     log_measure: Tensor | None
-    frames: int
+    num_poses: int
     query_poses: int
-    disjoint: bool
+    exclusive_keys: bool
     padded: bool
-    summed: bool
-    counted: bool
+    sum_query_poses: bool
+    normalize_by_count: bool
     dropout: float
     plain: Callable[..., Tensor]
+
+    @property
+    def summed_poses(self) -> int:
+        """How many query poses contribute to an output pose."""
+        return self.query_poses if self.sum_query_poses else 1
+
+    @property
+    def score_rows(self) -> int:
+        """S: how many rows of scores a query has."""
+        return self.num_poses * self.summed_poses
+
+    @property
+    def grad_rows(self) -> int:
+        """How many rows of gradients of scores a query has: output poses are summed if query poses are."""
+        return self.query_poses if self.sum_query_poses else self.num_poses
 
 
 @torch.compiler.disable
@@ -112,7 +129,9 @@ def attend(inputs: Inputs, options: Options) -> Tensor:
     dtype = working_precision(inputs.v.dtype)
     if inputs.pose is not None:
         # Whole vectors.
-        inputs = inputs._replace(pose=F.pad(inputs.pose, (0, -inputs.pose.shape[-1] % (_LINE // dtype.itemsize))))
+        inputs = inputs._replace(
+            pose=F.pad(inputs.pose, (0, -inputs.pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize)))
+        )
     tensors = (None if t is None else t.to(dtype).contiguous() for t in inputs)
     out: Tensor = _Attention.apply(*tensors, options, seed)
     return out
@@ -123,17 +142,17 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *tensors, options, seed = arguments
         inputs = Inputs(*tensors)
-        rows, scores = options.queries.numel(), options.frames * (options.query_poses if options.summed else 1)
-        out = inputs.v.new_zeros(len(inputs.v), rows, options.frames, inputs.v.shape[-1])
-        sums = inputs.v.new_empty(len(inputs.v), rows, scores)
-        _run(inputs, options, seed, out=out, sums=sums)
-        ctx.save_for_backward(*tensors, sums)
+        heads, queries = len(inputs.v), options.queries.numel()
+        out = inputs.v.new_zeros(heads, queries, options.num_poses, inputs.v.shape[-1])
+        log_sums = inputs.v.new_empty(heads, queries, options.score_rows)
+        _run(inputs, options, seed, out=out, log_sums=log_sums)
+        ctx.save_for_backward(*tensors, log_sums)
         ctx.rest = options, seed
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, sums = ctx.saved_tensors
+        *tensors, log_sums = ctx.saved_tensors
         options, seed = ctx.rest
         needed = ctx.needs_input_grad[: len(tensors)]
         if torch.is_grad_enabled():
@@ -149,34 +168,39 @@ class _Attention(torch.autograd.Function):
             None if not need else torch.empty_like(t) if name in whole else torch.zeros_like(t)
             for name, t, need in zip(Inputs._fields, tensors, needed, strict=True)
         ]
-        heads, rows = len(inputs.v), options.queries.numel()
-        row, alone = _row(inputs, options), _one_by_one(inputs, options)
-        scores = options.query_poses if options.summed else options.frames
+        weights = grad_scores = None
+        if not _group_by_group(inputs, options):
+            heads, queries, stride = len(inputs.v), options.queries.numel(), _row_stride(inputs, options)
+            weights = inputs.v.new_empty(heads, queries, options.num_poses, stride)
+            grad_scores = inputs.v.new_empty(heads, queries, options.grad_rows, stride)
         _run(
             inputs,
             options,
             seed,
-            sums=sums,
+            log_sums=log_sums,
             grad=grad.contiguous(),
-            weights=None if alone else inputs.v.new_empty(heads, rows, options.frames, row),
-            grad_scores=None if alone else inputs.v.new_empty(heads, rows, scores, row),
+            weights=weights,
+            grad_scores=grad_scores,
             **{f"grad_{name}": t for name, t in zip(Inputs._fields, grads, strict=True)},
         )
         return (*grads, None, None)
 
 
-def _one_by_one(inputs: Inputs, options: Options) -> bool:
-    """Whether groups are taken one by one: no keys in common, several for each thread, and each fits into the cache."""
+def _group_by_group(inputs: Inputs, options: Options) -> bool:
+    """Whether the keys of a group get their gradients right after its queries.
+
+    Then no two groups have keys in common, there are several for each thread, and the scores of one fit into the cache.
+    """
     groups, queries = options.queries.shape
-    rows = options.frames + (options.query_poses if options.summed else options.frames)
-    scores = len(inputs.v) * options.frames * (options.query_poses if options.summed else 1)
-    held = queries * max(rows * _row(inputs, options), scores * options.keys.shape[1])
-    return options.disjoint and groups >= _SEVERAL and held <= _MOST
+    rows = options.num_poses + options.grad_rows
+    scores = len(inputs.v) * options.score_rows
+    held = queries * max(rows * _row_stride(inputs, options), scores * options.keys.shape[1])
+    return options.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
 
 
-def _row(inputs: Inputs, options: Options) -> int:
+def _row_stride(inputs: Inputs, options: Options) -> int:
     """The numbers of a row of scores: one vector more, since that at the end of a pose reaches beyond it."""
-    width = _LINE // inputs.v.element_size()
+    width = _VECTOR_BYTES // inputs.v.element_size()
     return (-(-inputs.v.shape[2] * options.keys.shape[1] // width) + 1) * width
 
 
@@ -195,19 +219,19 @@ def _run(inputs: Inputs, options: Options, seed: int, **tensors: Tensor | None) 
         "groups": len(options.queries),
         "group_queries": options.queries.shape[1],
         "group_keys": options.keys.shape[1],
-        "frames": options.frames,
+        "num_poses": options.num_poses,
         "query_poses": options.query_poses,
         "key_poses": v.shape[2],
         "channels": v.shape[3],
         "num_features": 0 if features is None else features.shape[2],
         "feature_heads": 0 if features is None else len(features),
         "pose_heads": 0 if pose is None else len(pose),
-        "poses": 0 if pose is None else pose.shape[3],
+        "padded_key_poses": 0 if pose is None else pose.shape[3],
         "extra_poses": 0 if extra is None else extra.shape[2],
-        "row": _row(inputs, options),
-        "summed": options.summed,
-        "counted": options.counted,
-        "disjoint": _one_by_one(inputs, options),
+        "row_stride": _row_stride(inputs, options),
+        "sum_query_poses": options.sum_query_poses,
+        "normalize_by_count": options.normalize_by_count,
+        "group_by_group": _group_by_group(inputs, options),
         "threads": torch.get_num_threads(),
         "seed": seed,
         "dropout": options.dropout,

@@ -105,10 +105,13 @@ def test_only_its_user_can_write_to_the_folder(source, cache, compiler):
     assert not cache.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def test_headers_beside_the_source_count(source, cache, compiler):
-    source.write_text('#include "more.h"\nextern "C" int number() { return MORE; }\n')
+@pytest.mark.parametrize("header", ["more.h", "folder/more.h"])
+def test_headers_beside_the_source_count(source, cache, compiler, header):
+    source.write_text(f'#include "{header}"\nextern "C" int number() {{ return MORE; }}\n')
+    path = source.parent / header
+    path.parent.mkdir(exist_ok=True)
     for more in (3, 4):
-        source.with_name("more.h").write_text(f"#define MORE {more}\n")
+        path.write_text(f"#define MORE {more}\n")
         compiled.library.cache_clear()
         assert compiled.library(source).number() == more
 

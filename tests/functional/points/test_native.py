@@ -35,12 +35,12 @@ def case(
     queries: tuple[int, ...] = (2, 3),
     *,
     heads: int = 2,
-    frames: int = 3,
+    num_poses: int = 3,
     query_poses: int = 3,
     key_poses: int = 3,
     channels: int = 4,
-    summed: bool = False,
-    counted: bool = False,
+    sum_query_poses: bool = False,
+    normalize_by_count: bool = False,
     terms: set[str] = frozenset({"q", "features", "pose", "extra", "measure"}),
     own_features: bool = False,
     shared_pose: bool = False,
@@ -55,27 +55,27 @@ def case(
         keys[i, :n], asking[i, :a] = order[place : place + n], torch.arange(a)
         place += n
     rows = asking.numel()
-    scores = frames * query_poses if summed else frames
+    scores = num_poses * query_poses if sum_query_poses else num_poses
     location = "features" in terms
     inputs = Inputs(
         draw(heads, rows, query_poses, channels) if "q" in terms else None,
         draw(heads, len(order), key_poses, channels) if "q" in terms else None,
         draw(heads, len(order), key_poses, channels),
         draw(heads, rows, query_poses, functions) if location else None,
-        draw(heads if own_features else 1, frames, functions, len(groups), most, number) if location else None,
-        draw(1 if shared_pose else heads, frames, channels, key_poses) if "pose" in terms else None,
+        draw(heads if own_features else 1, num_poses, functions, len(groups), most, number) if location else None,
+        draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
         draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
     )
     options = Options(
         queries=asking,
         keys=keys,
         log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
-        frames=frames,
+        num_poses=num_poses,
         query_poses=query_poses,
-        disjoint=True,
+        exclusive_keys=True,
         padded=len({*groups}) > 1 or len({*queries}) > 1,
-        summed=summed,
-        counted=counted,
+        sum_query_poses=sum_query_poses,
+        normalize_by_count=normalize_by_count,
         dropout=0.0,
         plain=lambda *tensors: written_out(Inputs(*tensors), options),
     )
@@ -84,41 +84,47 @@ def case(
 
 def written_out(inputs: Inputs, options: Options) -> torch.Tensor:
     """The formula, query by query."""
-    q, k, v, reads, features, pose, extra = inputs
-    most, rows = options.queries.shape[1], options.queries.numel()
-    out = [[v.new_zeros(options.frames, v.shape[-1]) for _ in range(rows)] for _ in range(len(v))]
-    for row in range(rows):
-        g, a = divmod(row, most)
+    v = inputs.v
+    nothing = v.new_zeros(len(v), options.num_poses, v.shape[-1])
+    out = []
+    for row in range(options.queries.numel()):
+        g, a = divmod(row, options.queries.shape[1])
         keys = options.keys[g][options.keys[g] >= 0]
         if options.queries[g, a] < 0 or not len(keys):
+            out.append(nothing)
             continue
-        for m in range(len(v)):
-            of_frames = []
-            for h in range(options.frames):
-                own = [h] if options.query_poses > 1 else [0]
-                total = v.new_zeros(v.shape[-1])
-                for j in range(options.query_poses) if options.summed else own:
-                    pair = h * options.query_poses + j if options.summed else h
-                    s = v.new_zeros(v.shape[2], len(keys))
-                    if q is not None:
-                        s = s + torch.einsum("c,kpc->pk", q[m, row, j], k[m, keys])
-                    if pose is not None:
-                        x = pose[m if len(pose) > 1 else 0, h, :, : v.shape[2]]
-                        s = s + (q[m, row, j] @ x)[:, None]
-                    if reads is not None:
-                        x = features[m if len(features) > 1 else 0, h, :, g, a, : len(keys)]
-                        s = s + reads[m, row, j] @ x
-                    if extra is not None:
-                        s = s + extra[m, pair, :, g, a, : len(keys)]
-                    mu = s.new_zeros(1) if options.log_measure is None else options.log_measure[keys].T
-                    if options.counted:
-                        p = s * (mu.exp() / mu.exp().expand_as(s).sum())
-                    else:
-                        p = (s + mu).flatten().softmax(0).view_as(s)
-                    total = total + torch.einsum("pk,kpc->c", p, v[m, keys])
-                of_frames.append(total)
-            out[m][row] = torch.stack(of_frames)
-    return torch.stack([torch.stack(of_head) for of_head in out])
+        s = scores_written_out(inputs, options, row, keys)
+        mu = s.new_zeros(1) if options.log_measure is None else options.log_measure[keys].T
+        if options.normalize_by_count:
+            p = s * (mu.exp() / mu.exp().expand_as(s[0, 0, 0]).sum())
+        else:
+            p = (s + mu).flatten(-2).softmax(-1).view_as(s)
+        out.append(torch.einsum("mhjpk,mkpc->mhc", p, v[:, keys]))
+    return torch.stack(out, dim=1)
+
+
+def scores_written_out(inputs: Inputs, options: Options, row: int, keys: torch.Tensor) -> torch.Tensor:
+    """The scores ``(M, H, J, P, K)`` of a query; J is 1 where query poses are not summed over."""
+    q, k, v, reads, features, pose, extra = inputs
+    g, a = divmod(row, options.queries.shape[1])
+    size = (len(v), options.num_poses, options.summed_poses)
+
+    def of_poses(t: torch.Tensor) -> torch.Tensor:
+        """From all query poses ``(M, J, X)`` to those of every output pose."""
+        return t.unsqueeze(1 if options.sum_query_poses else 2).expand(*size, -1)
+
+    s = v.new_zeros(*size, v.shape[2], len(keys))
+    if q is not None:
+        s = s + torch.einsum("mhjc,mkpc->mhjpk", of_poses(q[:, row]), k[:, keys])
+    if pose is not None:
+        table = pose[..., : v.shape[2]].expand(len(v), -1, -1, -1)
+        s = s + torch.einsum("mhjc,mhcp->mhjp", of_poses(q[:, row]), table).unsqueeze(-1)
+    if reads is not None:
+        table = features[:, :, :, g, a, : len(keys)].expand(len(v), -1, -1, -1)
+        s = s + torch.einsum("mhjf,mhfk->mhjk", of_poses(reads[:, row]), table).unsqueeze(-2)
+    if extra is not None:
+        s = s + extra[:, :, :, g, a, : len(keys)].unflatten(1, size[1:])
+    return s
 
 
 def outcomes(function, inputs: Inputs, options: Options) -> list[torch.Tensor]:
@@ -130,13 +136,13 @@ def outcomes(function, inputs: Inputs, options: Options) -> list[torch.Tensor]:
 
 
 def assert_close(inputs: Inputs, options: Options) -> None:
-    for several in (options, replace(options, disjoint=False)):
+    for several in (options, replace(options, exclusive_keys=False)):
         for a, b in zip(outcomes(attend, inputs, several), outcomes(written_out, inputs, options), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("normalize_by_count", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
 @pytest.mark.parametrize(
     "terms",
     [
@@ -148,18 +154,20 @@ def assert_close(inputs: Inputs, options: Options) -> None:
         {"q", "features", "pose", "extra", "measure"},
     ],
 )
-def test_the_formula(terms, summed, counted):
-    assert_close(*case(terms=terms, summed=summed, counted=counted))
-    assert_close(*case((17, 1, 8, 4), (1, 2, 1, 2), terms=terms, summed=summed, counted=counted, channels=9))
+def test_the_formula(terms, sum_query_poses, normalize_by_count):
+    assert_close(*case(terms=terms, sum_query_poses=sum_query_poses, normalize_by_count=normalize_by_count))
+    options = {"sum_query_poses": sum_query_poses, "normalize_by_count": normalize_by_count, "channels": 9}
+    # Eight groups are as many as it takes to have the pass over keys follow group by group.
+    assert_close(*case((17, 1, 8, 4, 3, 2, 9, 1), (1, 2, 1, 2, 1, 1, 2, 1), terms=terms, **options))
 
 
 @given(st.data())
 def test_random_shapes(data):
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
-    number = data.draw(st.integers(1, 6))
+    number = data.draw(st.integers(1, 9))
     small = st.integers(1, 6)
-    frames = data.draw(small)
-    summed = data.draw(st.booleans())
+    num_poses = data.draw(small)
+    sum_query_poses = data.draw(st.booleans())
     key_poses = data.draw(small)
     terms = data.draw(st.sets(st.sampled_from(["q", "features", "extra", "measure"]), min_size=1))
     if not terms & {"q", "extra"}:
@@ -170,12 +178,12 @@ def test_random_shapes(data):
         tuple(data.draw(st.lists(st.integers(1, 40), min_size=number, max_size=number))),
         tuple(data.draw(st.lists(small, min_size=number, max_size=number))),
         heads=data.draw(small),
-        frames=frames,
-        query_poses=data.draw(small) if summed else data.draw(st.sampled_from([1, frames])),
+        num_poses=num_poses,
+        query_poses=data.draw(small) if sum_query_poses else data.draw(st.sampled_from([1, num_poses])),
         key_poses=key_poses,
         channels=data.draw(st.integers(1, 11)),
-        summed=summed,
-        counted=data.draw(st.booleans()),
+        sum_query_poses=sum_query_poses,
+        normalize_by_count=data.draw(st.booleans()),
         terms=terms,
         own_features=data.draw(st.booleans()),
         shared_pose=data.draw(st.booleans()),
@@ -183,7 +191,7 @@ def test_random_shapes(data):
         functions=data.draw(st.integers(1, 18)),
     )
     # A sum over a single query pose is none.
-    assert_close(inputs, replace(options, summed=summed and options.query_poses > 1))
+    assert_close(inputs, replace(options, sum_query_poses=sum_query_poses and options.query_poses > 1))
 
 
 def test_queries_that_see_nothing_get_nothing():
@@ -198,16 +206,16 @@ def test_keys_of_several_groups():
     inputs, options = case((6, 4, 5), (2, 1, 2))
     options.keys[1, :4] = options.keys[0, :4].flip(0)
     options.keys[2, :5] = options.keys[0, 1:6]
-    options = replace(options, disjoint=False)
+    options = replace(options, exclusive_keys=False)
     for a, b in zip(outcomes(attend, inputs, options), outcomes(written_out, inputs, options), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
 @pytest.mark.parametrize("frozen", Inputs._fields)
-def test_only_gradients_that_are_asked_for(frozen, summed):
+def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     """What needs none has its part in those of the others all the same."""
-    inputs, options = case(summed=summed)
+    inputs, options = case(sum_query_poses=sum_query_poses)
     inputs = inputs._replace(**{frozen: getattr(inputs, frozen).detach()})
     leaves = [t for t in inputs if t.requires_grad]
     grads = torch.autograd.grad(attend(inputs, options).sin().sum(), leaves)
@@ -228,7 +236,7 @@ def test_indices_of_other_types():
 
 
 def test_derivatives_of_the_second_order():
-    inputs, options = case((4, 3), (2, 1), heads=1, frames=2, query_poses=2, key_poses=2, channels=2, functions=2)
+    inputs, options = case((3, 2), (1, 2), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=1, functions=1)
     leaves = [t for t in inputs if t is not None]
 
     def function(*tensors):
@@ -242,7 +250,7 @@ def test_derivatives_of_the_second_order():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("exclusive_keys", [False, True])
 @pytest.mark.parametrize(
     ("groups", "queries", "sizes"),
     [
@@ -251,9 +259,9 @@ def test_derivatives_of_the_second_order():
         ((40,), (140,), {}),
     ],
 )
-def test_the_same_for_any_number_of_threads(groups, queries, sizes, disjoint, dtype):
+def test_the_same_for_any_number_of_threads(groups, queries, sizes, exclusive_keys, dtype):
     inputs, options = case(groups, queries, **sizes)
-    options = replace(options, disjoint=disjoint)
+    options = replace(options, exclusive_keys=exclusive_keys)
     inputs = Inputs(*(None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs))
     before, results = torch.get_num_threads(), []
     try:
@@ -274,15 +282,23 @@ def test_single_precision():
         assert (a.double() - b).norm() < 1e-5 * b.norm()
 
 
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("summed", [False, True])
-def test_dropout(summed, counted):
+@pytest.mark.parametrize("normalize_by_count", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
+def test_dropout(sum_query_poses, normalize_by_count):
     """Probabilities are kept at the rate, scaled up, and alike in both passes."""
     inputs, options = case(
-        (200, 180), (15, 12), terms={"q"}, heads=3, channels=1, summed=summed, counted=counted, frames=2, query_poses=2
+        (200, 180),
+        (15, 12),
+        terms={"q"},
+        heads=3,
+        channels=1,
+        sum_query_poses=sum_query_poses,
+        normalize_by_count=normalize_by_count,
+        num_poses=2,
+        query_poses=2,
     )
     ones = Inputs(*(None if t is None else torch.zeros_like(t) for t in inputs))
-    if counted:
+    if normalize_by_count:
         # All scores 1.
         ones = ones._replace(q=torch.ones_like(inputs.q), k=torch.ones_like(inputs.k))
     v = torch.ones_like(inputs.v, requires_grad=True)
@@ -292,7 +308,7 @@ def test_dropout(summed, counted):
     torch.manual_seed(torch_seed)
     out = attend(ones, options)
     seen = options.queries.flatten() >= 0
-    expected = 2.0 if summed else 1.0
+    expected = 2.0 if sum_query_poses else 1.0
     assert abs(float(out[:, seen].detach().mean()) - expected) < 0.01
     assert float(out[:, seen].detach().std()) > 0
     # Linear in the values, with the same mask again.
@@ -326,8 +342,8 @@ def test_narrower_vectors(monkeypatch, tmp_path, instructions):
     for dtype, number in ((torch.float64, "double"), (torch.float32, "float")):
         library = compiled.library.__wrapped__(source, f"NUMBER={number}")
         monkeypatch.setattr(native_points._KERNEL, "_found", {dtype: library.escnn_attention})
-        for summed in (False, True):
-            inputs, options = case((17, 5), (2, 3), summed=summed, channels=7, functions=6)
+        for sum_query_poses in (False, True):
+            inputs, options = case((17, 5), (2, 3), sum_query_poses=sum_query_poses, channels=7, functions=6)
             expected = outcomes(written_out, inputs, options)
             inputs = Inputs(*(t.detach().to(dtype).requires_grad_() for t in inputs))
             for a, b in zip(outcomes(attend, inputs, options), expected, strict=True):
@@ -365,7 +381,7 @@ def test_not_a_number_reaches_those_who_see_it():
 
 def test_not_a_number_in_what_others_read():
     """A vector of the functions of one query reaches into those of the next."""
-    inputs, options = case((5, 5), (2, 2), heads=1, frames=1, query_poses=1, key_poses=1, terms={"q", "features"})
+    inputs, options = case((5, 5), (2, 2), heads=1, num_poses=1, query_poses=1, key_poses=1, terms={"q", "features"})
     with torch.no_grad():
         inputs.features[:, :, :, 1] = torch.nan
     out = attend(inputs, options)
@@ -376,7 +392,7 @@ def test_not_a_number_in_what_others_read():
 
 
 def test_measures_that_are_too_small_to_count():
-    inputs, options = case(counted=True, terms={"q"})
+    inputs, options = case(normalize_by_count=True, terms={"q"})
     inputs = Inputs(*(None if t is None else t.detach().float() for t in inputs))
     options = replace(options, log_measure=torch.full((8, 3), -110.0))
     assert not attend(inputs, options).any()

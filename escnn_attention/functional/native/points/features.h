@@ -1,0 +1,165 @@
+// Scores of location: what features of a query and a key are worth to what the query reads of them.
+
+#pragma once
+
+#include <vector>
+
+#include "matmul.h"
+#include "task.h"
+
+namespace {
+
+// One row (keys) for every row of scores of all heads. In the backward pass the gradients of the scores take its place.
+template <class T> struct FeatureScores {
+    using W = V<T>;
+    static constexpr int width = WIDTH<T>;
+
+    explicit FeatureScores(const Layout<T>& layout) : layout(layout), call(layout.call) {
+        if (call.features) rows = Rows<T>(layout.slots * call.heads * layout.score_rows, layout.padded_keys);
+    }
+
+    T* row(const ScoreRow& of, int64_t head) const { return row(of.slot, head, of.index); }
+    bool needs_gradients() const { return call.grad_reads || call.grad_features; }
+
+    void forward(const Task<T>& task) {
+        each_table(task, [&](const Table& table) {
+            each_block([&](auto number, const Reader* block) {
+                constexpr int R = number;
+                int64_t key = 0;
+                for (; key + width < task.num_keys; key += 2 * width) multiply<R, 2>(block, table, key);
+                if (key < task.num_keys) multiply<R, 1>(block, table, key);
+            });
+        });
+    }
+    void backward(const Task<T>& task) {
+        each_table(task, [&](const Table& table) {
+            if (call.grad_reads)
+                each_block([&](auto number, const Reader* block) {
+                    for (int64_t f = 0; f < call.num_features; f += 4) add_to_reads<number>(task, block, table, f);
+                });
+            if (call.grad_features)
+                for (int64_t f = 0; f < call.num_features; f += 4)
+                    for (int64_t key = 0; key < task.num_keys; key += width) write_features(task, table, f, key);
+        });
+    }
+
+  private:
+    // The features (F, keys) of a query seen from an output pose.
+    struct Table {
+        const T* features;
+        int64_t stride, offset;  // from one feature to the next, and of the first in all features
+    };
+    // A row of scores that reads them.
+    struct Reader {
+        const T* reads;
+        T *grad_reads, *row;
+    };
+
+    T* row(int64_t slot, int64_t head, int64_t index) const {
+        return rows[(slot * call.heads + head) * layout.score_rows + index];
+    }
+
+    // Calls f for all tables; `readers` are then those that read it.
+    template <class F> void each_table(const Task<T>& task, F f) {
+        for (int64_t head = 0; head < call.feature_heads; head++)
+            for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++)
+                for (int64_t pose = 0; pose < call.num_poses; pose++) {
+                    const Table table = find_table(task, head, slot, pose);
+                    find_readers(task, head, slot, pose);
+                    f(table);
+                }
+    }
+    void find_readers(const Task<T>& task, int64_t table_head, int64_t slot, int64_t pose) {
+        readers.clear();
+        const bool shared = call.feature_heads == 1;
+        for (int64_t head = shared ? 0 : table_head; head < (shared ? call.heads : table_head + 1); head++)
+            for (int64_t i = 0; i < layout.summed_poses; i++) {
+                const int64_t query_pose = call.sum_query_poses ? i : layout.own_query_pose(pose);
+                const int64_t query = task.query(slot, head) * call.query_poses + query_pose;
+                const int64_t offset = query * call.num_features;
+                readers.push_back({as<T>(call.reads) + offset,
+                                   call.grad_reads ? as<T>(call.grad_reads) + offset : nullptr,
+                                   row(slot, head, pose * layout.summed_poses + i)});
+            }
+    }
+    // Whole vectors can be read from a table: the last of all is copied.
+    Table find_table(const Task<T>& task, int64_t head, int64_t slot, int64_t pose) {
+        const int64_t stride = layout.num_queries * call.group_keys, features = call.num_features;
+        const int64_t first = (head * call.num_poses + pose) * features;
+        const int64_t offset = first * stride + task.query(slot, 0) * call.group_keys;
+        const T* start = as<T>(call.features) + offset;
+        const int64_t size = call.feature_heads * call.num_poses * features * stride;
+        if (offset + (features - 1) * stride + layout.padded_keys <= size) return {start, stride, offset};
+        if (copied.numbers.size == 0) copied = Rows<T>(features, layout.padded_keys);
+        for (int64_t f = 0; f < features; f++) std::copy_n(start + f * stride, task.num_keys, copied[f]);
+        return {copied[0], copied.stride, offset};
+    }
+    // Calls f(number, readers), several at a time.
+    template <class F> void each_block(F f) const {
+        const int64_t all = readers.size();
+        for (int64_t first = 0; first < all; first += GROUP)
+            dispatch(std::min<int64_t>(GROUP, all - first), [&](auto number) { f(number, readers.data() + first); });
+    }
+
+    template <int R, int B> inline void multiply(const Reader* block, const Table& table, int64_t key) const {
+        W y[R][B] = {};
+        const int64_t features = call.num_features;
+        for (int64_t f = 0; f < features; f++) {
+            W x[B];
+            for (int b = 0; b < B; b++) x[b] = load(table.features + f * table.stride + key + b * width);
+            for (int i = 0; i < R; i++)
+                for (int b = 0; b < B; b++) y[i][b] += block[i].reads[f] * x[b];
+        }
+        for (int i = 0; i < R; i++)
+            for (int b = 0; b < B; b++) store(block[i].row + key + b * width, y[i][b]);
+    }
+    // To the gradients of what is read of four features.
+    template <int R>
+    inline void add_to_reads(const Task<T>& task, const Reader* block, const Table& table, int64_t first) const {
+        const T* feature[4];
+        for (int b = 0; b < 4; b++)
+            feature[b] = table.features + std::min(first + b, call.num_features - 1) * table.stride;
+        W y[16] = {};
+        for (int64_t key = 0; key < task.num_keys; key += width) {
+            W x[4];
+            for (int b = 0; b < 4; b++) x[b] = load(feature[b] + key);
+            // What follows the last key belongs to another query, and may be no number.
+            if (key + width > task.num_keys)
+                for (int b = 0; b < 4; b++) x[b] = task.last ? x[b] : W{};
+            for (int i = 0; i < R; i++) {
+                const W grad = load(block[i].row + key);
+                for (int b = 0; b < 4; b++) y[i * 4 + b] += grad * x[b];
+            }
+        }
+        T total[16];
+        sum_lanes<T>(y, total);
+        for (int i = 0; i < R; i++)
+            for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++)
+                block[i].grad_reads[first + b] += total[i * 4 + b];
+    }
+    // The gradients of four features at a vector of keys, which has all readers.
+    void write_features(const Task<T>& task, const Table& table, int64_t first, int64_t key) const {
+        W y[4] = {};
+        int64_t feature[4];
+        for (int b = 0; b < 4; b++) feature[b] = std::min(first + b, call.num_features - 1);
+        for (const Reader& reader : readers) {
+            const W grad = load(reader.row + key);
+            for (int b = 0; b < 4; b++) y[b] += reader.reads[feature[b]] * grad;
+        }
+        const int64_t stride = layout.num_queries * call.group_keys;
+        T* to = as<T>(call.grad_features) + table.offset + first * stride + key;
+        for (int64_t b = 0; b < std::min<int64_t>(4, call.num_features - first); b++, to += stride) {
+            if (key + width <= task.num_keys)
+                store(to, y[b]);
+            else
+                for (int64_t i = 0; i < task.num_keys - key; i++) to[i] = y[b][i];
+        }
+    }
+
+    const Layout<T>& layout;
+    const Arguments& call;
+    Rows<T> rows, copied;
+    std::vector<Reader> readers;
+};
+
+}  // namespace

@@ -1,0 +1,117 @@
+// Attention between points: what a call is given, how large it is, and where its numbers lie.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../buffer.h"
+#include "../simd.h"
+
+namespace {
+
+// Sizes: M heads, G groups of A queries that see the same K keys, H output poses, J query poses, P key poses, C
+// channels, F features, and S rows of scores of a query: H, or H * J where all query poses contribute to every output
+// pose.
+extern "C" struct Arguments {
+    const void *q, *k, *v;             // (M, G * A, J, C) or null, (M, points, P, C) twice; k is null where q is
+    const int64_t *queries, *keys;     // (G, A), (G, K): points; -1 at the end of a row fills up
+    const void *reads, *features;      // (M, G * A, J, F) with (feature_heads, H, F, G, A, K), or null
+    const void* pose;                  // (pose_heads, H, C, padded_key_poses) or null
+    const void* extra;                 // (M, S, extra_poses, G, A, K) or null
+    const void* log_measure;           // (points, P) or null
+    void *out, *log_sums;              // (M, G * A, H, C), (M, G * A, S)
+    const void* grad;                  // (M, G * A, H, C); null in the forward pass
+    void *grad_q, *grad_k, *grad_v;    // as q, k, v, and zero at first; any may be null
+    void *grad_reads, *grad_features;  // as those; the first zero at first, the second where anything fills up
+    void *grad_pose, *grad_extra;      // as those; the first zero at first, the second where anything fills up
+    void *weights, *grad_scores;       // (M, G * A, H, row_stride), (M, G * A, H or J, row_stride): room for the
+                                       // backward pass, which needs none group by group
+    int64_t heads, points, groups, group_queries, group_keys, num_poses, query_poses, key_poses, channels;
+    int64_t num_features, feature_heads, pose_heads;  // M or 1 the latter two
+    int64_t padded_key_poses, extra_poses;            // whole vectors that hold P; P or 1
+    int64_t sum_query_poses, normalize_by_count;      // yes or no
+    int64_t group_by_group;  // whether the pass over the keys of a group, which no other has, follows that over its
+                             // queries
+    int64_t threads, seed;
+    int64_t row_stride;  // of a row of scores: at least P * K and one vector more, in whole lines of the cache
+    double dropout;
+};
+
+// A row of scores belongs to a query, an output pose and a query pose. It has the keys of all poses side by side, at
+// pose * (how many keys the group has) + key.
+struct ScoreRow {
+    int64_t query;             // in (M, G * A)
+    int64_t member;            // of its group
+    int64_t slot;              // of the queries that are taken at once
+    int64_t pose, query_pose;  // where query poses are not summed over, the second is that of the output
+    int64_t index;             // of the S rows of scores of the query
+    int64_t grad_index;        // of its rows of gradients of scores, summed over output poses if query poses are
+};
+
+template <class T> T* as(void* p) { return static_cast<T*>(p); }
+template <class T> const T* as(const void* p) { return static_cast<const T*>(p); }
+
+template <class T> struct Layout {
+    static constexpr int width = WIDTH<T>;
+
+    explicit Layout(const Arguments& call)
+            : call(call),
+              num_queries(call.groups * call.group_queries),
+              key_numbers(call.key_poses * call.channels),
+              summed_poses(call.sum_query_poses ? call.query_poses : 1),
+              score_rows(call.num_poses * summed_poses),
+              grad_rows(call.sum_query_poses ? call.query_poses : call.num_poses),
+              padded_keys((call.group_keys + width - 1) / width * width),
+              slots(call.group_by_group ? call.group_queries
+                                        : std::min({call.group_queries, most_slots(), even_slots()})),
+              group_tasks((call.group_queries + slots - 1) / slots) {}
+
+    // What a query without a pose, or with that of the output, has for a query pose.
+    int64_t own_query_pose(int64_t pose) const { return call.query_poses == 1 ? 0 : pose; }
+
+    // How many keys a group has.
+    int64_t num_keys(const int64_t* keys) const {
+        int64_t number = call.group_keys;
+        while (number > 0 && keys[number - 1] < 0) number--;
+        return number;
+    }
+
+    int64_t query_offset(const ScoreRow& row) const {
+        return (row.query * call.query_poses + row.query_pose) * call.channels;
+    }
+    int64_t out_offset(const ScoreRow& row) const { return (row.query * call.num_poses + row.pose) * call.channels; }
+    int64_t log_sum_offset(const ScoreRow& row) const { return row.query * score_rows + row.index; }
+    // Of the first pose of the keys: one in extra_step() from the next.
+    int64_t extra_offset(const ScoreRow& row, int64_t head, int64_t group) const {
+        const int64_t table = (head * score_rows + row.index) * call.extra_poses * call.groups + group;
+        return (table * call.group_queries + row.member) * call.group_keys;
+    }
+    int64_t extra_step() const { return call.extra_poses == 1 ? 0 : num_queries * call.group_keys; }
+    int64_t extra_size() const { return call.heads * score_rows * call.extra_poses * num_queries * call.group_keys; }
+
+    const Arguments& call;
+    const int64_t num_queries, key_numbers;  // G * A, P * C
+    const int64_t summed_poses;              // query poses that contribute to an output pose
+    const int64_t score_rows, grad_rows;     // of a query: rows of scores, and of gradients of them
+    const int64_t padded_keys;               // K in whole vectors
+    const int64_t slots, group_tasks;        // queries of a group that are taken at once, and how often that is
+
+  private:
+    // For any number of threads the same: a result depends on what is added up at once.
+    int64_t most_slots() const {
+        return std::max<int64_t>(1, (int64_t(1) << 20) / (call.heads * score_rows * padded_keys));
+    }
+    int64_t even_slots() const { return std::max<int64_t>(8, num_queries / 32 / GROUP * GROUP); }
+};
+
+// Rows of numbers, a given distance apart.
+template <class T> struct Rows {
+    Rows() = default;
+    Rows(int64_t number, int64_t stride) : stride(stride), numbers(number * stride) {}
+    T* operator[](int64_t row) const { return numbers.data + row * stride; }
+    int64_t stride = 0;
+    Buffer<T> numbers;
+};
+
+}  // namespace

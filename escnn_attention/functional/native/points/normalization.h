@@ -1,0 +1,143 @@
+// From scores to the weights of values: a softmax, or shares of a measure; with dropout.
+
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "../dropout.h"
+#include "matmul.h"
+#include "task.h"
+
+namespace {
+
+template <class T> struct Normalization {
+    using W = V<T>;
+    static constexpr int width = WIDTH<T>;
+    static constexpr T nothing = sizeof(T) == 4 ? T(-1e30) : T(-1e300);
+
+    explicit Normalization(const Layout<T>& layout)
+            : layout(layout), call(layout.call), dropout(call.dropout), measure(call.row_stride) {}
+
+    // The measure of the keys: logarithms to be added to scores, or shares of the whole to be multiplied with them.
+    void begin(const Task<T>& task) {
+        const T* log = as<T>(call.log_measure);
+        T total = 0;
+        for (int64_t pose = 0; pose < call.key_poses; pose++)
+            for (int64_t key = 0; key < task.num_keys; key++) {
+                const T x = log ? log[task.keys[key] * call.key_poses + pose] : T(0);
+                T& number = measure[pose * task.num_keys + key];
+                number = call.normalize_by_count ? std::exp(x) : x;
+                total += number;
+            }
+        total = std::max(total, std::numeric_limits<T>::min());
+        if (call.normalize_by_count)
+            for (int64_t i = 0; i < task.length; i++) measure[i] /= total;
+        std::fill(measure.data + task.length, measure.data + task.padded, call.normalize_by_count ? T(0) : nothing);
+    }
+    // What is added to all rows of scores, or null.
+    const T* added() const { return call.normalize_by_count ? nullptr : measure.data; }
+
+    // Scores to weights, each row without a factor.
+    template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores, T* factor) const {
+        if (call.normalize_by_count) {
+            for (int i = 0; i < R; i++) factor[i] = 1, weigh(scores[i], task.padded);
+        } else {
+            softmax<R>(task, rows, scores, factor);
+        }
+        if (!dropout.on) return;
+        for (int i = 0; i < R; i++) {
+            const uint32_t key = dropout_key(task, rows[i]);
+            T* x = scores[i];
+            for (int64_t at = 0; at < task.padded; at += width)
+                store(x + at, load(x + at) * dropout.mask(key, uint32_t(at)));
+        }
+    }
+
+    // From scores, and the gradients of weights, to the weights in `weights` and the gradients of scores in `scores`.
+    template <int R> void backward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores,
+                                   const Rows<T>& weights, const T* const* grad_weights) const {
+        recompute<R>(task, rows, scores);
+        W inner[R] = {};
+        for (int i = 0; i < R; i++) {
+            const uint32_t key = dropout.on ? dropout_key(task, rows[i]) : 0;
+            const T *x = scores[i], *grad = grad_weights[i];
+            T* to = weights[i];
+            for (int64_t at = 0; at < task.padded; at += width) {
+                const W p = dropout.on ? load(x + at) * dropout.mask(key, uint32_t(at)) : load(x + at);
+                store(to + at, p);
+                inner[i] += p * load(grad + at);
+            }
+        }
+        if (call.normalize_by_count) return backward_by_count<R>(task, rows, scores, grad_weights);
+        T total[4];
+        reduce_lanes<T, R>(inner, total, plus<T>);
+        for (int i = 0; i < R; i++) {
+            const T *kept = weights[i], *grad = grad_weights[i];
+            T* x = scores[i];
+            for (int64_t at = 0; at < task.padded; at += width)
+                store(x + at, load(kept + at) * load(grad + at) - load(x + at) * total[i]);
+        }
+    }
+
+  private:
+    void weigh(T* x, int64_t length) const {
+        for (int64_t at = 0; at < length; at += width) store(x + at, load(x + at) * load(measure.data + at));
+    }
+
+    // Exponentials, the factors that make their sums 1, and the logarithms of those sums for the backward pass.
+    template <int R> void softmax(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores, T* factor) const {
+        W most[R], total[R] = {};
+        for (int i = 0; i < R; i++) most[i] = load(scores[i]);
+        for (int64_t at = width; at < task.padded; at += width)
+            for (int i = 0; i < R; i++) most[i] = larger<T>(most[i], load(scores[i] + at));
+        T top[4], sum_of[4];
+        reduce_lanes<T, R>(most, top, larger<T>);
+        for (int64_t at = 0; at < task.padded; at += width)
+            for (int i = 0; i < R; i++) {
+                const W e = exp2<T>((load(scores[i] + at) - top[i]) * LOG2E<T>);
+                total[i] += e;
+                store(scores[i] + at, e);
+            }
+        reduce_lanes<T, R>(total, sum_of, plus<T>);
+        for (int i = 0; i < R; i++) {
+            factor[i] = 1 / sum_of[i];
+            as<T>(call.log_sums)[layout.log_sum_offset(rows[i])] = top[i] + std::log(sum_of[i]);
+        }
+    }
+    // Scores to weights before dropout, by the logarithms of a forward pass.
+    template <int R> void recompute(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores) const {
+        for (int i = 0; i < R; i++) {
+            T* x = scores[i];
+            if (call.normalize_by_count) {
+                weigh(x, task.padded);
+                continue;
+            }
+            const T log_sum = as<T>(call.log_sums)[layout.log_sum_offset(rows[i])];
+            for (int64_t at = 0; at < task.padded; at += width)
+                store(x + at, exp2<T>((load(x + at) - log_sum) * LOG2E<T>));
+        }
+    }
+    template <int R> void backward_by_count(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores,
+                                            const T* const* grad_weights) const {
+        for (int i = 0; i < R; i++) {
+            const uint32_t key = dropout.on ? dropout_key(task, rows[i]) : 0;
+            for (int64_t at = 0; at < task.padded; at += width) {
+                const W kept = dropout.on ? dropout.mask(key, uint32_t(at)) : all<T>(1);
+                store(scores[i] + at, load(grad_weights[i] + at) * load(measure.data + at) * kept);
+            }
+        }
+    }
+    uint32_t dropout_key(const Task<T>& task, const ScoreRow& row) const {
+        const uint32_t head = Dropout<T>::mix(uint32_t(call.seed) + uint32_t(task.head));
+        const uint32_t query = Dropout<T>::mix(head ^ uint32_t(row.query - task.head * layout.num_queries));
+        return Dropout<T>::mix(query + uint32_t(call.seed >> 32) + uint32_t(row.index));
+    }
+
+    const Layout<T>& layout;
+    const Arguments& call;
+    const Dropout<T> dropout;
+    Buffer<T> measure;
+};
+
+}  // namespace

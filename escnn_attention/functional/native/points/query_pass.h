@@ -1,0 +1,166 @@
+// The pass over the queries: their outputs, or the gradients of their scores and what they get from them.
+
+#pragma once
+
+#include "key_pass.h"
+#include "normalization.h"
+#include "packing.h"
+#include "scores.h"
+
+namespace {
+
+template <class T> struct QueryPass {
+    static constexpr int width = WIDTH<T>;
+
+    explicit QueryPass(const Layout<T>& layout)
+            : layout(layout),
+              call(layout.call),
+              task(layout),
+              normalization(layout),
+              scores(layout),
+              key_pass(layout),
+              keys(call.channels, call.row_stride),
+              values(call.channels, call.row_stride),
+              score_rows(GROUP, call.row_stride),
+              weight_rows(GROUP, call.row_stride),
+              grad_weight_rows(GROUP, call.row_stride) {
+        if (!call.grad || !call.group_by_group) return;
+        group_weights = Rows<T>(call.group_queries * call.num_poses, call.row_stride);
+        group_grad_scores = Rows<T>(call.group_queries * layout.grad_rows, call.row_stride);
+    }
+
+    // The gradients of the tables of poses are added to `grad_tables`.
+    void work(int64_t number, T* grad_tables) {
+        if (!task.begin(number)) return;
+        normalization.begin(task);
+        if (call.features) scores.features.forward(task);
+        for (task.head = 0; task.head < call.heads; task.head++) {
+            const int64_t first = task.head * call.points * layout.key_numbers;
+            if (call.q) pack(task, as<T>(call.k) + first, keys);
+            pack(task, as<T>(call.v) + first, values);
+            call.grad ? backward(grad_tables) : forward();
+            if (call.grad && call.group_by_group)
+                key_pass.work(task.head, task.group, group_weights[0], group_grad_scores[0]);
+        }
+        if (scores.features.needs_gradients()) scores.features.backward(task);
+    }
+
+  private:
+    void forward() {
+        if (!call.sum_query_poses)
+            return task.each_own([&](auto number, const ScoreRow* rows) {
+                constexpr int R = number;
+                T factor[R];
+                weigh<R>(rows, factor);
+                add_values<R>(rows, score_rows, factor);
+            });
+        for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++)
+            for (int64_t pose = 0; pose < call.num_poses; pose++) {
+                T *summed = weight_rows[0], one = 1;
+                std::fill_n(summed, task.padded, T(0));
+                task.each_query_pose(slot, pose, [&](auto number, const ScoreRow* rows) {
+                    constexpr int R = number;
+                    T factor[R];
+                    weigh<R>(rows, factor);
+                    for (int64_t at = 0; at < task.padded; at += width) {
+                        V<T> x = load(summed + at);
+                        for (int i = 0; i < R; i++) x += factor[i] * load(score_rows[i] + at);
+                        store(summed + at, x);
+                    }
+                });
+                const ScoreRow row = task.row(slot, pose, 0);
+                add_values<1>(&row, weight_rows, &one);
+            }
+    }
+    // The weights of values, in `score_rows`, without a factor.
+    template <int R> void weigh(const ScoreRow* rows, T* factor) {
+        scores.template forward<R>(task, rows, keys, normalization.added(), score_rows);
+        normalization.template forward<R>(task, rows, score_rows, factor);
+    }
+    template <int R> void add_values(const ScoreRow* rows, const Rows<T>& weights, const T* factor) const {
+        const T* weight[R];
+        T* to[R];
+        for (int i = 0; i < R; i++) weight[i] = weights[i], to[i] = as<T>(call.out) + layout.out_offset(rows[i]);
+        matmul_transposed<T, R>(weight, factor, values, call.channels, task.padded, to);
+    }
+
+    void backward(T* grad_tables) {
+        if (!call.sum_query_poses)
+            return task.each_own([&](auto number, const ScoreRow* rows) {
+                constexpr int R = number;
+                find_grad_weights<R>(rows);
+                const T* grad_weights[R];
+                for (int i = 0; i < R; i++) grad_weights[i] = grad_weight_rows[i];
+                differentiate<R>(rows, grad_weights, grad_tables);
+                if (call.grad_q) add_to_queries<R>(rows);
+            });
+        for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++) {
+            for (int64_t pose = 0; pose < call.num_poses; pose++) {
+                const ScoreRow row = task.row(slot, pose, 0);
+                find_grad_weights<1>(&row);
+                task.each_query_pose(slot, pose, [&](auto number, const ScoreRow* rows) {
+                    const T* grad_weights[number];
+                    for (int i = 0; i < number; i++) grad_weights[i] = grad_weight_rows[0];
+                    differentiate<number>(rows, grad_weights, grad_tables);
+                });
+            }
+            if (call.grad_q)
+                task.each_query_pose(slot, 0, [&](auto number, const ScoreRow* rows) { add_to_queries<number>(rows); });
+        }
+    }
+    // The gradients of weights, of outputs of their own: products with the values.
+    template <int R> void find_grad_weights(const ScoreRow* rows) const {
+        const T *grad[R], *start[R];
+        for (int i = 0; i < R; i++) {
+            grad[i] = as<T>(call.grad) + layout.out_offset(rows[i]);
+            start[i] = scores.zeros.data;
+        }
+        matmul<T, R>(grad, call.channels, values, start, task.padded, grad_weight_rows);
+    }
+    template <int R> void differentiate(const ScoreRow* rows, const T* const* grad_weights, T* grad_tables) {
+        scores.template forward<R>(task, rows, keys, normalization.added(), score_rows);
+        normalization.template backward<R>(task, rows, score_rows, weight_rows, grad_weights);
+        scores.template backward<R>(task, rows, score_rows, grad_tables);
+        for (int i = 0; i < R; i++) {
+            put(weight_rows[i], weights_of(rows[i]), call.sum_query_poses && rows[i].query_pose > 0);
+            put(score_rows[i], grad_scores_of(rows[i]), call.sum_query_poses && rows[i].pose > 0);
+        }
+    }
+    // The first of a sum is copied, and others are added.
+    void put(const T* from, T* to, bool add) const {
+        if (!add)
+            std::copy_n(from, task.padded, to);
+        else
+            for (int64_t at = 0; at < task.padded; at += width) store(to + at, load(to + at) + load(from + at));
+    }
+    template <int R> void add_to_queries(const ScoreRow* rows) const {
+        const T* grad_scores[R];
+        T one[R], *to[R];
+        for (int i = 0; i < R; i++) {
+            grad_scores[i] = grad_scores_of(rows[i]), one[i] = 1;
+            to[i] = as<T>(call.grad_q) + layout.query_offset(rows[i]);
+        }
+        matmul_transposed<T, R>(grad_scores, one, keys, call.channels, task.padded, to);
+    }
+    // Where the pass over the keys reads: of an output pose, and of a row of gradients.
+    T* weights_of(const ScoreRow& row) const {
+        if (call.group_by_group) return group_weights[row.member * call.num_poses + row.pose];
+        return as<T>(call.weights) + (row.query * call.num_poses + row.pose) * call.row_stride;
+    }
+    T* grad_scores_of(const ScoreRow& row) const {
+        if (call.group_by_group) return group_grad_scores[row.member * layout.grad_rows + row.grad_index];
+        return as<T>(call.grad_scores) + (row.query * layout.grad_rows + row.grad_index) * call.row_stride;
+    }
+
+    const Layout<T>& layout;
+    const Arguments& call;
+    Task<T> task;
+    Normalization<T> normalization;
+    Scores<T> scores;
+    const KeyPass<T> key_pass;
+    const Rows<T> keys, values;                               // packed
+    const Rows<T> score_rows, weight_rows, grad_weight_rows;  // of up to GROUP rows
+    Rows<T> group_weights, group_grad_scores;
+};
+
+}  // namespace

@@ -1,0 +1,125 @@
+// Rows of scores as sums: of queries with keys, features, poses, numbers by themselves, and the measure.
+
+#pragma once
+
+#include "features.h"
+#include "matmul.h"
+#include "pose_table.h"
+
+namespace {
+
+template <class T> struct Scores {
+    using W = V<T>;
+    static constexpr int width = WIDTH<T>;
+
+    explicit Scores(const Layout<T>& layout)
+            : features(layout),
+              zeros(layout.call.row_stride),
+              layout(layout),
+              call(layout.call),
+              poses(layout),
+              biases(GROUP, call.row_stride),
+              by_pose(GROUP, call.padded_key_poses + width) {}
+
+    // Rows (R, padded) with keys (C, padded). What `added` points to is added to all, unless it is null.
+    template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& keys, const T* added,
+                                  const Rows<T>& to) const {
+        const T *start[R], *query[R];
+        for (int i = 0; i < R; i++) {
+            start[i] = added ? added : zeros.data;
+            query[i] = call.q ? as<T>(call.q) + layout.query_offset(rows[i]) : nullptr;
+            if (!call.features && !call.pose && !call.extra) continue;
+            add_biases(task, rows[i], added, biases[i]);
+            start[i] = biases[i];
+        }
+        matmul<T, R>(query, call.q ? call.channels : 0, keys, start, task.padded, to);
+    }
+
+    // From gradients of rows to those of all that is added to the products with keys; those of tables of poses are
+    // added to `grad_tables`, and those of features wait until all rows have theirs.
+    template <int R>
+    void backward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& grad, T* grad_tables) const {
+        if (call.grad_extra)
+            for (int i = 0; i < R; i++) write_extra(task, rows[i], grad[i]);
+        if (features.needs_gradients()) sum_poses<R>(task, rows, grad);
+        if (!poses.needs_gradients()) return;
+        sum_keys<R>(task, grad);
+        for (int i = 0; i < R; i++) poses.backward(rows[i], task.head, by_pose[i], grad_tables);
+    }
+
+    FeatureScores<T> features;
+    const Buffer<T> zeros;
+
+  private:
+    static W load_until(const T* p, const T* end) {
+        if (p + width <= end) return load(p);
+        W x{};
+        std::memcpy(&x, p, (end - p) * sizeof(T));
+        return x;
+    }
+    void add_biases(const Task<T>& task, const ScoreRow& row, const T* added, T* to) const {
+        const T* located = call.features ? features.row(row, task.head) : zeros.data;
+        const T* extra = call.extra ? as<T>(call.extra) + layout.extra_offset(row, task.head, task.group) : nullptr;
+        const T* end = as<T>(call.extra) + layout.extra_size();
+        const int64_t num_keys = task.num_keys;
+        T* of_pose = by_pose[0];
+        if (call.pose) poses.forward(row, task.head, of_pose);
+        // Of a pose the last vector is too long: the next pose is written over it.
+        for (int64_t pose = 0; pose < call.key_poses; pose++)
+            for (int64_t key = 0; key < num_keys; key += width) {
+                W y = load(located + key);
+                if (call.pose) y += of_pose[pose];
+                if (extra) y += load_until(extra + pose * layout.extra_step() + key, end);
+                store(to + pose * num_keys + key, y);
+            }
+        std::fill(to + task.length, to + task.padded, T(0));
+        if (added)
+            for (int64_t at = 0; at < task.padded; at += width) store(to + at, load(to + at) + load(added + at));
+    }
+
+    void write_extra(const Task<T>& task, const ScoreRow& row, const T* grad) const {
+        const int64_t num_keys = task.num_keys;
+        T* to = as<T>(call.grad_extra) + layout.extra_offset(row, task.head, task.group);
+        for (int64_t pose = 0; pose < call.key_poses; pose++) {
+            if (pose == 0 || call.extra_poses > 1)
+                std::memcpy(to + pose * layout.extra_step(), grad + pose * num_keys, num_keys * sizeof(T));
+            else
+                for (int64_t key = 0; key < num_keys; key++) to[key] += grad[pose * num_keys + key];
+        }
+    }
+    // Over the poses of every key, for the features.
+    template <int R> void sum_poses(const Task<T>& task, const ScoreRow* rows, const Rows<T>& grad) const {
+        const int64_t num_keys = task.num_keys;
+        for (int i = 0; i < R; i++) {
+            T* to = features.row(rows[i], task.head);
+            const T* from = grad[i];
+            for (int64_t key = 0; key < num_keys; key += width) {
+                W y{};
+                for (int64_t pose = 0; pose < call.key_poses; pose++) y += load(from + pose * num_keys + key);
+                store(to + key, key + width > num_keys ? W(task.last ? y : W{}) : y);
+            }
+        }
+    }
+    // Over the keys of every pose, to `by_pose`.
+    template <int R> void sum_keys(const Task<T>& task, const Rows<T>& grad) const {
+        const int64_t num_keys = task.num_keys;
+        for (int64_t pose = 0; pose < call.key_poses; pose++) {
+            W total[R] = {};
+            for (int64_t key = 0; key < num_keys; key += width)
+                for (int i = 0; i < R; i++) {
+                    const W y = load(grad[i] + pose * num_keys + key);
+                    total[i] += key + width > num_keys ? W(task.last ? y : W{}) : y;
+                }
+            T number[4];
+            reduce_lanes<T, R>(total, number, plus<T>);
+            for (int i = 0; i < R; i++) by_pose[i][pose] = number[i];
+        }
+    }
+
+    const Layout<T>& layout;
+    const Arguments& call;
+    const PoseTable<T> poses;
+    const Rows<T> biases, by_pose;
+};
+
+}  // namespace
