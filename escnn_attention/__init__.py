@@ -20,11 +20,11 @@ if find_spec("escnn") is not None:
         FourierEncoding,
         MLPEncoding,
         NoEncoding,
+        PairKernel,
+        QuadraticEncoding,
         RotaryEncoding,
         SeparableEncoding,
     )
-    from escnn_attention.encodings.pair_kernel import PairKernel
-    from escnn_attention.encodings.quadratic import QuadraticEncoding
     from escnn_attention.equivariance.report import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.functional import working_memory
     from escnn_attention.geometry.relations import LogPolar, Offset, Pair, Relation

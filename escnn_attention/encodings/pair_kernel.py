@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._checks import check_int, check_option
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.attention import ScoreTerms, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
@@ -89,10 +90,8 @@ class PairKernel(torch.nn.Module):
             ("location", location, ("mlp", "raw", "none")),
             ("combine", combine, ("sum", "product", "mlp")),
         ):
-            if value not in options:
-                raise ValueError(f"{name}: got {value!r}, needed one of {', '.join(map(repr, options))}")
-        if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1:
-            raise ValueError(f"hidden: got {hidden!r}, needed a positive integer")
+            check_option(name, value, options)
+        check_int("hidden", hidden)
         if content == "none" and location == "none":
             raise ValueError("location: got 'none' with content='none', and nothing is left to attend by")
         if combine == "product" and "none" in (content, location):

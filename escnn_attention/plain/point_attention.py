@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.encodings import Encoding, MLPEncoding
+from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import Halves, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
 from escnn_attention.functional.fold import Call, fold_frames, fold_keys
@@ -380,21 +380,8 @@ def _features(encoding: Encoding, seen: Tensor) -> tuple[Tensor | None, Tensor |
     # For every pose all pairs side by side, so that what a network makes of them has long rows.
     rows = seen.permute(1, 5, 0, 2, 3, 4)  # H, D, G, A, P, K
     rows, shape = rows.flatten(2), rows.shape[2:]
-    waves = encoding.waves()
-    if waves is not None:
-        phase = matmul(waves[0].unsqueeze(0), rows)
-        return torch.cat([phase.cos(), phase.sin()], dim=1).unflatten(2, shape).unsqueeze(0), waves[1]
-    if type(encoding) is MLPEncoding and encoding.mlp is not None:
-        *hidden, last = encoding.mlp
-        for layer in hidden:
-            rows = _of_columns(layer, rows) if isinstance(layer, torch.nn.Linear) else layer(rows)
-        weight = cast(torch.nn.Linear, last).weight
-        return rows.unflatten(2, shape).unsqueeze(0), weight.unflatten(0, (-1, encoding.channels))
+    offered = encoding.features(rows)
+    if offered is not None:
+        return offered[0].unflatten(2, shape).unsqueeze(0), offered[1]
     values = encoding.offsets(seen)  # M or 1, G, H, A, P, K, C
     return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
-
-
-def _of_columns(layer: torch.nn.Linear, columns: Tensor) -> Tensor:
-    """What the layer makes of ``(H, i, n)``."""
-    weight = layer.weight.expand(len(columns), -1, -1)
-    return torch.baddbmm(layer.bias.unsqueeze(-1), weight, columns)

@@ -1,3 +1,5 @@
+"""What all encodings have in common, and an encoding of one's own."""
+
 import math
 
 import pytest
@@ -6,37 +8,16 @@ from escnn import gspaces
 from torch.nn.utils import parameters_to_vector
 
 from escnn_attention import (
-    AbsoluteEncoding,
     Encoding,
     FourierEncoding,
     GroupSelfAttention,
     LiftingSelfAttention,
     MLPEncoding,
     NoEncoding,
-    SeparableEncoding,
+    PointSelfAttention,
 )
-from escnn_attention.encodings.base import as_encoding
 from tests import spaces
-
-NAMES = {
-    "mlp": MLPEncoding,
-    "separable": SeparableEncoding,
-    "fourier": FourierEncoding,
-    "absolute": AbsoluteEncoding,
-    "none": NoEncoding,
-}
-POSITIONAL = {name: cls for name, cls in NAMES.items() if name != "none"}
-every_encoding = pytest.mark.parametrize("make", NAMES.values(), ids=NAMES)
-positional = pytest.mark.parametrize("make", POSITIONAL.values(), ids=POSITIONAL)
-
-
-def cube(dim, size=9):
-    """Offsets that fill a window."""
-    axis = torch.linspace(-1, 1, size)
-    return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
-
-
-# ---------------------------------------------------------------------------------------------------------- shapes
+from tests.encodings.cases import POSITIONAL, cube, every_encoding, positional
 
 
 @positional
@@ -51,63 +32,12 @@ def test_shapes(make, dim, num_poses):
     assert bool(list(encoding.parameters())) == (dim > 0 or num_poses > 1)
 
 
-def test_no_encoding_says_nothing():
-    encoding = NoEncoding().bind(2, 3, 5, 4)
-    assert encoding.offsets(torch.randn(7, 2)) is None
-    assert encoding.poses() is None
-    assert not list(encoding.parameters())
-
-
-@pytest.mark.parametrize("make", [MLPEncoding, AbsoluteEncoding, SeparableEncoding])
-def test_heads_can_share_one_encoding(make):
-    encoding = make(per_head=False).bind(2, 3, 5, 4)
-    assert encoding.offsets(torch.randn(7, 2)).shape == (1, 7, 5)
-    assert encoding.poses().shape == (1, 4, 5)
-    gspace = gspaces.rot2dOnR2(4)
-    hidden = spaces.regular(gspace, 6)
-    layer = GroupSelfAttention(hidden, hidden, 2, 3, encoding=make(per_head=False)).double()
-    own = GroupSelfAttention(hidden, hidden, 2, 3, encoding=make()).double()
-    assert sum(p.numel() for p in layer.parameters()) < sum(p.numel() for p in own.parameters())
-    assert spaces.grid_error(layer, spaces.random_field(hidden, 5, 5)) < 1e-12
-
-
 def test_heads_have_encodings_of_their_own():
     for make in POSITIONAL.values():
         encoding = make().bind(2, 2, 4, 3)
         offsets, poses = encoding.offsets(cube(2)), encoding.poses()
         assert (offsets[0] - offsets[1]).abs().max() > 0.1
         assert (poses[0] - poses[1]).abs().max() > 0.1
-
-
-# ------------------------------------------------------------------------------------------------------- separable
-
-
-@pytest.mark.parametrize(("dim", "channels", "num_poses"), [(2, 8, 4), (2, 3, 4), (3, 9, 24), (2, 5, 1), (3, 7, 1)])
-def test_separable_divides_the_channels(dim, channels, num_poses):
-    """Every coordinate has channels that no other coordinate changes, and the poses have the rest."""
-    encoding = SeparableEncoding().bind(dim, 2, channels, num_poses)
-    each = channels // (dim + 1) if num_poses > 1 else channels // dim
-    delta = torch.rand(50, dim) - 0.5
-    for axis in range(dim):
-        moved = delta.clone()
-        moved[:, axis] += 0.4
-        changed = (encoding.offsets(moved) != encoding.offsets(delta)).any(1).any(0)
-        last = axis == dim - 1 and num_poses == 1
-        stop = channels if last else (axis + 1) * each
-        assert changed.nonzero().flatten().tolist() == list(range(axis * each, stop))
-    if num_poses > 1:
-        used = (encoding.poses() != 0).any(0).any(0)
-        assert used.nonzero().flatten().tolist() == list(range(dim * each, channels))
-
-
-@pytest.mark.parametrize(("dim", "channels", "num_poses", "parts"), [(2, 2, 4, 3), (3, 3, 2, 4), (2, 1, 1, 2)])
-def test_separable_needs_a_channel_for_each_part(dim, channels, num_poses, parts):
-    with pytest.raises(ValueError, match=f"encoding: .* set head_fields to {parts} or more"):
-        SeparableEncoding().bind(dim, 1, channels, num_poses)
-    SeparableEncoding().bind(dim, 1, parts, num_poses)
-
-
-# --------------------------------------------------------------------------------------------------------- binding
 
 
 @every_encoding
@@ -135,83 +65,6 @@ def test_layers_given_the_same_encoding_share_nothing(make):
     assert not ids[0] & ids[1]
 
 
-# --------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize("make", [MLPEncoding, AbsoluteEncoding, SeparableEncoding])
-@pytest.mark.parametrize("argument", ["hidden", "layers"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
-def test_wrong_sizes_are_named(make, argument, value):
-    with pytest.raises((TypeError, ValueError), match=f"{argument}: got {value!r}"):
-        make(**{argument: value})
-
-
-@pytest.mark.parametrize("value", [0, -3, 2.0])
-def test_wrong_numbers_of_frequencies_are_named(value):
-    with pytest.raises((TypeError, ValueError), match=f"num_frequencies: got {value!r}"):
-        FourierEncoding(value)
-
-
-@pytest.mark.parametrize("value", [0, -1.0, math.nan])
-def test_wrong_scales_are_named(value):
-    with pytest.raises(ValueError, match="scale: got"):
-        FourierEncoding(scale=value)
-
-
-def test_width_and_depth_of_the_mlp():
-    def shapes(**options):
-        mlp = MLPEncoding(**options).bind(2, 3, 5, 4).mlp
-        return [tuple(m.weight.shape) for m in mlp if isinstance(m, torch.nn.Linear)]
-
-    assert shapes() == [(16, 2), (15, 16)]
-    assert shapes(hidden=8, layers=3) == [(8, 2), (8, 8), (8, 8), (15, 8)]
-
-
-def test_normalize_hidden_sees_only_the_sign_of_a_coordinate():
-    encoding = SeparableEncoding(normalize_hidden=True).bind(1, 2, 4, 1)
-    values = encoding.offsets(torch.tensor([[-1.0], [-0.3], [0.2], [0.9]]))
-    torch.testing.assert_close(values[:, 0], values[:, 1], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(values[:, 2], values[:, 3], rtol=1e-4, atol=1e-4)
-    assert (values[:, 1] - values[:, 2]).abs().max() > 0.1
-    smooth = SeparableEncoding().bind(1, 2, 4, 1).offsets(torch.tensor([[0.2], [0.9]]))
-    assert (smooth[:, 0] - smooth[:, 1]).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("learned", [True, False])
-def test_frequencies_are_learned_or_kept(learned):
-    encoding = FourierEncoding(6, learned=learned).bind(3, 2, 4, 5)
-    assert encoding.frequencies.shape == (6, 3)
-    assert ("frequencies" in dict(encoding.named_parameters())) == learned
-    assert "frequencies" in encoding.state_dict()  # saved either way: it cannot be drawn again
-    other = FourierEncoding(6, learned=learned).bind(3, 2, 4, 5)
-    delta = torch.randn(10, 3)
-    assert (other.offsets(delta) - encoding.offsets(delta)).abs().max() > 0.01
-    other.load_state_dict(encoding.state_dict())
-    torch.testing.assert_close(other.offsets(delta), encoding.offsets(delta))
-    encoding.offsets(delta).sum().backward()
-    assert (encoding.frequencies.grad is not None) == learned
-
-
-def test_fourier_is_the_formula():
-    encoding = FourierEncoding(5, scale=2.0).bind(2, 3, 4, 1).double()
-    delta = torch.randn(11, 2, dtype=torch.float64)
-    w = encoding.readout.weight.view(3, 4, 2, 5)  # heads, channels, cosine and sine, frequencies
-    phase = torch.einsum("wd,ld->lw", encoding.frequencies, delta)
-    expected = torch.einsum("mcw,lw->mlc", w[:, :, 0], phase.cos()) + torch.einsum(
-        "mcw,lw->mlc", w[:, :, 1], phase.sin()
-    )
-    torch.testing.assert_close(encoding.offsets(delta), expected)
-    scales = [FourierEncoding(500, scale=s).bind(2, 1, 4, 1).frequencies.std() for s in (0.5, 4.0)]
-    torch.testing.assert_close(torch.stack(scales), torch.tensor([0.5, 4.0]), rtol=0.1, atol=0)
-
-
-def test_absolute_is_told_from_relative():
-    assert [cls().absolute for cls in NAMES.values()] == [False, False, False, True, False]
-
-
-# ----------------------------------------------------------------------------------------------------- smoothness
-
-
 @positional
 def test_continuous_in_the_offset(make):
     """No table: what changes by little on the way to a nearby offset changes at every offset in between."""
@@ -231,9 +84,6 @@ def test_gradients_of_the_offset_are_finite_at_zero(make):
     delta = torch.zeros(1, 2, requires_grad=True)
     make().bind(2, 1, 4, 1).offsets(delta).sum().backward()
     assert 0 < delta.grad.norm() < 100
-
-
-# -------------------------------------------------------------------------------------------------- initialisation
 
 
 @positional
@@ -293,29 +143,6 @@ def test_attention_is_neither_uniform_nor_saturated_at_initialisation(layer_of, 
     assert 0.15 < mean < (0.9 if make is NoEncoding else 0.75)
 
 
-# ------------------------------------------------------------------------------------------------------- arguments
-
-
-@every_encoding
-def test_names(make):
-    name = next(name for name, cls in NAMES.items() if cls is make)
-    assert type(as_encoding(name)) is make
-    encoding = make()
-    assert as_encoding(encoding) is encoding
-
-
-def test_the_default_is_the_mlp():
-    assert type(as_encoding(None)) is MLPEncoding
-
-
-def test_wrong_encodings_are_refused():
-    with pytest.raises(ValueError, match=r"encoding: got 'spiral', needed one of 'mlp', .*'none'"):
-        as_encoding("spiral")
-    for value in 3, MLPEncoding, torch.nn.Linear(2, 2), False:
-        with pytest.raises(TypeError, match=r"encoding: got .*, needed an Encoding, a name or None"):
-            as_encoding(value)
-
-
 def test_an_encoding_of_ones_own():
     """The base class is public: a function of the offset is all that it takes."""
 
@@ -336,3 +163,116 @@ def test_repr_says_what_it_is(make):
     hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
     assert make.__name__ in repr(GroupSelfAttention(hidden, hidden, encoding=make()))
     assert make.__name__ in repr(make())
+
+
+class Twice(MLPEncoding):
+    """Says another function of the offset, and leaves the features to its base class, whose features are not of it."""
+
+    def offsets(self, delta):
+        return 2 * super().offsets(delta)
+
+
+class TwiceByFeatures(MLPEncoding):
+    """The same function, said as features alone."""
+
+    def features(self, columns):
+        features, readout = super().features(columns)
+        return 2 * features, readout
+
+
+class Mixin:
+    def offsets(self, delta):
+        return 2 * super().offsets(delta)
+
+
+class TwiceMixed(Mixin, MLPEncoding):
+    pass
+
+
+class TwiceWaves(FourierEncoding):
+    def waves(self):
+        frequencies, readout = super().waves()
+        return frequencies, 2 * readout
+
+
+class TwiceNoWaves(FourierEncoding):
+    def offsets(self, delta):
+        return 2 * super().offsets(delta)
+
+
+class Renamed(MLPEncoding):
+    """Says nothing of its own."""
+
+
+@pytest.mark.parametrize("make", [Twice, TwiceByFeatures, TwiceMixed, TwiceWaves, TwiceNoWaves])
+def test_a_subclass_is_one_function_in_all_its_forms(make):
+    torch.manual_seed(1)
+    base = next(c for c in make.__mro__ if c in (MLPEncoding, FourierEncoding))
+    encoding = make(6).bind(2, 2, 4, 1).double()
+    original = base(6).bind(2, 2, 4, 1).double()
+    original.load_state_dict(encoding.state_dict())
+    delta = torch.randn(3, 5, 2, dtype=torch.float64)
+    expected = 2 * original.offsets(delta)
+    torch.testing.assert_close(encoding.offsets(delta), expected)
+    offered = encoding.features(delta.flatten(0, 1).T.unsqueeze(0))
+    by_offsets = make in (Twice, TwiceMixed, TwiceNoWaves)
+    assert (offered is None) == by_offsets
+    assert (encoding.waves() is not None) == (make is TwiceWaves)
+    if offered is not None:
+        features, readout = offered
+        torch.testing.assert_close((readout @ features).mT.unflatten(1, (3, 5)), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "base"), [(Twice, MLPEncoding), (TwiceByFeatures, MLPEncoding), (TwiceWaves, FourierEncoding)]
+)
+@pytest.mark.parametrize("layer", [GroupSelfAttention, PointSelfAttention])
+def test_layers_take_what_a_subclass_says(layer, make, base):
+    hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
+    ours, theirs = (layer(hidden, hidden, encoding=encoding(6)).double() for encoding in (make, base))
+    theirs.load_state_dict(ours.state_dict())
+    if layer is PointSelfAttention:
+        x = hidden(torch.randn(9, 16, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64))
+    else:
+        x = spaces.random_field(hidden, 5, 5)
+    with torch.no_grad():
+        assert (ours(x).tensor - theirs(x).tensor).abs().max() > 1e-3
+        last = theirs.plain.encoding.mlp[-1] if base is MLPEncoding else theirs.plain.encoding.readout
+        last.weight.mul_(2)
+        torch.testing.assert_close(ours(x).tensor, theirs(x).tensor)
+
+
+def test_a_subclass_that_says_nothing_of_its_own_offers_what_its_base_does(monkeypatch):
+    hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
+    layer = PointSelfAttention(hidden, hidden, encoding=Renamed())
+    x = hidden(torch.randn(9, 16), torch.randn(9, 2))
+    y = layer(x).tensor
+    # Whole tables of the function of the offset are not asked for.
+    monkeypatch.setattr(MLPEncoding, "offsets", None)
+    torch.testing.assert_close(layer(x).tensor, y)
+
+
+def test_features_alone_make_an_encoding():
+    class Rings(Encoding):
+        def _build_offsets(self):
+            self.readout = torch.nn.Parameter(torch.randn(self.num_heads, self.channels, 4))
+
+        def features(self, columns):
+            centres = torch.linspace(0, 1, 4, dtype=columns.dtype)
+            return (-(4 * (columns.norm(dim=1, keepdim=True) - centres[:, None]) ** 2)).exp(), self.readout
+
+    encoding = Rings().bind(2, 3, 5, 1).double()
+    assert encoding.offsets(torch.randn(6, 7, 2, dtype=torch.float64)).shape == (3, 6, 7, 5)
+    assert Rings().bind(0, 3, 5, 2).offsets(torch.randn(6, 7, 0)) is None
+    hidden = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    layer = GroupSelfAttention(hidden, hidden, kernel_size=3, encoding=Rings()).double()
+    assert spaces.grid_error(layer, spaces.random_field(hidden, 4, 4)) < 1e-12
+
+
+def test_an_encoding_says_something_of_the_offset():
+    class Silent(Encoding):
+        def _build_offsets(self):
+            pass
+
+    with pytest.raises(TypeError, match="offsets"):
+        Silent()

@@ -1,0 +1,41 @@
+"""The encodings by name."""
+
+from __future__ import annotations
+
+from escnn_attention.encodings.absolute import AbsoluteEncoding
+from escnn_attention.encodings.base import Encoding
+from escnn_attention.encodings.fourier import FourierEncoding
+from escnn_attention.encodings.mlp import MLPEncoding
+from escnn_attention.encodings.none import NoEncoding
+from escnn_attention.encodings.rotary import RotaryEncoding
+from escnn_attention.encodings.separable import SeparableEncoding
+
+__all__ = ["as_encoding"]
+
+
+_NAMES: dict[str, type[Encoding]] = {
+    "mlp": MLPEncoding,
+    "separable": SeparableEncoding,
+    "fourier": FourierEncoding,
+    "rotary": RotaryEncoding,
+    "absolute": AbsoluteEncoding,
+    "none": NoEncoding,
+}
+
+
+def as_encoding(encoding: Encoding | str | None) -> Encoding:
+    """The encoding that an argument names: an encoding, one of its names, or None for the default.
+
+    Raises:
+        ValueError: the name is not known.
+        TypeError: anything else.
+    """
+    if encoding is None:
+        return MLPEncoding()
+    if isinstance(encoding, Encoding):
+        return encoding
+    if isinstance(encoding, str):
+        if encoding not in _NAMES:
+            raise ValueError(f"encoding: got {encoding!r}, needed one of {', '.join(map(repr, _NAMES))}")
+        return _NAMES[encoding]()
+    raise TypeError(f"encoding: got {type(encoding).__name__}, needed an Encoding, a name or None")
