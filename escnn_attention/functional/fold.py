@@ -28,7 +28,7 @@ from escnn_attention.geometry.grid import Positions
 __all__ = ["Call", "fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]
 
 Call = tuple[Tensor, Tensor, Tensor, Terms, QueryMode]
-"""Queries, keys, values, terms and query mode: what is left to compute."""
+"""Queries, keys, values, positional terms and query mode of an attention."""
 
 _Unfold = Callable[[Tensor], Tensor]
 
@@ -36,7 +36,7 @@ _Unfold = Callable[[Tensor], Tensor]
 def fold(
     q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, query: QueryMode, keys: KeyMode
 ) -> tuple[Call, _Unfold]:
-    """The attention to compute instead, and what makes of its output that of the arguments."""
+    """The attention to compute instead, and a function that makes the output for the arguments from that of it."""
     call: Call = (q, k, v, terms, query)
     undo: list[_Unfold] = []
     log_window = terms.log_window
@@ -61,16 +61,16 @@ def fold(
 
 
 def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -> tuple[Call, _Unfold]:
-    r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
+    r"""Fold keys that are restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
 
-    In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
-    output poses, and the output is the sum of these heads.
+    With ``query="own"`` the query pose is the output pose too. With ``query="all"`` each of the heads sees one query
+    pose from all output poses, and the output is the sum of these heads.
     """
     heads, poses = q.shape[1:3]
     own = query == "own"
 
     def per_pose(table: Tensor | None) -> Tensor | None:
-        """A table ``(M or 1, H, ...)`` for the heads (m, h) in the own mode, and for (m, h̃) in the mode ``"all"``."""
+        """A table ``(M or 1, H, ...)`` for the heads (m, h) of ``"own"``, and (m, h̃) of ``"all"`` query poses."""
         if table is None:
             return None
         table = table.expand(heads, *table.shape[1:])
@@ -111,7 +111,7 @@ def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -
 def fold_frames(
     positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
 ) -> tuple[Call, _Unfold]:
-    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
+    """Fold absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
     heads, num_poses = q.shape[1], terms.num_poses
     q = q.unsqueeze(3) if query == "own" else q.unsqueeze(2)  # B, M, H or 1, J, N, C
     k = k.unsqueeze(2)  # B, M, 1, P, N, C
@@ -119,7 +119,7 @@ def fold_frames(
         if terms.spatial is not None:
             q, k = (t + terms.spatial.unsqueeze(2) for t in (q, k))
         if terms.pose is not None:
-            # In the own mode h̃ = h: the identity, seen from every pose.
+            # With query="own" h̃ = h: the identity, seen from every pose.
             seen = terms.pose
             if query == "own" and seen.shape[2] > 1:
                 seen = seen.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(2)
@@ -146,7 +146,7 @@ def fold_frames(
 def fold_measure(
     positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
 ) -> tuple[Call, _Unfold]:
-    r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
+    r"""Fold a measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
 
     With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
     the offsets there is only made room: it is added when all that changes the table of offsets is done.
@@ -160,13 +160,13 @@ def fold_measure(
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 
-    def widened(table: Tensor | None) -> Tensor | None:
+    def with_channel(table: Tensor | None) -> Tensor | None:
         return None if table is None else scale * F.pad(table, (0, 1))
 
     if terms.log_window is not None:
         terms = terms.explicit(positions)
     waves = terms.waves and Waves(terms.waves.frequencies, scale * F.pad(terms.waves.readout, (0, 0, 0, 1)))
-    spatial, pose = widened(terms.spatial), widened(terms.pose)
+    spatial, pose = with_channel(terms.spatial), with_channel(terms.pose)
     terms = replace(terms, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
 
     def unfold(out: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def fold_measure(
 
 
 def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
-    """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
+    """Add the measure of the offsets to the last channel of their table, which has as many channels as ``like``."""
     channels = like.shape[-1]
     measure = F.pad(math.sqrt(channels) * _finite(log_window).to(like.dtype).unsqueeze(-1), (channels - 1, 0))
     if terms.spatial is None:
@@ -185,7 +185,7 @@ def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
 
 
 def _finite(logarithm: Tensor) -> Tensor:
-    """With a finite number for the logarithm of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
+    """Logarithms with a finite number for that of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
     return logarithm.clamp(min=-1e4)
 
 

@@ -28,7 +28,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
-    """The sum of ``(..., p, n)`` and ``(..., 1, n)``."""
+    """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
     if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1:
         return _AddToEach.apply(x, rows)
@@ -36,14 +36,20 @@ def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """As matrix products under autocast have it; a function of its own is left alone by autocast."""
+    """Both factors in the precision of matrix products: that of autocast where it is on, else that of ``a``.
+
+    Autocast converts what PyTorch's own products take, and leaves functions like :class:`_Matmul` alone.
+    """
     device = a.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else a.dtype
     return a.to(dtype), b.to(dtype)
 
 
 def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
-    """``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence."""
+    """The products of ``(B, r, i)`` and ``(B, i, c)``.
+
+    ``transposed`` asks for a result whose transpose is contiguous; rows that are long have precedence.
+    """
     rows, columns = a.shape[1], b.shape[2]
     if min(rows, columns) < _NARROW:
         transposed = columns < rows
@@ -51,10 +57,13 @@ def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
 
 
 def _is_transposed(x: Tensor) -> bool:
+    """Whether the transpose of each matrix is contiguous, and the matrix is not."""
     return x.stride(1) == 1 and x.stride(2) != 1
 
 
 class _Matmul(torch.autograd.Function):
+    """Matrix products whose gradients are made in the layout that is fastest, too."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(a, b)
@@ -71,6 +80,8 @@ class _Matmul(torch.autograd.Function):
 
 
 class _AddToEach(torch.autograd.Function):
+    """The sum of ``(..., p, n)`` and ``(..., 1, n)``, row by row."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
         out, rows = torch.empty_like(x), rows.squeeze(-2).contiguous()

@@ -18,14 +18,14 @@ _limit: int | None = None
 
 
 class working_memory(AbstractContextManager["working_memory"]):
-    """Bound the memory that attention holds for scores and widened vectors, beyond its inputs and outputs.
+    """Bound the memory that attention holds for scores and longer queries and keys, beyond its inputs and outputs.
 
-    The backends work in pieces, and this decides how large they are: never larger than what is fastest, and never
+    The backends work in chunks, and this decides how large they are: never larger than what is fastest, and never
     smaller than what belongs to one tile or one query. It is a setting of the process, which holds inside a ``with``
     statement, or until it is set again. Results differ by rounding only.
 
-    By default pieces are as large as is fastest, 2 MB a thread for ``"native"``, some 30 MB for ``"tiled"``,
-    64 MB for ``"blocked"`` and ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one piece, whatever
+    By default chunks are as large as is fastest, 2 MB a thread for ``"native"``, some 30 MB for ``"tiled"``,
+    64 MB for ``"blocked"`` and ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one chunk, whatever
     is set.
 
     Args:
@@ -64,14 +64,24 @@ class working_memory(AbstractContextManager["working_memory"]):
 
 
 def pieces_of(fastest: int, like: Tensor, copies: int) -> int:
-    """The entries of a piece, where ``fastest`` is best and ``copies`` of a piece are held at once."""
+    """The number of entries of a chunk within the bound.
+
+    Args:
+        fastest: the number that is best without a bound.
+        like: a tensor of the precision.
+        copies: how many tensors as large as a chunk are held at once.
+    """
     if _limit is None:
         return fastest
     return max(1, min(fastest, _limit // (copies * max(4, like.element_size()))))
 
 
 def refuse_the_impossible(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> None:
-    """Raise an error if all scores at once are more than the machine could hold."""
+    """Refuse to hold all scores at once where they are more than the machine could hold.
+
+    Raises:
+        MemoryError: they are.
+    """
     if q.device.type == "cpu":
         available = _physical_memory()
     elif q.device.type == "cuda":
@@ -84,7 +94,7 @@ def refuse_the_impossible(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) 
 
 @contextmanager
 def explain_shortage(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> Iterator[None]:
-    """Say which settings would fit when an allocation fails."""
+    """Within this context an allocation that fails says which settings would fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -104,14 +114,15 @@ def _scores(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> int:
 
 
 def _advice(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> str:
+    """The message of an error of memory: how much the scores take, and which settings take less."""
     scores = _scores(q, k, terms, query)
     linear = (3 * q.numel() + 3 * k.numel()) * q.element_size()
     batch = q.shape[0]
     advice = []
     if backend == "reference":
-        advice.append(f'backend="auto" holds about {_readable(linear)} and pieces of the scores')
+        advice.append(f'backend="auto" holds about {_readable(linear)} and chunks of the scores')
     else:
-        advice.append("a bound for the pieces: escnn_attention.working_memory(2**24)")
+        advice.append("a bound for the chunks: escnn_attention.working_memory(2**24)")
     if query == "all" and q.shape[2] > 1:
         own = scores // q.shape[2]
         advice.append(f'query="own" has 1/{q.shape[2]} of the scores, {_readable(own)}')
@@ -125,6 +136,7 @@ def _advice(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) 
 
 
 def _physical_memory() -> int | None:
+    """The memory of the machine in bytes; None where it does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -132,6 +144,7 @@ def _physical_memory() -> int | None:
 
 
 def _readable(num_bytes: int) -> str:
+    """A number of bytes with a unit, for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

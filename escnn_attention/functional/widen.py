@@ -11,10 +11,10 @@ query knows and something that the key knows:
           &= \langle a \cos\varphi_h(x) - b \sin\varphi_h(x), \, \cos\varphi_h(x') \rangle \\
           &+ \langle a \sin\varphi_h(x) + b \cos\varphi_h(x), \, \sin\varphi_h(x') \rangle ,
 
-  so keys are widened by the cosine and the sine of their own phase.
+  so keys get as more channels the cosine and the sine of their own phase.
 - **Windows**. In a window of w positions along an axis, the position of a key modulo w tells which of the w neighbours
-  it is, for every query that sees it. So keys are widened by an indicator of this class, whatever the encoding, and
-  queries by their products with the table of offsets, in the order of the classes as seen from where they are.
+  it is, for every query that sees it. So keys get an indicator of this class as more channels, whatever the encoding,
+  and queries their products with the table of offsets, in the order of the classes as seen from where they are.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 
 MAX_CLASSES = 256
-"""The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
+"""The most classes of a window that become channels of the keys: beyond, kernels are slow or do not exist."""
 
 
 def merge(terms: Terms, query: QueryMode, key_poses: int) -> tuple[Terms, QueryMode]:
     """The terms and the mode to compute: where all output poses see the same, they are one.
 
-    It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
+    Such attention takes the queries of all poses side by side, as with ``query="all"``; :func:`join` tells them apart
+    again.
     """
     # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
     if terms.spatial is None and terms.waves is None and (terms.pose is None or key_poses == 1):
@@ -47,7 +48,10 @@ def merge(terms: Terms, query: QueryMode, key_poses: int) -> tuple[Terms, QueryM
 
 
 def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
-    """From ``(B, M, H', J', N, C)``, the outputs of every query pose, to ``(B, M, H, N, C)``."""
+    """The output ``(B, M, H, N, C)`` from that of every query pose, ``(B, M, H', J', N, C)``.
+
+    ``computed`` is the mode that :func:`merge` chose for ``query``.
+    """
     if computed != query:
         return out.squeeze(2)
     return out.sum(3).expand(-1, -1, num_poses, -1, -1)
@@ -64,7 +68,7 @@ def widen(q: Tensor, k: Tensor, positions: Positions, terms: Terms, query: Query
 
     Returns:
         ``(B, M, H', J', N, E)`` and ``(B, M, H'', P, N, E)``. H' and H'' are the number of output poses, or 1 where all
-        share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
+        share them. J' is J, or 1 with ``query="own"``, where the poses of the queries are those of the output.
     """
     dtype = q.dtype
     q, k = q.unsqueeze(3 if query == "own" else 2), k.unsqueeze(2)
@@ -88,13 +92,13 @@ def widen(q: Tensor, k: Tensor, positions: Positions, terms: Terms, query: Query
 
 
 def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-    """Side by side as channels, with the other axes broadcast."""
+    """Tensors side by side as channels, with their other axes broadcast."""
     shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
 
 
 def width(channels: int, positions: Positions, terms: Terms) -> int:
-    """E, the number of channels of widened queries and keys."""
+    """E, the number of channels of the queries and keys of :func:`widen`."""
     if terms.waves is not None:
         return channels + terms.waves.readout.shape[-1]
     return channels if terms.spatial is None else channels + (num_classes(positions) or 0)

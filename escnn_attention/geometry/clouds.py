@@ -1,8 +1,8 @@
 r"""Which points of a cloud see each other.
 
 Clouds of a batch lie end to end, as in PyTorch Geometric: ``coords`` is ``(N, d)`` and ``batch``, ``(N,)``, is the
-number of the cloud of each point. Attention reads a neighbourhood in pieces, groups of queries that see the same keys:
-a query by itself with the list of its keys, or the points of a whole cloud together. What is kept between pieces grows
+number of the cloud of each point. Attention reads a neighbourhood in chunks, groups of queries that see the same keys:
+a query by itself with the list of its keys, or the points of a whole cloud together. What is kept between chunks grows
 with the number of edges, and of whole clouds with the number of points.
 """
 
@@ -45,7 +45,7 @@ _found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
 
 @contextmanager
 def shared_geometry() -> Iterator[None]:
-    """Within this context :func:`once` makes what it is asked for once. For one pass through a network."""
+    """Within this context, such as one pass through a network, :func:`once` remembers what it has made."""
     if _found.get() is not None:
         yield
         return
@@ -96,7 +96,7 @@ class Neighbours(ABC):
         """All queries that see anything, each once.
 
         Args:
-            limit: the most pairs of a query and a key in a piece, as far as the keys of one query are not more.
+            limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
         """
         return once(self._pieces, limit)
 
@@ -127,7 +127,7 @@ class Lists(Neighbours):
         self._degree = torch.bincount(queries, minlength=num_points)
 
     def _pieces(self, limit: int) -> list[Piece]:
-        # The longest lists first, so that those of a piece are about as long.
+        # The longest lists first, so that those of a chunk are about as long.
         degree, order = self._degree.sort(descending=True, stable=True)
         start = (self._degree.cumsum(0) - self._degree)[order]
         lengths = degree[: int((degree > 0).sum())].tolist()

@@ -2,7 +2,7 @@ r"""Where features live, and which of them see each other.
 
 Attention asks three things of a set of positions: the continuous offsets :math:`\Delta = x' - x` that occur between a
 query and its keys, the row of that table which belongs to a pair, and a way to walk through the queries in blocks whose
-keys fit in a bounded piece of memory. :class:`Positions` is that interface, :class:`Grid` answers it for images and
+keys fit in a bounded part of memory. :class:`Positions` is that interface, :class:`Grid` answers it for images and
 volumes.
 """
 
@@ -137,9 +137,9 @@ class Grid(Positions):
         window: the neighbourhood.
         dtype: the precision of ``offsets`` and ``coordinates``, which are computed in float64 and rounded once.
         device: where the tables are put.
-        frame: an orthogonal ``(d, d)`` matrix by which the whole grid is turned. With it equivariance can be checked
-            exactly for elements that do not map the grid onto itself: features on the turned grid are the turned
-            features.
+        frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
+            checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
+            transformed features.
     """
 
     def __init__(
@@ -297,8 +297,8 @@ def _cached_tiles(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     radius = kernel_size // 2
-    # Neighbouring queries share most of their keys: a tile of them against its halo reads a key once for all. Larger
-    # windows pay for larger tiles; a tile of one position in a window of one has no halo to share.
+    # Neighbouring queries share most of their keys: a tile of them against all keys around it reads a key once for all.
+    # Larger windows pay for larger tiles; a tile of one position in a window of one has no keys to share.
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
     axes = [_axis_tiles(n, tile, radius, dilation) for n in shape]
     queries, keys = (_ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
@@ -328,7 +328,7 @@ def _ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:
 
 
 def _axis_tiles(n: int, tile: int, radius: int, dilation: int) -> tuple[Tensor, Tensor]:
-    """Along one axis: the coordinates of the queries of each tile and of their halo.
+    """Along one axis: the coordinates of the queries of each tile and of the keys that any of them sees.
 
     With a dilation the positions fall into classes that never see each other; a tile stays within one.
     """

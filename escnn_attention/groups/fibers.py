@@ -156,7 +156,7 @@ def fibers(gspace: GSpace, samples: Samples | None = None) -> Fibers:
             "gspaces.rot2dOnR2(-1)."
         )
     tables = _sampled_fibers(gspace)
-    # How samples are turned in training changes no table, but belongs to what was asked for.
+    # How samples are rotated in training changes no table, but belongs to what was asked for.
     if samples not in tables:
         tables[samples] = _sample_fibers(gspace, samples)
     return tables[samples]

@@ -66,7 +66,7 @@ class Samples:
     Args:
         num_samples: the number S of all samples.
         kind: how they are chosen.
-        turn: ``"fixed"``, or ``"random"`` to turn all of them by one random element at each forward pass in training,
+        turn: ``"fixed"``, or ``"random"`` to rotate all of them by one random element at each forward pass in training,
             so that no directions are preferred: the layer is equivariant in expectation. In evaluation mode they stay
             where they are and nothing is random.
 
@@ -148,8 +148,8 @@ def sampled(group: Group, samples: Samples) -> tuple[tuple[GroupElement, ...], n
             so3 = [group.element((0, r), "Q") for r in rotations]
             # The rest follows from the rotations: on them half of the irreps are the same as the other half.
             once = _weights(so3, lambda frequency: [group.irrep(0, frequency)])
-            turned = [group.element((1, r), "Q") for r in rotations]
-            return (*so3, *turned), np.concatenate([once, once])
+            rotated = [group.element((1, r), "Q") for r in rotations]
+            return (*so3, *rotated), np.concatenate([once, once])
         else:
             elements = [group.element(r, "Q") for r in _rotations(group, number, kind)]
     else:
@@ -216,10 +216,10 @@ def _orbits(subgroup: np.ndarray, count: int) -> np.ndarray:
 
     The subgroup maps these samples onto each other, so that a layer is exactly equivariant to it.
     """
-    candidates, turns, samples = _spiral(1024), Rotation.from_quat(subgroup), subgroup
+    candidates, rotations, samples = _spiral(1024), Rotation.from_quat(subgroup), subgroup
     nearest = np.abs(candidates @ subgroup.T).max(axis=1)  # the cosine of half the angle to the nearest sample
     for _ in range(count - 1):
-        coset = (turns * Rotation.from_quat(candidates[nearest.argmin()])).as_quat()
+        coset = (rotations * Rotation.from_quat(candidates[nearest.argmin()])).as_quat()
         samples = np.concatenate([samples, coset])
         nearest = np.maximum(nearest, np.abs(candidates @ coset.T).max(axis=1))
     return samples
@@ -262,7 +262,7 @@ def _solve(rows: np.ndarray, start: np.ndarray) -> np.ndarray | None:
     target[0] = number
 
     def nearest(positive: np.ndarray) -> np.ndarray:
-        """Without the sign constraint, for weights that vanish elsewhere."""
+        """The solution without the sign constraint, for weights that vanish elsewhere."""
         some = rows[:, positive]
         ones = np.ones(some.shape[1])
         weights = np.zeros(number)

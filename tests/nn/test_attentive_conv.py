@@ -110,7 +110,7 @@ def test_values_and_gradients_are_those_of_the_formula(variant, residual):
     layer = layer_on(gspaces.flipRot2dOnR2(2), (3, 2), residual=residual, ratio=2, **VARIANTS[variant])
     x = input_of(layer).tensor.requires_grad_()
     inputs = [x, *layer.parameters()]
-    with working_memory(2**14):  # many pieces
+    with working_memory(2**14):  # many chunks
         y = layer.plain(x)
         weight = torch.randn_like(y)
         got = torch.autograd.grad((y * weight).sum(), inputs)
@@ -331,13 +331,13 @@ def test_responses_are_never_all_there(monkeypatch):
     layer = layer_on(gspaces.rot2dOnR2(4), (4, 4)).float()
     x = input_of(layer, 12, batch=8, dtype=torch.float32)
     everything, sizes = 8 * 16 * 16 * 100, []
-    make = responses._Piece.__init__
+    make = responses._Chunk.__init__
 
-    def watched(piece, *arguments):
-        make(piece, *arguments)
-        sizes.append(piece.responses.numel())
+    def watched(chunk, *arguments):
+        make(chunk, *arguments)
+        sizes.append(chunk.responses.numel())
 
-    monkeypatch.setattr(responses._Piece, "__init__", watched)
+    monkeypatch.setattr(responses._Chunk, "__init__", watched)
     with working_memory(attentive.COPIES * 4 * 10_000):
         layer(x).tensor.sum().backward()
     assert max(sizes) <= 10_000
@@ -361,7 +361,7 @@ def test_autograd_keeps_no_responses():
     assert sum(kept.values()) < 4 * (8 * 16 * 16 * 100) / 4
 
 
-def test_pieces_do_not_change_the_result():
+def test_chunks_do_not_change_the_result():
     layer = layer_on(gspaces.rot2dOnR2(4), (3, 3))
     x = input_of(layer, 6, batch=5)
     y = layer(x).tensor

@@ -1,8 +1,8 @@
 r"""Attention on the responses of a group convolution, on plain tensors.
 
 There are :math:`|H|^2` responses for each pair of fields and each position, and
-:mod:`~escnn_attention.functional.convolutions.responses` says how they are never all there at once. This is what calls
-it: the operators that compilers see, derivatives of the second order, and the maps.
+:mod:`~escnn_attention.functional.convolutions.responses` says how they are never all there at once. This module calls
+it: it has the operators that compilers see, derivatives of the second order, and the maps.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from escnn_attention.functional.convolutions.convolution import convolve, views
 from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
 from escnn_attention.functional.memory import pieces_of
 
-__all__ = ["COPIES", "PIECE", "Geometry", "attended_sum", "attention_maps", "written_out"]
+__all__ = ["COPIES", "RESPONSES_PER_CHUNK", "Geometry", "attended_sum", "attention_maps", "written_out"]
 
-PIECE = 2**20
-"""The number of responses that are worked on at once on a CPU. 4 MB in float32, up to five times over."""
+RESPONSES_PER_CHUNK = 2**20
+"""The number of responses that are worked on at once on a CPU: 4 MB in float32, up to five times over."""
 
 COPIES = 5
-"""Tensors as large as a piece that the backward pass holds at once."""
+"""The number of tensors as large as a chunk of responses that the backward pass holds at once."""
 
-_WIDE_PIECE = 2**24  # On other devices, where starting an operation is what costs.
+_RESPONSES_PER_WIDE_CHUNK = 2**24  # On other devices, where starting an operation is what costs.
 
 
 class Geometry(NamedTuple):
@@ -92,7 +92,7 @@ def attention_maps(
     spatial: Tensor | None,
     geometry: Geometry = _PLAIN,
 ) -> tuple[Tensor | None, Tensor | None]:
-    r"""The maps :math:`\alpha^C` and :math:`\alpha^X` of :func:`attended_sum`, each None where it is turned off.
+    r"""The maps :math:`\alpha^C` and :math:`\alpha^X` of :func:`attended_sum`, each None where it is off.
 
     Returns:
         ``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``.
@@ -104,7 +104,11 @@ def attention_maps(
 
 
 def written_out(call: Arguments) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The formula with all responses at once, by operations that autograd looks through: the sum, and both maps."""
+    r"""The formula of :func:`attended_sum` with all responses at once, by operations that autograd follows.
+
+    Returns:
+        the sum ``(B, out_fields, out_poses, *space)`` and both maps, as :func:`attention_maps` gives them.
+    """
     fields, poses, in_fields, in_poses, size, *_ = call.kernel.shape
     dimensions = call.x.dim() - 2
     x = torch.nn.functional.pad(call.x, [call.padding] * (2 * dimensions))
@@ -139,10 +143,12 @@ def _call(
     spatial: Tensor | None,
     geometry: Geometry,
 ) -> Arguments:
+    """The arguments of the operators, in the precision in which they work."""
     exact = working_precision(kernel.dtype)
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
-    piece = pieces_of(PIECE if x.device.type == "cpu" else _WIDE_PIECE, x, copies=COPIES)
-    return Arguments(*tensors, *geometry, piece)  # type: ignore[arg-type, call-arg]
+    fastest = RESPONSES_PER_CHUNK if x.device.type == "cpu" else _RESPONSES_PER_WIDE_CHUNK
+    chunk = pieces_of(fastest, x, copies=COPIES)
+    return Arguments(*tensors, *geometry, chunk)  # type: ignore[arg-type, call-arg]
 
 
 def _is_transformed(call: Arguments) -> bool:
@@ -156,26 +162,28 @@ def _is_transformed(call: Arguments) -> bool:
 
 
 def _by_images(call: Arguments) -> Iterator[Arguments]:
-    """The call for so many images that all their responses make one piece, and at least one."""
+    """The call for so many images that all their responses make one chunk, and at least one image."""
     responses = call.kernel.flatten(4)[..., 0].numel() * torch.Size(call.space).numel()
-    return (call._replace(x=x) for x in call.x.split(max(1, call.piece // max(1, responses))))
+    return (call._replace(x=x) for x in call.x.split(max(1, call.chunk // max(1, responses))))
 
 
-# Operators, so that compilers take each pass as one node and do not follow its loops. Theirs are the arguments of
+# Operators, so that compilers take each pass as one node and do not follow its loops. They take the fields of
 # `Arguments`, in this order.
 _ARGUMENTS = (
     "Tensor x, Tensor kernel, Tensor? squeeze, Tensor? excite, Tensor? spatial, int stride, int padding, int dilation, "
-    "int attention_dilation, int piece"
+    "int attention_dilation, int chunk"
 )
 
 
 def _forward_operator(*arguments: Any) -> Tensor:
+    """The forward pass, outside autocast."""
     call = Arguments(*arguments)
     with torch.autocast(call.x.device.type, enabled=False):  # maxima are compared with what they are the maxima of
         return forward_pass(call)
 
 
 def _backward_operator(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    """The gradients of the tensors that a call has, outside autocast."""
     call = Arguments(*arguments)
     with torch.autocast(call.x.device.type, enabled=False):
         return [t for t in backward_pass(call, grad) if t is not None]
@@ -207,12 +215,14 @@ def _(grad: Tensor, *arguments: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the arguments of the forward pass for its derivative."""
     tensors = Arguments(*inputs).leaves
     ctx.options = inputs[len(tensors) :]
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of all arguments, None for those that have none."""
     arguments = Arguments(*ctx.saved_tensors, *ctx.options)
     leaves = arguments.leaves
     if torch.is_grad_enabled():
@@ -224,7 +234,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _differentiate_twice(grad: Tensor, call: Arguments) -> list[Tensor | None]:
-    """Gradients that have gradients of their own."""
+    """The gradients of the tensors of a call, which have gradients of their own."""
     needed = [t for t in call.leaves if t is not None and t.requires_grad]
     grads = iter(torch.autograd.grad(written_out(call)[0], needed, grad, create_graph=True))
     return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]

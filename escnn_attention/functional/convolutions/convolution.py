@@ -23,7 +23,7 @@ def convolve(
 def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
     """Every channel of ``(B, C, *space)`` convolved with a kernel of its own, ``(C, 1, *kernel)``, of odd width.
 
-    Zeros around the grid keep its size.
+    The grid is padded with zeros and keeps its size.
     """
     if x[0, 0].numel() == 1:  # PyTorch takes longer for one position than for a hundred.
         return x * kernels.flatten(2)[:, :, kernels[0].numel() // 2].view(1, -1, *x.shape[2:])
@@ -56,7 +56,7 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
 
 
 def _derived_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int) -> Tensor:
-    """The same by PyTorch's own derivative."""
+    """The gradient of the kernels of :func:`depthwise`, by PyTorch's own derivative of a convolution."""
     channels, dimensions = grad.shape[1], grad.dim() - 2
     derive = {2: conv2d_weight, 3: conv3d_weight}[dimensions]
     options = {"padding": dilation * (kernel_size // 2), "dilation": dilation, "groups": channels}
@@ -70,7 +70,7 @@ def output_size(size: int, kernel_size: int, *, stride: int, padding: int, dilat
 
 
 def views(x: Tensor, kernel_size: int, *, stride: int, dilation: int, dimensions: int) -> Iterator[Tensor]:
-    """What each place of a kernel sees of an input that is padded already, in the order of the places.
+    """What each place of a kernel sees of ``x``, which is padded already, in the order of the places.
 
     They are views of the last ``dimensions`` axes: reading them gives the columns of the convolution as a product of
     matrices, adding to them is the transpose of that.

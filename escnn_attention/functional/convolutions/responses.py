@@ -1,4 +1,4 @@
-r"""The passes of attention over the responses of a group convolution, in pieces that stay in the cache.
+r"""The passes of attention over the responses of a group convolution, in chunks that stay in the cache.
 
 The responses of output fields and poses (*rows*) to the input fields of one input pose at a time are products of
 matrices. What costs is reading and writing them, and the convolutions of spatial attention:
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
         spatial: ``(out_fields, out_poses, 2, in_poses, *kernel)``, or None without spatial attention.
         stride, padding, dilation: of the convolution.
         attention_dilation: of the kernel of spatial attention, which is padded with zeros.
-        piece: how many responses are worked on at once.
+        chunk: how many responses are worked on at once.
     """
 
     x: Tensor
@@ -47,11 +47,11 @@ class Arguments(NamedTuple):
     padding: int
     dilation: int
     attention_dilation: int
-    piece: int
+    chunk: int
 
     @property
     def leaves(self) -> tuple[Tensor | None, ...]:
-        """The tensors that there are gradients for: the first of the arguments."""
+        """The tensors that have gradients: the first five of the arguments."""
         return self[:5]
 
     @property
@@ -90,9 +90,9 @@ class _Call:
         self.x = self.x.unflatten(1, (self.in_fields, self.in_poses))
         self.buffers: dict[str, Tensor] = {}
 
-    def pieces(self) -> Iterator[tuple[int, slice, list[slice]]]:
-        """An input pose, some images, and the rows that are worked on one after the other."""
-        number = max(1, self.arguments.piece // max(1, self.in_fields * self.places))
+    def chunks(self) -> Iterator[tuple[int, slice, list[slice]]]:
+        """All chunks: an input pose, some images, and the rows of these that are worked on one after the other."""
+        number = max(1, self.arguments.chunk // max(1, self.in_fields * self.places))
         rows = min(number, self.rows)
         images = max(1, number // rows)
         for pose in range(self.in_poses):
@@ -144,10 +144,11 @@ class _Channel:
         self.alpha = maps.transpose(0, 1).contiguous()
 
     def _both(self, x: Tensor) -> Tensor:
+        """Split the images of mean and maximum: ``(..., 2 b)`` becomes ``(..., 2, b)``."""
         return x.unflatten(-1, (2, self.number))
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """From the gradient of the map to those of both layers, and of mean and largest response."""
+        """The gradients of both layers, and of mean and largest response, from that of the map."""
         grad = (grad * self.alpha * (1 - self.alpha)).transpose(0, 1)
         grad_excite = grad @ self._both(self.hidden).sum(2).transpose(1, 2)
         grad_hidden = (self.excite.transpose(1, 2) @ grad).repeat(1, 1, 2).mul_(self.hidden > 0)
@@ -181,24 +182,24 @@ class _Spatial:
         self.maps = mean.add_(largest).flatten(2).sigmoid_()
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From the gradient of the output to others.
+        """The gradients that follow from the gradient of the output, ``(b, rows, positions)``.
 
         Returns:
-            that of the kernels, ``(2, rows, 1, *kernel)``; and, ``(rows, b, positions)``, those that every attended
-            response has and that the largest ones have besides.
+            the gradient of the kernels, ``(2, rows, 1, *kernel)``; that of every attended response, and what the
+            largest ones have besides, both ``(rows, b, positions)``.
         """
         call = self.call
         of_scores = (grad * self.total * self.maps * (1 - self.maps)).unflatten(-1, call.space)
         images = self.statistics.unflatten(-1, call.space)
         size, dilation = self.kernels.shape[-1], self.dilation
         of_kernels = depthwise_kernels(images, of_scores, kernel_size=size, dilation=dilation).unsqueeze(2)
-        turned = self.kernels.flip(list(range(3, self.kernels.dim())))
-        of_mean, of_largest = (depthwise(of_scores, kernels, dilation=dilation).flatten(2) for kernels in turned)
+        flipped = self.kernels.flip(list(range(3, self.kernels.dim())))
+        of_mean, of_largest = (depthwise(of_scores, kernels, dilation=dilation).flatten(2) for kernels in flipped)
         of_each = of_mean.div_(self.fields).addcmul_(grad, self.maps)
         return of_kernels, of_each.transpose(0, 1), of_largest.transpose(0, 1)
 
 
-class _Piece:
+class _Chunk:
     """The responses of some rows to some images in one input pose, and what attention makes of them."""
 
     def __init__(self, call: _Call, pose: int, rows: slice, seen: Tensor):
@@ -263,7 +264,7 @@ class _Piece:
 
 
 class _Gradients:
-    """The gradients of a call, of the same shapes as what it has."""
+    """The gradients of the tensors of a :class:`_Call`, in the shapes that these have there."""
 
     def __init__(self, call: _Call):
         self.x, self.kernels = torch.zeros_like(call.x), torch.zeros_like(call.kernels)
@@ -272,7 +273,7 @@ class _Gradients:
         )
 
     def of_arguments(self, call: _Call) -> list[Tensor | None]:
-        """Those of the tensors among the arguments, in their order."""
+        """The gradients of the tensors among the arguments, in their order and shapes."""
         fields, padding = (call.fields, call.poses), call.arguments.padding
         x = self.x.flatten(1, 2)
         for axis in range(2, x.dim()):
@@ -289,10 +290,10 @@ def forward_pass(arguments: Arguments) -> Tensor:
     """The sum of the attended responses, ``(B, out_fields, out_poses, *space)``."""
     call, out = _Call(arguments), empty_result(arguments).zero_()
     by_row = out.flatten(1, 2).flatten(2)
-    for pose, images, parts in call.pieces():
+    for pose, images, parts in call.chunks():
         seen = call.seen(pose, images)
         for rows in parts:
-            by_row[images, rows] += _Piece(call, pose, rows, seen).forward()
+            by_row[images, rows] += _Chunk(call, pose, rows, seen).forward()
     return out
 
 
@@ -301,11 +302,11 @@ def backward_pass(arguments: Arguments, grad: Tensor) -> list[Tensor | None]:
     call = _Call(arguments)
     grads = _Gradients(call)
     grad = grad.flatten(1, 2).flatten(2)
-    for pose, images, parts in call.pieces():
+    for pose, images, parts in call.chunks():
         seen = call.seen(pose, images)
         grad_seen = call.take("grad_seen", *seen.shape).zero_()
         for rows in parts:
-            _Piece(call, pose, rows, seen).backward(grad[images, rows], grads, grad_seen)
+            _Chunk(call, pose, rows, seen).backward(grad[images, rows], grads, grad_seen)
         grad_x = grads.x[images, :, pose].transpose(0, 1)
         for view, addition in zip(call.views(grad_x), grad_seen.unflatten(-1, call.space).unbind(1), strict=True):
             view.add_(addition)
@@ -313,6 +314,6 @@ def backward_pass(arguments: Arguments, grad: Tensor) -> list[Tensor | None]:
 
 
 def empty_result(arguments: Arguments) -> Tensor:
-    """Room for what the forward pass returns."""
+    """An uninitialised tensor of the shape that the forward pass returns."""
     fields, poses = arguments.kernel.shape[:2]
     return arguments.x.new_empty(len(arguments.x), fields, poses, *arguments.space)

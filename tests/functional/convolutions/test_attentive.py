@@ -1,4 +1,4 @@
-"""Attention on responses, in pieces, against the formula written out."""
+"""Attention on responses, in chunks, against the formula written out."""
 
 import pytest
 import torch
