@@ -33,8 +33,6 @@ short_files: nn/dilation.py
 short_files: nn/point_attention.py
 short_files: nn/self_attention.py
 short_files: nn/sphere_attention.py
-short_files: plotting/_attentive.py
-short_files: plotting/cloud_attention.py
 short_files: training/data/points.py
 short_files: training/data/qm9.py
 short_files: training/experiment.py
@@ -53,21 +51,11 @@ short_functions: nn/point_transformer.py PointTransformerBlock.__init__
 short_functions: nn/self_attention.py _SelfAttention.__init__
 short_functions: nn/sphere_attention.py SphereSelfAttention.__init__
 short_functions: nn/transformer.py TransformerBlock.__init__
-short_functions: plotting/attended_images.py plot_attended_images
-short_functions: plotting/attention_maps.py plot_attention_maps
-short_functions: plotting/attentive_maps.py plot_attentive_maps
-short_functions: plotting/cloud_attention.py plot_cloud_attention
-short_functions: plotting/encodings.py plot_encoding
-short_functions: plotting/equivariance_error.py plot_equivariance_error
-short_functions: plotting/feature_maps.py plot_feature_maps
-short_functions: plotting/feature_maps.py animate_feature_maps
 short_functions: training/cli.py compare
 few_arguments: functional/points/attention.py point_attention
 few_arguments: nn/dilation.py _DilationAttention.__init__
 few_arguments: nn/point_attention.py _PointAttention.__init__
 few_arguments: nn/self_attention.py _SelfAttention.__init__
-few_arguments: plotting/cloud_attention.py plot_cloud_attention
-few_arguments: plotting/equivariance_error.py plot_equivariance_error
 few_arguments: training/cli.py compare
 downward_imports: equivariance/inspection.py -> nn/__init__.py
 """
