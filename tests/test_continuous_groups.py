@@ -23,9 +23,9 @@ from escnn_attention import (
 )
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.groups.fibers import fibers, mass
+from escnn_attention.groups.random_transformation import LieElement
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.silu import SiLU
-from escnn_attention.plain.turning import Turn
 from tests import spaces
 
 
@@ -320,7 +320,8 @@ def test_gradients():
 def test_state_pickle_copy_and_export(turn):
     layer, x = case("SO(3), weights that differ", samples=Samples(14, turn=turn))
     expected = layer(layer.in_type(x)).tensor
-    assert not any("relative" in k or "measure" in k or "turn" in k for k in layer.state_dict())
+    names = ("relative", "measure", "transformation", "columns")
+    assert not any(name in key for key in layer.state_dict() for name in names)
     stored = io.BytesIO()
     torch.save(layer.export(), stored)
     stored.seek(0)
@@ -358,19 +359,19 @@ def test_maps_of_what_is_attended_to():
         layer.attention_maps(layer.in_type(x), [(0, 0, 0)], poses=[some_elements(layer.space, 1)[0]])
 
 
-def element_of(gspace, turn):
-    """The element of escnn's group that a turn is."""
-    angle = turn.vector.numpy()
+def element_of(gspace, drawn):
+    """The same element of escnn's group."""
+    angle = drawn.vector.numpy()
     name = type(gspace.fibergroup).__name__
     if name == "SO2":
         return gspace.fibergroup.element(float(angle[0]), "radians")
     if name == "O2":
-        return gspace.fibergroup.element((turn.component, 0.0), "radians") @ gspace.fibergroup.element(
+        return gspace.fibergroup.element((drawn.component, 0.0), "radians") @ gspace.fibergroup.element(
             (0, float(angle[0])), "radians"
         )
     if name == "SO3":
         return gspace.fibergroup.element(angle, "EV")
-    return gspace.fibergroup.element((turn.component, angle), "EV")
+    return gspace.fibergroup.element((drawn.component, angle), "EV")
 
 
 @pytest.mark.parametrize(
@@ -396,28 +397,28 @@ def test_turned_samples(make, number):
     x = torch.randn(1, field_type.size, *shape, dtype=torch.float64)
     positions = Grid(shape, core.window)
     for _ in range(2):
-        turn = core.turn.draw()
-        g = element_of(gspace, turn)
-        matrix = core.turn.space(turn)
+        element = core.transformation.draw()
+        g = element_of(gspace, element)
+        matrix = core.transformation.space(element)
         torch.testing.assert_close(matrix, torch.tensor(np.asarray(gspace.basespace_action(g))), atol=1e-9, rtol=0)
-        torch.testing.assert_close(core.turn.space(turn, inverse=True), matrix.T, atol=1e-12, rtol=0)
+        torch.testing.assert_close(core.transformation.space(element, inverse=True), matrix.T, atol=1e-12, rtol=0)
         turned = layer.in_type(x).transform_fibers(g).tensor
-        torch.testing.assert_close(core.turn.inputs(x, turn), turned, atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(core.turn.inputs(turned, turn, inverse=True), x, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(core.transformation.inputs(x, element), turned, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(core.transformation.inputs(turned, element, inverse=True), x, atol=1e-9, rtol=1e-9)
         # Samples g h_s on what g did to x: everything is turned, and so is the output.
-        y = core.attend(turned, Grid(shape, core.window, frame=matrix), turn)
+        y = core.attend(turned, Grid(shape, core.window, frame=matrix), element)
         expected = layer(layer.in_type(x)).transform_fibers(g).tensor
         torch.testing.assert_close(y, expected, atol=1e-9, rtol=1e-8)
         if number < 8 and gspace.dimensionality == 2 and type(gspace.fibergroup).__name__ == "SO2":
             elements = [g @ h for h in fibers(gspace, layer.samples).elements]
             torch.testing.assert_close(
-                core.attend(x, positions, turn),
+                core.attend(x, positions, element),
                 by_definition(layer, x, elements, np.ones(number)),
                 atol=1e-9,
                 rtol=1e-9,
             )
         # The negative control: another element does not.
-        other = core.attend(turned, Grid(shape, core.window, frame=matrix), core.turn.draw())
+        other = core.attend(turned, Grid(shape, core.window, frame=matrix), core.transformation.draw())
         assert (other - expected).norm() > 1e-6 * expected.norm()
 
 
@@ -435,7 +436,7 @@ def test_turned_samples_are_equivariant_in_expectation():
     def mean(x, frame):
         positions = Grid((2, 2), layer.plain.window, frame=frame)
         with torch.no_grad():
-            return sum(layer.plain.attend(x, positions, layer.plain.turn.draw()) for _ in range(120)) / 120
+            return sum(layer.plain.attend(x, positions, layer.plain.transformation.draw()) for _ in range(120)) / 120
 
     of_turned, expected = mean(turned, frame), mean(x, torch.eye(2))
     expected = GeometricTensor(expected, field_type).transform_fibers(element).tensor
@@ -457,19 +458,19 @@ def test_turns_are_drawn_in_training_with_the_generator_of_torch():
     assert not torch.equal(outputs[0], outputs[2])
     assert not torch.equal(outputs[0], still)
     fixed, _ = case("SO(3)")
-    assert fixed.plain.turn is None
+    assert fixed.plain.transformation is None
 
 
 def test_draws_are_uniform():
     """Means of the matrices of a random element vanish, squares are those of the Haar measure."""
     layer, _ = case("SO(3)", samples=Samples(12, turn="random"))
     torch.manual_seed(0)
-    matrices = torch.stack([layer.plain.turn.space(layer.plain.turn.draw()) for _ in range(1000)])
+    matrices = torch.stack([layer.plain.transformation.space(layer.plain.transformation.draw()) for _ in range(1000)])
     assert matrices.mean(0).abs().max() < 0.08
     assert (matrices.square().mean(0) - 1 / 3).abs().max() < 0.05
     assert (matrices.diagonal(dim1=1, dim2=2).sum(1).square().mean() - 1).abs() < 0.2  # the character of an irrep
-    plain = layer.plain.turn
-    halves = Turn(torch.tensor([0.0, 0.0, math.pi], dtype=torch.float64))
+    plain = layer.plain.transformation
+    halves = LieElement(torch.tensor([0.0, 0.0, math.pi], dtype=torch.float64))
     torch.testing.assert_close(plain.space(halves).diagonal().sum(), torch.tensor(-1.0, dtype=torch.float64))
 
 

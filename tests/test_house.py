@@ -27,7 +27,6 @@ short_files: functional/backends/pieces.py
 short_files: functional/backends/triton_kernels.py
 short_files: functional/native/attention.cpp
 short_files: functional/points/attention.py
-short_files: groups/samples.py
 short_files: models/published.py
 short_files: nn/dilation.py
 short_files: nn/point_attention.py

@@ -19,6 +19,7 @@ from escnn_attention.functional.points.attention import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood, once
 from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
+from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
     check_points,
@@ -28,7 +29,6 @@ from escnn_attention.nn.arguments import (
     choose_head_fields,
 )
 from escnn_attention.nn.self_attention import check_weights, project_heads, project_poses, project_scalars
-from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
@@ -297,7 +297,7 @@ class _PointAttention(PointLayer):
             length_scale=check_length("length_scale", length_scale),
             backend=backend,
             query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
-            turn=turn_of(in_type, out_type, group),
+            transformation=random_transformation(in_type, out_type, group),
             opposite=opposite_poses(group),
         )
         super().__init__(in_type, out_type, plain, fields)

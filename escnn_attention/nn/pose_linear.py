@@ -7,10 +7,10 @@ from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, mass, regular_fields
+from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_regular, check_same_gspace, check_type
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear
 from escnn_attention.plain.pose_linear import Isotypic
 from escnn_attention.plain.pose_linear import PoseFeedForward as PlainPoseFeedForward
@@ -147,7 +147,9 @@ class PoseFeedForward(PlainModule):
             invariants=invariant_vectors(out_type) if bias else None,
             mass=mass(out_type),
         )
-        super().__init__(in_type, out_type, PlainPoseFeedForward(expand, contract, turn_of(in_type, out_type, group)))
+        super().__init__(
+            in_type, out_type, PlainPoseFeedForward(expand, contract, random_transformation(in_type, out_type, group))
+        )
         self.hidden_fields = fields
         self.samples = group.samples
 

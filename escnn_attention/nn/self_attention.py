@@ -13,6 +13,7 @@ from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
     check_input,
@@ -23,7 +24,6 @@ from escnn_attention.nn.arguments import (
     choose_window,
 )
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.nn.turning import turn_of
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
 
@@ -144,7 +144,7 @@ class _SelfAttention(PlainModule):
                 relative=relative,
                 log_measure=log_measure,
                 query_weight=mass(out_type) / group.order if all_queries else 1.0,
-                turn=turn_of(in_type, out_type, group),
+                transformation=random_transformation(in_type, out_type, group),
                 num_heads=num_heads,
                 window=choose_window(group, in_type, kernel_size, window, dilation),
                 query=query,

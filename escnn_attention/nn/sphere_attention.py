@@ -20,13 +20,13 @@ from escnn_attention.functional.points.attention import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
+from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointLayer, PointModule
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.self_attention import project_scalars
 from escnn_attention.nn.transformer import dropout_of, shortcut_of
-from escnn_attention.nn.turning import represented
 from escnn_attention.plain.local_frames import Generators, LocalFrames
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.sphere_attention import SphereAttention, SphereFeedForward

@@ -26,12 +26,12 @@ from escnn_attention.functional.points.attention import (
 )
 from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices, once
 from escnn_attention.geometry.relations import Offset, Relation
+from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import terms_of
-from escnn_attention.plain.turning import RandomTurn
 
 __all__ = ["PointAttention"]
 
@@ -54,7 +54,7 @@ class PointAttention(PointModule, ExactBuffers):
         relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
         log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
-        turn: what turns samples in training; None where they are fixed.
+        transformation: by what the samples are transformed in training; None where they are fixed.
         num_heads, query, keys, normalization, dropout, backend, length_scale: as in
             :class:`escnn_attention.PointSelfAttention`.
     """
@@ -88,7 +88,7 @@ class PointAttention(PointModule, ExactBuffers):
         length_scale: float,
         backend: str,
         query_weight: float = 1.0,
-        turn: RandomTurn | None = None,
+        transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
     ):
         super().__init__()
@@ -106,7 +106,7 @@ class PointAttention(PointModule, ExactBuffers):
         self.length_scale = length_scale
         self.backend = backend
         self.query_weight = query_weight
-        self.turn = turn
+        self.transformation = transformation
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
         half = order = None
@@ -123,18 +123,18 @@ class PointAttention(PointModule, ExactBuffers):
         self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
-        turn = self.turn.draw() if self.turn is not None and self.training else None
-        if self.turn is not None and turn is not None:
-            x = self.turn.inputs(x, turn, inverse=True)
+        element = self.transformation.draw() if self.transformation is not None and self.training else None
+        if self.transformation is not None and element is not None:
+            x = self.transformation.inputs(x, element, inverse=True)
         # (3 · M, 1, N, P, C) to three times (N, M, P, C).
         q, v, k = self.project_in(x.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
         # In half precision points that are far from the origin would fall together.
         points = coords.to(working_precision(self.inverse_action.dtype))
         points = points if self.length_scale == 1 else points / self.length_scale
-        if self.turn is not None and turn is not None:
+        if self.transformation is not None and element is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
-            points = (points.unsqueeze(-1) * self.turn.space(turn).to(points)).sum(-2)
+            points = (points.unsqueeze(-1) * self.transformation.space(element).to(points)).sum(-2)
         if self._serves_densely(points, edge_index, batch):
             y = self._attend_densely(q, k, v, points, batch, measure)
         else:
@@ -142,7 +142,7 @@ class PointAttention(PointModule, ExactBuffers):
         if self.query_weight != 1:
             y = self.query_weight * y
         y = self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0)
-        return y if self.turn is None or turn is None else self.turn.outputs(y, turn)
+        return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
 
     def _neighbours(self, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Neighbours:
         if edge_index is not None:

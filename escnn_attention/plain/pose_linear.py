@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
-from escnn_attention.plain.turning import RandomTurn
 
 __all__ = ["FieldLinear", "Isotypic", "PoseFeedForward", "PoseLinear"]
 
@@ -46,25 +46,25 @@ class PoseFeedForward(torch.nn.Module):
 
     Args:
         expand, contract: the projections.
-        turn: what turns the samples in training; None where they are fixed.
+        transformation: by what the samples are transformed in training; None where they are fixed.
     """
 
-    def __init__(self, expand: ToPoses, contract: FromPoses, turn: RandomTurn | None = None):
+    def __init__(self, expand: ToPoses, contract: FromPoses, transformation: RandomTransformation | None = None):
         super().__init__()
         self.expand, self.activation, self.contract = expand, torch.nn.SiLU(), contract
-        self.turn = turn
+        self.transformation = transformation
 
     def forward(self, x: Tensor) -> Tensor:
-        turn = self.turn.draw() if self.turn is not None and self.training else None
-        if turn is not None:
-            assert self.turn is not None
-            x = self.turn.inputs(x, turn, inverse=True)
+        element = self.transformation.draw() if self.transformation is not None and self.training else None
+        if element is not None:
+            assert self.transformation is not None
+            x = self.transformation.inputs(x, element, inverse=True)
         y = self.expand(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
         y = self.contract(self.activation(y))
         y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
-        if turn is not None:
-            assert self.turn is not None
-            y = self.turn.outputs(y, turn)
+        if element is not None:
+            assert self.transformation is not None
+            y = self.transformation.outputs(y, element)
         return y
 
 

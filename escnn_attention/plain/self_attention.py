@@ -11,9 +11,9 @@ from torch import Tensor
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode, Terms, Waves, attention, probabilities
 from escnn_attention.geometry.grid import Grid, Positions, Window
+from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.turning import RandomTurn, Turn
 
 __all__ = ["SelfAttention", "project_to_heads", "terms_of"]
 
@@ -32,7 +32,7 @@ class SelfAttention(ExactBuffers):
         relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
         log_measure: ``(S,)``; the logarithm of the measure of every sample; None where all are alike.
         query_weight: the measure of a query pose, with ``query="all"``.
-        turn: what turns the samples in training; None where they are fixed.
+        transformation: by what the samples are transformed in training; None where they are fixed.
         num_heads, window, query, keys, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
     """
 
@@ -58,7 +58,7 @@ class SelfAttention(ExactBuffers):
         relative: np.ndarray | None = None,
         log_measure: np.ndarray | None = None,
         query_weight: float = 1.0,
-        turn: RandomTurn | None = None,
+        transformation: RandomTransformation | None = None,
     ):
         super().__init__()
         self.project_in = project_in
@@ -75,29 +75,29 @@ class SelfAttention(ExactBuffers):
         self.register_exact("relative", relative)
         self.register_exact("log_measure", log_measure)
         self.query_weight = query_weight
-        self.turn = turn
+        self.transformation = transformation
 
     def forward(self, x: Tensor) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
-        turn = self.turn.draw() if self.turn is not None and self.training else None
-        return self.attend(x, self.positions(x), turn)
+        element = self.transformation.draw() if self.transformation is not None and self.training else None
+        return self.attend(x, self.positions(x), element)
 
     def positions(self, x: Tensor) -> Positions:
         """The grid of a tensor of features."""
         return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
 
-    def attend(self, x: Tensor, positions: Positions, turn: Turn | None = None) -> Tensor:
+    def attend(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Tensor:
         """The layer on features ``(B, in, *space)`` at the given positions, its samples turned by an element."""
-        if turn is not None:
-            assert self.turn is not None
-            x = self.turn.inputs(x, turn, inverse=True)
+        if element is not None:
+            assert self.transformation is not None
+            x = self.transformation.inputs(x, element, inverse=True)
         q, k, v = self._project(x)
         y = attention(
             q,
             k,
             v,
             positions,
-            self._terms(positions, turn),
+            self._terms(positions, element),
             query=self.query,
             keys=self.keys,
             dropout=self.dropout if self.training else 0.0,
@@ -107,9 +107,9 @@ class SelfAttention(ExactBuffers):
             y = self.query_weight * y
         y = self.project_out(y.permute(1, 0, 3, 2, 4))
         y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
-        if turn is not None:
-            assert self.turn is not None
-            y = self.turn.outputs(y, turn)
+        if element is not None:
+            assert self.transformation is not None
+            y = self.transformation.outputs(y, element)
         return y
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
@@ -131,11 +131,11 @@ class SelfAttention(ExactBuffers):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return project_to_heads(self.project_in, x, self.num_heads)
 
-    def _terms(self, positions: Positions, turn: Turn | None = None) -> Terms:
+    def _terms(self, positions: Positions, element: LieElement | None = None) -> Terms:
         inverse = self.inverse_action
-        if turn is not None:
-            assert self.turn is not None
-            inverse = inverse @ self.turn.space(turn, inverse=True).to(inverse)
+        if element is not None:
+            assert self.transformation is not None
+            inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
         return terms_of(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 

@@ -1,4 +1,4 @@
-import math
+"""Samples of continuous groups."""
 
 import numpy as np
 import pytest
@@ -6,84 +6,9 @@ from escnn import group, gspaces
 
 from escnn_attention import Samples
 from escnn_attention.groups.fibers import fibers, frames, generic_fibers, mass
-from escnn_attention.groups.samples import (
-    as_samples,
-    band,
-    degrees_of_freedom,
-    faithful,
-    irreps_of,
-    is_subgroup,
-    matrices_of,
-    sampled,
-)
+from escnn_attention.groups.samples import as_samples, sampled
 from tests import spaces
-
-
-def sl(make):
-    return make().fibergroup
-
-
-def largest_mean(gspace, samples, frequency):
-    """The largest mean of a matrix element of an irrep of this frequency other than the trivial one."""
-    tables = fibers(gspace, samples)
-    means = [
-        np.abs(np.einsum("s,sij->ij", tables.weights, matrices_of(irrep, tables.elements))).max() / tables.order
-        for irrep in irreps_of(gspace.fibergroup, frequency)
-        if not irrep.is_trivial()
-    ]
-    return max(means, default=0.0)
-
-
-EXACT = {
-    "SO(2)": (lambda: gspaces.rot2dOnR2(-1), Samples(8), 7),
-    "O(2)": (lambda: gspaces.flipRot2dOnR2(-1), Samples(8), 3),
-    "tetrahedron": (gspaces.rot3dOnR3, Samples(12), 2),
-    "cube": (gspaces.rot3dOnR3, Samples(24), 3),
-    "icosahedron": (gspaces.rot3dOnR3, Samples(60), 5),
-    "cosets of the icosahedron": (gspaces.rot3dOnR3, Samples(120), 5),
-    "spiral": (gspaces.rot3dOnR3, Samples(40), 2),
-    "hopf": (gspaces.rot3dOnR3, Samples(60, "hopf"), 1),
-    "random rotations": (gspaces.rot3dOnR3, Samples(40, "rand"), 1),
-    "O(3)": (gspaces.flipRot3dOnR3, Samples(48), 3),
-    "O(3) on a spiral": (gspaces.flipRot3dOnR3, Samples(36), 1),
-    "random in O(2)": (lambda: gspaces.flipRot2dOnR2(-1), Samples(12, "rand"), 1),
-    "about an axis": (lambda: gspaces.rot2dOnR3(-1), Samples(6), 5),
-    "cone": (lambda: gspaces.conicalOnR3(-1), Samples(12), 5),
-    "dihedral": (lambda: gspaces.dihedralOnR3(-1), Samples(12), 5),
-    "cylinder": (lambda: gspaces.cylindricalOnR3(-1), Samples(12), 5),
-    "full cylinder": (lambda: gspaces.fullCylindricalOnR3(-1), Samples(24), 5),
-    "on a point": (lambda: gspaces.no_base_space(group.so3_group(2)), Samples(12), 2),
-}
-
-
-@pytest.mark.parametrize(("make", "samples", "frequency"), EXACT.values(), ids=EXACT)
-def test_irreps_integrate_to_zero_up_to_a_frequency(make, samples, frequency):
-    gspace = make()
-    assert max(largest_mean(gspace, samples, f) for f in range(frequency + 1)) < 1e-9
-    assert max(largest_mean(gspace, samples, f) for f in range(frequency + 1, frequency + 3)) > 1e-2
-    weights = fibers(gspace, samples).weights
-    assert weights.min() >= 0
-    assert weights.sum() == pytest.approx(len(weights))
-
-
-@pytest.mark.parametrize("name", ["spiral", "hopf", "random rotations", "random in O(2)"])
-def test_equal_weights_would_not_do(name):
-    make, samples, frequency = EXACT[name]
-    tables = fibers(make(), samples)
-    assert not is_subgroup(matrices_of(faithful(sl(make)), tables.elements))
-    assert tables.log_measure is not None
-    irreps = [i for f in range(frequency + 1) for i in irreps_of(sl(make), f) if not i.is_trivial()]
-    assert max(np.abs(matrices_of(irrep, tables.elements).mean(0)).max() for irrep in irreps) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["SO(2)", "O(2)", "cube", "O(3)", "cylinder", "full cylinder"])
-def test_subgroups_weigh_alike(name):
-    make, samples, _ = EXACT[name]
-    tables = fibers(make(), samples)
-    assert (tables.weights == 1).all()
-    assert tables.log_measure is None
-    index = set(tables.elements)
-    assert all(~a @ b in index for a in tables.elements[:5] for b in tables.elements[-5:])
+from tests.groups.cases import EXACT
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -102,27 +27,6 @@ def test_tables_of_samples(name):
             np.testing.assert_allclose(inverse, gspace.basespace_action(~h), atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [lambda: gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3], ids=["SO(2)", "SO(3)"])
-def test_features_are_entries_of_the_matrix_of_the_relative_element(make):
-    gspace = make()
-    tables = fibers(gspace, Samples(12))
-    d = gspace.dimensionality
-    for s, t in [(0, 0), (1, 5), (7, 3)]:
-        matrix = gspace.basespace_action(~tables.elements[s] @ tables.elements[t])
-        entries = math.sqrt(d) * matrix.ravel()
-        np.testing.assert_allclose(tables.relative[s, t], entries[:2] if d == 2 else entries, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_features_tell_elements_apart(name):
-    make, samples, _ = EXACT[name]
-    features = fibers(make(), samples).relative
-    assert np.isfinite(features).all()
-    differ = np.abs(features[0][:, None] - features[0]).max(-1) > 1e-6
-    assert differ.sum() == differ.size - len(differ)  # all but those of an element with itself
-    np.testing.assert_allclose(features.std(axis=(0, 1)), 1, atol=0.35)
-
-
 @pytest.mark.parametrize("dual", [False, True])
 def test_frames_of_samples(dual):
     gspace = gspaces.rot3dOnR3()
@@ -135,15 +39,12 @@ def test_frames_of_samples(dual):
             np.testing.assert_allclose(matrix, expected, atol=1e-9)
 
 
-def test_mass_and_degrees_of_freedom():
+def test_mass():
     plane, volume = gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3()
     assert mass(plane.type(plane.irrep(2))) == 5
     assert mass(plane.type(plane.trivial_repr)) == 3
     assert mass(volume.type(volume.irrep(1))) == 10
     assert mass(spaces.regular(gspaces.rot2dOnR2(6), 2)) == 6
-    assert degrees_of_freedom(group.o2_group(3), 3) == group.o2_group(3).bl_regular_representation(3).size
-    assert degrees_of_freedom(group.o3_group(2), 2) == group.o3_group(2).bl_regular_representation(2).size
-    assert band(group.so3_group(2).bl_regular_representation(2)) == 2
 
 
 def test_a_few_elements_that_are_like_no_others():

@@ -539,8 +539,8 @@ def test_samples_turned_in_half_precision():
     space = gspaces.rot2dOnR2(-1)
     in_type = FieldType(space, 2 * [space.irrep(1)])
     layer = PointSelfAttention(in_type, in_type, num_neighbours=4, samples=Samples(8, turn="random"))
-    drawn = layer.plain.turn.draw()
-    layer.plain.turn.draw = lambda: drawn
+    drawn = layer.plain.transformation.draw()
+    layer.plain.transformation.draw = lambda: drawn
     points = GeometricTensor(torch.randn(20, 4), in_type, torch.randn(20, 2) + 1000)
     expected = layer(points).tensor
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -966,7 +966,7 @@ def test_samples_turned_at_random():
     layer.train()
     assert not torch.equal(layer(x).tensor, layer(x).tensor)
     # The turn g of x, and the turn of g⁻¹x that gives the same samples as its points see them.
-    turn = layer.plain.turn
+    turn = layer.plain.transformation
     angles = 2 * math.pi * torch.arange(16, dtype=torch.float64) / 16
     draws = [type(turn.draw())(angle.view(1)) for angle in angles]  # Evenly, and so with the mean over all of them.
     with torch.no_grad():

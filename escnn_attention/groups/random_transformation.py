@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FieldTurn", "RandomTurn", "Representation", "Turn"]
+__all__ = ["FieldTransformation", "LieElement", "LieRepresentation", "RandomTransformation"]
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class LieElement:
     r"""An element of a continuous group, :math:`c \exp(\sum_i x_i X_i)`.
 
     Attributes:
@@ -32,7 +32,7 @@ class Turn:
     component: int = 0
 
 
-class Representation(torch.nn.Module):
+class LieRepresentation(torch.nn.Module):
     """The matrices of any element in one representation, in float64 on the CPU.
 
     Args:
@@ -53,16 +53,16 @@ class Representation(torch.nn.Module):
         identity = torch.eye(self.generators.shape[-1], dtype=torch.float64)
         return not bool(self.generators.any()) and bool((self.components == identity).all())
 
-    def forward(self, turn: Turn, inverse: bool = False) -> Tensor:
+    def forward(self, element: LieElement, inverse: bool = False) -> Tensor:
         """``(n, n)``; the matrix of an element or of its inverse."""
         sign = -1 if inverse else 1
-        exponential = torch.matrix_exp(sign * torch.tensordot(turn.vector, self.generators, 1))
+        exponential = torch.matrix_exp(sign * torch.tensordot(element.vector, self.generators, 1))
         if inverse:
-            return exponential @ self.inverses[turn.component]
-        return self.components[turn.component] @ exponential
+            return exponential @ self.inverses[element.component]
+        return self.components[element.component] @ exponential
 
 
-class FieldTurn(torch.nn.Module):
+class FieldTransformation(torch.nn.Module):
     """How elements act on the channels of features, ``(B, size, ...)``.
 
     Args:
@@ -70,30 +70,30 @@ class FieldTurn(torch.nn.Module):
         representations: the representations.
     """
 
-    def __init__(self, columns: Sequence[np.ndarray], representations: Sequence[Representation]):
+    def __init__(self, columns: Sequence[np.ndarray], representations: Sequence[LieRepresentation]):
         super().__init__()
         kept = [(c, r) for c, r in zip(columns, representations, strict=True) if not r.trivial]
         self.representations = torch.nn.ModuleList(r for _, r in kept)
         for i, (of_fields, _) in enumerate(kept):
             self.register_buffer(f"columns_{i}", torch.as_tensor(of_fields), persistent=False)
 
-    def forward(self, x: Tensor, turn: Turn, inverse: bool = False) -> Tensor:
+    def forward(self, x: Tensor, element: LieElement, inverse: bool = False) -> Tensor:
         for i, representation in enumerate(self.representations):
             columns = getattr(self, f"columns_{i}")
-            matrix = representation(turn, inverse).to(x.device, x.dtype)
+            matrix = representation(element, inverse).to(x.device, x.dtype)
             fields = x[:, columns.flatten()].unflatten(1, columns.shape)
             # Autocast has products in half precision.
-            turned = torch.einsum("ij,bmj...->bmi...", matrix, fields).to(x.dtype)
-            x = x.index_copy(1, columns.flatten(), turned.flatten(1, 2))
+            transformed = torch.einsum("ij,bmj...->bmi...", matrix, fields).to(x.dtype)
+            x = x.index_copy(1, columns.flatten(), transformed.flatten(1, 2))
         return x
 
 
-class RandomTurn(torch.nn.Module):
-    r"""Turns the samples of a layer, :math:`h_s \to g h_s`, by a random element g.
+class RandomTransformation(torch.nn.Module):
+    r"""Transforms the samples of a layer, :math:`h_s \to g h_s`, by a random element g.
 
-    Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, a layer does so when it turns its features by
-    :math:`\rho_\mathrm{in}(g)^{-1}` and its coordinates by :math:`g^{-1}`, does what it always does, and turns the
-    output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` stay as they are.
+    Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, a layer does so when it transforms its features
+    by :math:`\rho_\mathrm{in}(g)^{-1}` and its coordinates by :math:`g^{-1}`, does what it always does, and transforms
+    the output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` stay as they are.
 
     Args:
         inputs: how elements act on the features that come in.
@@ -107,17 +107,17 @@ class RandomTurn(torch.nn.Module):
         >>> g = gspaces.rot3dOnR3()
         >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
         >>> layer = GroupSelfAttention(vectors, vectors, samples=Samples(12, turn="random"))
-        >>> turn = layer.plain.turn.draw()
-        >>> matrix = layer.plain.turn.space(turn)
+        >>> element = layer.plain.transformation.draw()
+        >>> matrix = layer.plain.transformation.space(element)
         >>> torch.allclose(matrix @ matrix.T, torch.eye(3, dtype=torch.float64))
         True
     """
 
-    def __init__(self, inputs: FieldTurn, outputs: FieldTurn, space: Representation):
+    def __init__(self, inputs: FieldTransformation, outputs: FieldTransformation, space: LieRepresentation):
         super().__init__()
         self.inputs, self.outputs, self.space = inputs, outputs, space
 
-    def draw(self) -> Turn:
+    def draw(self) -> LieElement:
         """An element from the Haar measure, drawn with torch's generator on the CPU."""
         dimension, components = len(self.space.generators), len(self.space.components)
         if dimension == 1:
@@ -128,4 +128,4 @@ class RandomTurn(torch.nn.Module):
             axis = torch.stack(imaginary)
             length = axis.norm()
             vector = axis / length.clamp(min=1e-300) * 2 * torch.atan2(length, real)
-        return Turn(vector, int(torch.randint(components, (), device="cpu")))
+        return LieElement(vector, int(torch.randint(components, (), device="cpu")))

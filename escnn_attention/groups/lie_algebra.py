@@ -1,4 +1,4 @@
-"""The matrices by which the samples of a continuous group are turned, read off escnn's group objects."""
+"""The Lie algebra of a continuous group and what it is in a representation, read off escnn's group objects."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ import numpy as np
 import scipy.linalg
 from escnn import group as groups
 from escnn.group import Group, GroupElement
-from escnn.nn import FieldType
 
+from escnn_attention._escnn.types import FieldType
 from escnn_attention.groups.fibers import Fibers, columns_of
-from escnn_attention.groups.samples import matrices_of
-from escnn_attention.plain.turning import FieldTurn, RandomTurn, Representation
+from escnn_attention.groups.random_transformation import FieldTransformation, LieRepresentation, RandomTransformation
+from escnn_attention.groups.representations import matrices_of
 
-__all__ = ["algebra", "represented", "turn_of"]
+__all__ = ["algebra", "random_transformation", "represented"]
 
 
-def turn_of(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTurn | None:
-    """What turns the samples of a layer between two types; None for a finite group, and where samples are fixed."""
+def random_transformation(in_type: FieldType, out_type: FieldType, group: Fibers) -> RandomTransformation | None:
+    """The transformation of the samples of a layer between two types.
+
+    None for a finite group, and where samples are fixed.
+    """
     if group.samples is None or group.samples.turn == "fixed":
         return None
     action = in_type.gspace.basespace_action
     if action is None:  # What happens to no space: only how many elements there are to draw from.
         lines, components = algebra(in_type.fibergroup)
-        space = Representation(np.zeros((len(lines), 0, 0)), np.zeros((len(components), 0, 0)))
+        space = LieRepresentation(np.zeros((len(lines), 0, 0)), np.zeros((len(components), 0, 0)))
     else:
         space = represented(action)
-    return RandomTurn(_field_turn(in_type), _field_turn(out_type), space)
+    return RandomTransformation(_field_transformation(in_type), _field_transformation(out_type), space)
 
 
-def _field_turn(field_type: FieldType) -> FieldTurn:
+def _field_transformation(field_type: FieldType) -> FieldTransformation:
     segments = columns_of(field_type)
-    return FieldTurn([columns for _, columns in segments], [represented(r) for r, _ in segments])
+    return FieldTransformation([columns for _, columns in segments], [represented(r) for r, _ in segments])
 
 
-def represented(representation: groups.Representation) -> Representation:
+def represented(representation: groups.Representation) -> LieRepresentation:
     r"""The generators of a representation, and its matrices of one element of each connected component.
 
     The generators are logarithms of the irreps at angles so small that there is but one, which are exact to rounding.
@@ -52,7 +55,7 @@ def represented(representation: groups.Representation) -> Representation:
             generators[i, start:stop, start:stop] = (logarithm - logarithm.T) / 2  # irreps are orthogonal
         start = stop
     generators = representation.change_of_basis @ generators @ representation.change_of_basis_inv
-    return Representation(generators, matrices_of(representation, components))
+    return LieRepresentation(generators, matrices_of(representation, components))
 
 
 def _flat(id: tuple) -> list[int]:
