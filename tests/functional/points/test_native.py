@@ -236,7 +236,7 @@ def test_indices_of_other_types():
 
 
 def test_derivatives_of_the_second_order():
-    inputs, options = case((3, 2), (1, 2), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=1, functions=1)
+    inputs, options = case((2, 1), (1, 1), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=2, functions=1)
     leaves = [t for t in inputs if t is not None]
 
     def function(*tensors):
