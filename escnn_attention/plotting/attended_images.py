@@ -1,4 +1,4 @@
-"""What attention lets through of many images, and that it turns with them."""
+"""What attention lets through of many images, and how it follows when they are transformed."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ def plot_attended_images(
     background: float = 0.0,
     title: str = "What attention lets through, image by image",
 ) -> Figure:
-    r"""The equivariant attention maps of one layer for several images, each turned.
+    r"""The equivariant attention maps of one layer for several images, each transformed.
 
-    Two rows belong to an image: the image as it is turned, and over it what the layer lets through, as in
+    Two rows belong to an image: the transformed image, and over it what the layer lets through, as in
     :func:`plot_attentive_maps`, in the mean over the poses. The mean knows no poses, so that an equivariant network
-    gives one map for an image, which turns with it. At the right are the maps turned back, and the largest difference
-    that they have from those of the image as it is, over all poses: zero but for rounding where the network is
-    exact, and not where it is so approximately only, as with strides that do not fit the size of a grid (Appendix C).
+    gives one map for an image, which is transformed with it. At the right are the maps transformed back, and the
+    largest difference that they have from those of the image as it is, over all poses: zero but for rounding where the
+    network is exact, and not where it is so approximately only, as with strides that do not fit the size of a grid
+    (Appendix C).
 
     Args:
         images: (B, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that take
             one. Three scalar fields are drawn as colours.
         model: an attentive layer, or any module in which some stand; called in evaluation mode, image by image.
         layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
-        elements: the elements that turn the images; by default those that map the grid onto itself, at most four.
-        angles: degrees to turn them by in place of elements.
+        elements: the elements that transform the images; by default those that map the grid onto itself, at most four.
+        angles: degrees to rotate them by in place of elements.
         back: whether to draw the part at the right.
         background: the value around an image.
         title: above the figure.
@@ -71,7 +72,7 @@ def plot_attended_images(
         >>> g = gspaces.flipRot2dOnR2(4)
         >>> attention = FeatureAttention(nn.FieldType(g, 3 * [g.trivial_repr]), ratio=1)
         >>> figure = plot_attended_images(torch.randn(2, 3, 12, 12), attention)
-        >>> len(figure.axes)  # for each image, as it is turned and turned back, four colour images and four maps
+        >>> len(figure.axes)  # for each image, there and back, four colour images and four maps
         33
 
     Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figures 8, 10 and 11.

@@ -47,8 +47,8 @@ class _Row:
         covered: the parts of the rows and columns of the image, about its centre, that the layer's grid covers.
         query: the position of the query on that grid.
         maps: ``(columns, h, w)``; the attention of each pose that is drawn.
-        numbers: the pose that each of them was before the image was turned.
-        element: the index of the element that turned the image.
+        numbers: the pose that each of them was before the image was transformed.
+        element: the index of the element that transformed the image.
     """
 
     image: Tensor
@@ -72,11 +72,11 @@ def plot_attention_maps(
 ) -> Figure:
     r"""Where attention goes over the image, for chosen query positions and poses.
 
-    A row is a query position (cross) in the image turned by a group element; the position is turned with it. A column
+    A row is a query position (cross) in the image transformed by a group element; the position moves with it. A column
     is the pose h of the query, the map its attention probabilities summed over the poses of the keys. A frame of one
-    colour (and number) marks one map and its turned copies.
+    colour (and number) marks one map and its transformed copies.
 
-    With chosen ``poses`` whole queries (x, h) are turned to (gx, gh), so that a column keeps its map, turned.
+    With chosen ``poses`` whole queries (x, h) are transformed to (gx, gh), so that a column keeps its map, transformed.
 
     Args:
         x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
@@ -87,7 +87,7 @@ def plot_attention_maps(
         positions: query positions (row, column) on the grid of the layer's input, which may be coarser than the image.
         poses: the poses of the queries, as indices or elements; by default all.
         head: the head to show; by default the one whose attention is most concentrated.
-        elements: the elements that turn the image; by default the identity and the next element that maps the grid
+        elements: the elements that transform the image; by default the identity and the next element that maps the grid
             onto itself.
         title: above the figure.
 

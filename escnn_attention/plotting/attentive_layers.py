@@ -37,23 +37,24 @@ def plot_attentive_layers(
     background: float = 0.0,
     title: str = "What attention lets through, layer by layer",
 ) -> Figure:
-    r"""The equivariant attention maps of all layers of a network, with the strengths of their poses, on turned images.
+    r"""The equivariant attention maps of all layers of a network, with the strengths of their poses.
 
-    A row is a layer, a column the image turned by a group element, or by any angle. The map over the image is what the
-    layer lets through, as in :func:`plot_attentive_maps`, in the mean over the poses. Around it an arrow for each pose
-    points where the pose takes the first axis; its length is the mean size of what the layer gives in that pose, in
-    units of the largest (broken arrows are poses that mirror). When the image turns, maps and arrows turn with it.
+    A row is a layer, a column the image transformed by a group element, or rotated by any angle. The map over the image
+    is what the layer lets through, as in :func:`plot_attentive_maps`, in the mean over the poses. Around it an arrow
+    for each pose points where the pose takes the first axis; its length is the mean size of what the layer gives in
+    that pose, in units of the largest (broken arrows are poses that mirror). When the image is transformed, so are maps
+    and arrows.
 
-    The number at the right is the largest difference that maps of all poses, turned back and put back to their poses,
-    have from those of the image as it is: rounding errors, where the network is equivariant.
+    The number at the right is the largest difference that maps of all poses, transformed back and put back to their
+    poses, have from those of the image as it is: rounding errors, where the network is equivariant.
 
     Args:
         x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
             take one.
         model: any module with attentive layers inside; called in evaluation mode.
         layers: the layers, each by its name in the model, itself, or a block that contains it; by default all.
-        elements: the elements that turn the image; by default those that map the grid onto itself, at most eight.
-        angles: degrees to turn it by in place of elements.
+        elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
+        angles: degrees to rotate it by in place of elements.
         background: the value around the image.
         title: above the figure.
 
@@ -77,7 +78,7 @@ def plot_attentive_layers(
         ...     FeatureAttention(image, ratio=1), nn.R2Conv(image, fields, 3), FeatureAttention(fields)
         ... )
         >>> figure = plot_attentive_layers(torch.randn(1, 1, 12, 12), network)
-        >>> len(figure.axes)  # the image and two layers, turned four times, and two scales
+        >>> len(figure.axes)  # the image and two layers, four times, and two scales
         14
 
     Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figure 7.

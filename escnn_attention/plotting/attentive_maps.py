@@ -1,4 +1,4 @@
-"""What an attentive layer lets through, pose by pose, while the image turns."""
+"""What an attentive layer lets through, pose by pose, on transformed images."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def plot_attentive_maps(
     background: float = 0.0,
     title: str = "What attention lets through, pose by pose",
 ) -> Figure:
-    r"""The equivariant attention maps of one layer on turned images.
+    r"""The equivariant attention maps of one layer on transformed images.
 
-    A column is the image turned by a group element, or by any angle, and a row a pose h. The map over the image is the
-    part of the features that the layer lets through at a position: of :class:`~escnn_attention.FeatureAttention`
-    :math:`1 - \alpha^X(x, h)\, \alpha^C_c(h)`, in the mean over the fields c; of
-    :class:`~escnn_attention.AttentiveConv`, whose maps are of pairs of fields and poses, in the mean over those of the
-    input besides; of :class:`~escnn_attention.PoseAttention` :math:`1 - \alpha(x, h)`; and α in place of 1 − α for
-    ``residual=False``. A frame of one colour and number marks one map and its turned copies: map h of the image is map
-    gh of the image that was turned by g. The last row is what channel attention alone lets through, field by field
-    (rows) and pose by pose (columns, which change places).
+    A column is the image transformed by a group element, or rotated by any angle, and a row a pose h. The map over the
+    image is the part of the features that the layer lets through at a position: of
+    :class:`~escnn_attention.FeatureAttention` :math:`1 - \alpha^X(x, h)\, \alpha^C_c(h)`, in the mean over the fields
+    c; of :class:`~escnn_attention.AttentiveConv`, whose maps are of pairs of fields and poses, in the mean over those
+    of the input besides; of :class:`~escnn_attention.PoseAttention` :math:`1 - \alpha(x, h)`; and α in place of 1 − α
+    for ``residual=False``. A frame of one colour and number marks one map and its transformed copies: map h of the
+    image is map gh of the image that was transformed by g. The last row is what channel attention alone lets through,
+    field by field (rows) and pose by pose (columns, which change places).
 
-    At the right, maps are turned back, and put back to the poses in which they were: in an equivariant layer all
+    At the right, maps are transformed back, and put back to the poses in which they were: in an equivariant layer all
     columns are the same. The number below is the largest difference from the maps of the image as it is; between the
     elements of the group that map the grid onto itself, maps are interpolated, and compared within a disc.
 
@@ -66,8 +66,9 @@ def plot_attentive_maps(
             take one.
         model: an attentive layer, or any module in which some stand; called in evaluation mode.
         layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
-        elements: the elements that turn the image; by default those that map the grid onto itself, at most eight.
-        angles: degrees to turn it by in place of elements. Poses are then told apart by the nearest turn of the group.
+        elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
+        angles: degrees to rotate it by in place of elements. Poses are then told apart by the nearest
+            rotation of the group.
         field: one field of the layer's output in place of the mean over all of them.
         back: whether to draw the part at the right.
         background: the value around the image.
@@ -92,7 +93,7 @@ def plot_attentive_maps(
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 3 * [g.regular_repr])
         >>> lifting = AttentiveConv(image, fields, 3, ratio=1)
         >>> figure = plot_attentive_maps(torch.randn(1, 1, 12, 12), lifting, elements=g.fibergroup.elements[:2])
-        >>> len(figure.axes)  # twice, turned and turned back, an image, four poses and the channel map; and a scale
+        >>> len(figure.axes)  # twice, there and back, an image, four poses and the channel map; and a scale
         25
 
     Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figures 7 and 11.

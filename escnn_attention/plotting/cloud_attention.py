@@ -1,4 +1,4 @@
-"""Where a point of a cloud looks, and where it looks when the cloud is turned."""
+"""Where a point of a cloud looks, and where it looks when the cloud is transformed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def plot_cloud_attention(
     style: CloudStyle | None = None,
     title: str = "Where a point looks, and how that turns with the cloud",
 ) -> Figure:
-    r"""The attention of a point to the others of a cloud, layer by layer, in the cloud turned by group elements.
+    r"""The attention of a point to the others of a cloud, layer by layer, in the cloud transformed by group elements.
 
-    A row is a layer and a pose h of the query, a column the cloud turned by an element g. The query is turned as a
-    whole, from (x, h) to (gx, gh): the ring is the point, the black lines from it are the axes of its pose, the first
-    the longest. Colours are its attention to every point, summed over the poses of the keys,
+    A row is a layer and a pose h of the query, a column the cloud transformed by an element g. The query is transformed
+    as a whole, from (x, h) to (gx, gh): the ring is the point, the black lines from it are the axes of its pose, the
+    first the longest. Colours are its attention to every point, summed over the poses of the keys,
 
     .. math:: a(j) = \sum_{\hat h} \mathrm{softmax}_{(j, \hat h)}\big( s_h(i, h; j, \hat h) \big),
 
-    with ``query="all"`` the mean over the poses of the query of what the output pose h adds up. It turns with the
+    with ``query="all"`` the mean over the poses of the query of what the output pose h adds up. It goes with the
     cloud: a(j) is one and the same number in all columns. Below each panel stands by how much that fails: the
     largest difference from the first column, a rounding error where the model is equivariant. Of a continuous group
     only elements that take the pose of the query to a sample can be shown, and the model is exact for those that
@@ -74,7 +74,8 @@ def plot_cloud_attention(
         point: the number of the query.
         poses: the poses of the query, as indices or elements, each a row for every layer.
         head: the head to show; by default, for each row, the one whose attention is most concentrated.
-        elements: the elements that turn the cloud; by default the first one and some others, spread over the group.
+        elements: the elements that transform the cloud; by default the first one and some others, spread over the
+            group.
         edge_index: ``(2, E)``, edges that the model is called with.
         style: labels, bonds and the direction from which clouds in space are seen.
         title: above the figure.
@@ -98,7 +99,7 @@ def plot_cloud_attention(
         >>> network = PointTransformer(g, in_type=1, out_type=1, fields=4, num_blocks=2, num_heads=2)
         >>> cloud = nn.GeometricTensor(torch.ones(7, 1), network.in_type, torch.randn(7, 2))
         >>> figure = plot_cloud_attention(cloud, network, point=3)
-        >>> len(figure.axes)  # two layers, the cloud and three turns of it
+        >>> len(figure.axes)  # two layers, the cloud and three rotated ones
         8
     """
     figure_class()

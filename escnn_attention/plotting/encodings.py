@@ -46,14 +46,14 @@ def plot_encoding(
 
     A panel belongs to a pose h and shows :math:`\rho_x(h^{-1}\Delta)` for one channel, over offsets Δ from the query,
     which is in the middle. The encoding is a continuous function, evaluated on a grid much finer than that of the
-    positions (dots): turning it interpolates nothing. The arrow is the first axis as h turns it, and for groups with
-    reflections the short one is the second. In the frame of the arrows all panels show the same.
+    positions (dots): transforming it interpolates nothing. The arrow is the first axis as h transforms it, and for
+    groups with reflections the short one is the second. In the frame of the arrows all panels show the same.
 
     At the right, where keys have poses, is the table over them: the row of pose h and the column of key pose ĥ show
     :math:`E[h^{-1}\hat h]`. Each row is the first one with its entries permuted by h.
 
     A constant is lost in the softmax: colours are centred at the mean over the window, for offsets, and over the poses,
-    for the table. Of a :class:`RotaryEncoding`, which turns pairs of channels by the angles Ωδ, a "channel" is the
+    for the table. Of a :class:`RotaryEncoding`, which rotates pairs of channels by the angles Ωδ, a "channel" is the
     sine of one of the angles; an :class:`AbsoluteEncoding` is drawn over positions in place of offsets.
 
     Args:

@@ -34,11 +34,11 @@ def plot_equivariance_error(
     r"""The relative error of equivariance of models against the angle, finer than their groups.
 
     A curve belongs to a model and shows :math:`\|R_\theta^{-1} F(R_\theta x) - F(x)\| / \|F(x)\|`, with F the
-    invariant part of what the model gives: its logits, or, of feature maps, the maximum over poses, turned back and
+    invariant part of what the model gives: its logits, or, of feature maps, the maximum over poses, rotated back and
     compared within a disc. It is one quantity for all models and angles;
     :func:`~escnn_attention.equivariance.angles.equivariance_errors` says how it is measured, and gives the numbers.
-    Dots are the turns in the group of a model. The dashed line is an image that is turned, and turned back by
-    interpolation: what maps that are turned back owe to that alone.
+    Dots are the rotations in the group of a model. The dashed line is an image that is rotated, and rotated back by
+    interpolation: what maps that are rotated back owe to that alone.
 
     Args:
         models: at most 8, by name; or one model; or errors that were measured before.

@@ -40,22 +40,22 @@ def animate_feature_maps(
     interval: int = 100,
     title: str = "The input turns: feature maps turn, poses cycle",
 ) -> FuncAnimation:
-    r"""An input that turns through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
+    r"""An input that rotates through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
 
-    The upper row of maps is what the layer gives: maps turn with the input, and whenever the angle passes an element of
-    the group each has taken the place of another. A frame has the colour and number of the map that stood there at 0°,
-    by the element next to the angle. In the lower row this is undone: maps are turned back, and put back to the poses
-    in which they were. Exact equivariance is a lower row that stands still at the elements of the group; how much it
-    moves between them is the number below it, the relative change since 0° within a disc that every turn leaves on the
-    grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
+    The upper row of maps is what the layer gives: maps rotate with the input, and whenever the angle passes an element
+    of the group each has taken the place of another. A frame has the colour and number of the map that stood there at
+    0°, by the element next to the angle. In the lower row this is undone: maps are rotated back, and put back to the
+    poses in which they were. Exact equivariance is a lower row that stands still at the elements of the group; how much
+    it moves between them is the number below it, the relative change since 0° within a disc that every rotation leaves
+    on the grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
 
     Args:
-        x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is turned by cubic interpolation, without
-            leaving the range of its values, and by quarters of a turn exactly.
+        x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is rotated by cubic interpolation,
+            without leaving the range of its values, and by quarters of a turn exactly.
         model: a layer, or any module; called in evaluation mode.
         layer: the module whose regular fields are shown, by its name in the model; by default the first attention
             layer, or, where there is none, the last module that gives regular fields.
-        angles: degrees, one for each image of the animation; by default 48 for one turn.
+        angles: degrees, one for each image of the animation; by default 48 for one full rotation.
         field: the regular field; by default the one whose poses differ most.
         background: the value around the image.
         interval: between images, in milliseconds.

@@ -34,10 +34,11 @@ def plot_feature_maps(
     fields: Mapping[str, int] | None = None,
     title: str = "The input turns: feature maps turn, poses permute",
 ) -> Figure:
-    """An input turned by group elements, above the feature maps of each stage (GSA-Nets, Fig. 1).
+    """An input transformed by group elements, above the feature maps of each stage (GSA-Nets, Fig. 1).
 
     A column belongs to a group element, a row to a pose of a regular field. A frame of one colour (and number) marks
-    one map and its turned copies: that they stand in other rows from column to column is the permutation of the poses.
+    one map and its transformed copies: that they stand in other rows from column to column is the permutation of the
+    poses.
 
     Args:
         x: one image, (1, C, S, S), scalar fields over a planar gspace with a finite group; or a plain tensor for a
