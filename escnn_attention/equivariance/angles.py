@@ -24,7 +24,7 @@ from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
 
 __all__ = ["EquivarianceErrors", "equivariance_errors", "smooth_images", "turn_images", "turns_of"]
 
-DISC = 0.8  # of half the grid: what every turn leaves on it, and some room
+DISC = 0.8  # of half the grid: what every rotation leaves on it, and some room
 
 _WAVES = 8
 _PERIODS = 3.0  # of the fastest wave, across the image
@@ -33,14 +33,15 @@ _IMAGES = 4
 
 @dataclass(frozen=True)
 class EquivarianceErrors:
-    """Relative errors against the angle by which the input is turned.
+    """Relative errors against the angle by which the input is rotated.
 
     Attributes:
         angles: ``(A,)`` degrees, ascending.
         errors: by the name of each model, ``(A,)``.
-        interpolation: ``(A,)``; the error of an image that is turned and turned back by interpolation, and goes through
-            no model.
-        turns: by the name of each model, the angles of the turns in its group, in degrees; none where it has no group.
+        interpolation: ``(A,)``; the error of an image that is rotated and rotated back by interpolation, and goes
+            through no model.
+        turns: by the name of each model, the angles of the rotations in its group, in degrees; none where it has no
+            group.
     """
 
     angles: npt.NDArray[np.float64]
@@ -60,33 +61,33 @@ def equivariance_errors(
     background: float = 0.0,
     seed: int = 0,
 ) -> EquivarianceErrors:
-    r"""Measure how much the invariant part of what models give changes when their input is turned by any angle.
+    r"""Measure how much the invariant part of what models give changes when their input is rotated by any angle.
 
-    For an image x turned by θ, :math:`R_\theta x`, and the invariant part F of what a model gives,
+    For an image x rotated by θ, :math:`R_\theta x`, and the invariant part F of what a model gives,
 
     .. math:: e(\theta) = \frac{\| R_\theta^{-1} F(R_\theta x) - F(x) \|}{\| F(x) \|}
 
     in the mean over the images. The invariant part is
 
-    - the logits, where a model gives ``(B, K)``: there is nothing to turn back;
+    - the logits, where a model gives ``(B, K)``: there is nothing to rotate back;
     - the maximum over the poses of each regular (or quotient) field, the values of scalar fields, and the norms of
-      all other fields, where it gives a GeometricTensor on a grid: maps, which are turned back by interpolation and
-      compared on a disc, which every turn leaves on the grid;
+      all other fields, where it gives a GeometricTensor on a grid: maps, which are rotated back by interpolation and
+      compared on a disc, which every rotation leaves on the grid;
     - all channels as scalar fields, where it gives a plain tensor ``(B, C, S, S)``.
 
-    It is the same quantity for every angle and every model, with or without a group. A turn by an element of the group
-    permutes poses and leaves F alone; for other angles there is no permutation that the poses could be held against,
-    but F is still to be the same. (The poses themselves, at the elements of the group, are what
+    It is the same quantity for every angle and every model, with or without a group. A rotation by an element of the
+    group permutes poses and leaves F alone; for other angles there is no permutation that the poses could be held
+    against, but F is still to be the same. (The poses themselves, at the elements of the group, are what
     :func:`equivariance_report` measures.)
 
     The default images are sums of waves of at least a third of the image's width in a soft disc: functions of the
-    plane, which are evaluated at turned positions. Nothing is interpolated then but maps that are turned back.
+    plane, which are evaluated at rotated positions. Nothing is interpolated then but maps that are rotated back.
 
     Args:
         models: by name, or one model, which goes by the name of its class; called in evaluation mode, which is undone
             afterwards.
-        images: ``(B, C, S, S)``, scalar fields, which are turned by cubic interpolation.
-        angles: degrees; by default every fifth, and the turns in the groups of the models.
+        images: ``(B, C, S, S)``, scalar fields, which are rotated by cubic interpolation.
+        angles: degrees; by default every fifth, and the rotations in the groups of the models.
         layer: measure what this module gives, by its name in every model; by default what the model gives.
         size: the side of the default images in positions.
         disc: the radius of the disc, in units of half the side of the grid.
@@ -145,13 +146,13 @@ def equivariance_errors(
 
 
 def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels: int = 1, seed: int = 0) -> Tensor:
-    """Smooth images as functions of the plane, seen on a grid after a turn: no interpolation, whatever the angle.
+    """Smooth images as functions of the plane, seen on a grid after a rotation: no interpolation, whatever the angle.
 
     Sums of waves with at most three periods across the image, within a disc at whose edge they fade out.
 
     Args:
         size: the side of the grid.
-        degrees: the turn, counter-clockwise about the centre.
+        degrees: the rotation, counter-clockwise about the centre.
         number: of images.
         channels: of each image.
         seed: what the waves are drawn with.
@@ -180,7 +181,7 @@ def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels:
     strength = random.normal(size=shape) * math.sqrt(2 / _WAVES)
     x, y = _coordinates(size)
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y = c * x + s * y, c * y - s * x  # what is seen here was there before the turn
+    x, y = c * x + s * y, c * y - s * x  # what is seen here was there before the rotation
     along = np.einsum("ncw,ij->ncwij", np.cos(direction), x) + np.einsum("ncw,ij->ncwij", np.sin(direction), y)
     waves = np.cos(math.pi * periods[..., None, None] * along + phase[..., None, None])
     fade = np.clip((0.95 - np.hypot(x, y)) / 0.4, 0, 1)
@@ -188,7 +189,7 @@ def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels:
 
 
 def turn_images(images: Tensor, degrees: float, *, background: float = 0.0) -> Tensor:
-    """Square images turned about their centres, counter-clockwise.
+    """Square images rotated about their centres, counter-clockwise.
 
     Whole quarters of a turn move pixels and change no value; what is left, at most 45°, is cubic interpolation.
 
@@ -215,7 +216,7 @@ def turn_images(images: Tensor, degrees: float, *, background: float = 0.0) -> T
     if abs(rest) < 1e-9 or not images.numel():
         return turned
     c, s = math.cos(math.radians(rest)), math.sin(math.radians(rest))
-    matrix = np.array([[c, s], [-s, c]])  # from (row, column) after the turn to (row, column) before it
+    matrix = np.array([[c, s], [-s, c]])  # from (row, column) after the rotation to (row, column) before it
     centre = np.full(2, (images.shape[-1] - 1) / 2)
     flat = turned.detach().cpu().double().reshape(-1, *images.shape[-2:]).numpy()
     found = [
@@ -228,7 +229,7 @@ def turn_images(images: Tensor, degrees: float, *, background: float = 0.0) -> T
 
 
 def turns_of(model: torch.nn.Module) -> tuple[float, ...]:
-    """The angles of the turns in the group of a model over the plane, in degrees from 0 to 360, ascending.
+    """The angles of the rotations in the group of a model over the plane, in degrees from 0 to 360, ascending.
 
     Empty where no module of the model has a gspace over the plane with a finite group.
 
@@ -246,7 +247,7 @@ def turns_of(model: torch.nn.Module) -> tuple[float, ...]:
 
 
 def turning(table: Fibers) -> dict[int, float]:
-    """The turns of a group over the plane by their indices in it, in degrees from -180 to 180; no reflections."""
+    """The rotations of a group over the plane by their indices in it, in degrees from -180 to 180; no reflections."""
     return {
         i: math.degrees(math.atan2(matrix[1, 0], matrix[0, 0]))
         for i, matrix in enumerate(table.action)
@@ -310,7 +311,7 @@ class _Outputs:
 
 
 def _error(values: Tensor, reference: Tensor, degrees: float, disc: float) -> float:
-    """The mean over images of the relative change of ``values``, which are turned by ``degrees``."""
+    """The mean over images of the relative change of ``values``, which are rotated by ``degrees``."""
     return relative_change(turn_images(values, -degrees) if values.ndim == 4 else values, reference, disc)
 
 

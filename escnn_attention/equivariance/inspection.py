@@ -142,7 +142,7 @@ def gspace_of(model: torch.nn.Module) -> GSpace | None:
 def on_fields(
     model: torch.nn.Module, x: GeometricTensor | Tensor
 ) -> tuple[Callable[[GeometricTensor], object], GeometricTensor]:
-    """A model as a function of fields, which a group can turn, and its input as fields.
+    """A model as a function of fields, which a group can transform, and its input as fields.
 
     Args:
         model: any module. It is called with what it takes: escnn's modules with GeometricTensors, all others with

@@ -30,8 +30,8 @@ class EquivarianceRow:
         layer: the layer's name in its parent, with its class; ``"whole module"`` for all layers together.
         input_shape: the shape of the layer's input.
         element: the element g.
-        exact: whether g maps the grid onto itself. Otherwise features are turned by interpolation, whose error is part
-            of the measured one.
+        exact: whether g maps the grid onto itself. Otherwise features are transformed by interpolation, whose error is
+            part of the measured one.
         absolute: the largest absolute difference.
         mean: the mean absolute difference.
         scale: the largest absolute value of ``layer(x)``.
@@ -145,7 +145,7 @@ def equivariance_report(
     :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
     features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
     smooth features, marked, and left out of the verdict. The module is copied and not changed; the copy is in eval
-    mode. Of a continuous group escnn's testing elements are taken, and in space all turns of a cube.
+    mode. Of a continuous group escnn's testing elements are taken, and in space all rotations of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
     and the sizes near it at which it is; so is a module that is not sequential, by its class.
