@@ -16,7 +16,7 @@ from escnn.nn import GeometricTensor
 
 from escnn_attention import Encoding, GroupSelfAttention, LiftingSelfAttention, NoEncoding
 from escnn_attention.encodings.quadratic import QuadraticEncoding
-from escnn_attention.functional import attention
+from escnn_attention.functional import compute
 from escnn_attention.geometry.grid import Grid, Window
 from escnn_attention.groups.fibers import fibers
 from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of, turned_error
@@ -207,14 +207,14 @@ def equation_16(layer, x, matrix, printed):
     """
     plain = layer.plain
     grid = Grid(x.shape[2:], plain.window, dtype=x.dtype, frame=torch.as_tensor(matrix))
-    q, k, v = plain._project(x)
-    terms, quotient = plain._terms(grid), plain.quotient
+    call, quotient = plain.call(x, grid), plain.quotient
     total = 0
     for pose in range(len(quotient)):
         seen = quotient[:, quotient[pose]] if printed else quotient
-        one = replace(terms, pose=plain.encoding.poses()[:, seen])
-        total = total + attention(q[:, :, pose : pose + 1], k, v, grid, one, query="all", backend="reference")
-    y = plain.project_out(total.permute(1, 0, 3, 2, 4))
+        bias = replace(call.bias, pose=plain.encoding.poses()[:, seen])
+        one = replace(call, q=call.q[..., pose : pose + 1, :], bias=bias, query="all")
+        total = total + compute(one, "reference")
+    y = plain.project_out(total)
     return y.transpose(1, 2).unflatten(2, x.shape[2:])
 
 

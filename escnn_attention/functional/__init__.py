@@ -1,19 +1,20 @@
 """Attention on plain tensors: no escnn, and no group but for index tables and coordinates."""
 
 from escnn_attention.functional.backends.reference import probabilities
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, Waves
-from escnn_attention.functional.dispatch import BACKENDS, Backend, attention, check_backend, preference
+from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode, Waves
+from escnn_attention.functional.dispatch import BACKENDS, Backend, attention, check_backend, compute, preference
 from escnn_attention.functional.memory import working_memory
 
 __all__ = [
     "BACKENDS",
     "Backend",
     "KeyMode",
+    "PositionalBias",
     "QueryMode",
-    "Terms",
     "Waves",
     "attention",
     "check_backend",
+    "compute",
     "preference",
     "probabilities",
     "working_memory",

@@ -18,34 +18,34 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.backends import blocked
-from escnn_attention.functional.bias import QueryMode, Terms
-from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape, trimmed
+from escnn_attention.functional.bias import PositionalBias, QueryMode
+from escnn_attention.functional.call import Call
+from escnn_attention.geometry.grid import Grid, Window, WindowShape, trimmed
 
 __all__ = [
     "LOG2E",
     "Arguments",
     "Operators",
-    "contained",
     "empty_gradients",
     "empty_output",
-    "gradients_again",
+    "isolating_nonfinite",
+    "recompute",
     "steps_of",
     "why_not_a_table",
     "why_not_on_the_cpu",
-    "why_not_served",
+    "why_unsupported_grid",
 ]
 
 LOG2E = math.log2(math.e)
-
-AS_PROJECTED = (1, 0, 3, 2, 4)
 
 
 class Arguments(NamedTuple):
     """What there is to compute, in numbers and tensors that an operator takes.
 
     Attributes:
-        q: ``(B, M, J, N, C)``, scaled, so that scores are in units of log 2.
-        k, v, spatial, pose: as every backend takes them.
+        q: ``(M, B, N, J, C)``, contiguous, scaled, so that scores are in units of log 2.
+        k, v: ``(M, B, N, P, C)``, contiguous.
+        spatial, pose: as in :class:`~escnn_attention.functional.bias.PositionalBias`.
         cos, sin, readout: of waves; None in a window.
         seed: ``(1,)``; for dropout.
         num_poses: :math:`|H|`.
@@ -53,7 +53,7 @@ class Arguments(NamedTuple):
         kernel_size, window, dilation: the window; a size of 0 is everything.
         summed: whether every output pose has all query poses.
         dropout: the probability.
-        piece: how many numbers are worked on at once.
+        chunk: how many numbers are worked on at once.
     """
 
     q: Tensor
@@ -72,7 +72,7 @@ class Arguments(NamedTuple):
     dilation: int
     summed: bool
     dropout: float
-    piece: int
+    chunk: int
 
     @property
     def leaves(self) -> tuple[Tensor | None, ...]:
@@ -83,35 +83,36 @@ class Arguments(NamedTuple):
 _SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? spatial, Tensor? pose, Tensor? cos, Tensor? sin, Tensor? readout, "
     "Tensor? seed, int num_poses, int[] shape, int kernel_size, str window, int dilation, bool summed, float dropout, "
-    "int piece"
+    "int chunk"
 )
 _TENSORS = 9  # How many of the arguments are tensors.
 
 
-def why_not_served(q: Tensor, positions: Positions) -> str | None:
-    """Why no such backend can serve a call."""
-    if not isinstance(positions, Grid):
+def why_unsupported_grid(call: Call) -> str | None:
+    """Why no loop over a grid can serve a call."""
+    if not isinstance(call.positions, Grid):
         return "it needs a grid"
-    if len(q) == 0:
+    if call.q.shape[1] == 0:
         return "there are no images"
-    if not positions.complete and not positions.shape:
+    if not call.positions.complete and not call.positions.shape:
         return "there is no base space for a window"
     return None
 
 
-def why_not_on_the_cpu(q: Tensor) -> str | None:
+def why_not_on_the_cpu(call: Call) -> str | None:
     """Why a backend that runs there cannot serve a call."""
-    return None if q.device.type == "cpu" else f"it runs on the CPU, and the tensors are on {q.device}"
+    device = call.q.device
+    return None if device.type == "cpu" else f"it runs on the CPU, and the tensors are on {device}"
 
 
-def why_not_a_table(q: Tensor, positions: Positions, terms: Terms) -> str | None:
+def why_not_a_table(call: Call) -> str | None:
     """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
-    if reason := why_not_served(q, positions):
+    if reason := why_unsupported_grid(call):
         return reason
-    assert isinstance(positions, Grid)
-    if not positions.shape:
+    assert isinstance(call.positions, Grid)
+    if not call.positions.shape:
         return "there is no base space for a window"
-    if positions.complete and terms.spatial is None:
+    if call.positions.complete and call.bias.spatial is None:
         return "without a window it needs an encoding that does not factorise: MLP, separable"
     return None
 
@@ -121,13 +122,10 @@ class Operators:
 
     Args:
         name: of the backend.
-        forward_pass: gives the output ``(B, M, H, N, C)``, and numbers that the backward pass needs.
+        forward_pass: gives the output ``(M, B, N, H, C)``, contiguous, and numbers that the backward pass needs.
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
-        order: in which order the axes ``(B, M, P, N, C)`` of outputs and gradients lie in memory. By default it is
-            ``(M, B, N, P, C)``, as projections read and write them.
-        lay_out: whether the passes need queries, keys and values in this order, too.
     """
 
     def __init__(
@@ -136,10 +134,8 @@ class Operators:
         forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty_sums: Callable[[Arguments], Tensor],
-        order: tuple[int, ...] = AS_PROJECTED,
-        lay_out: bool = False,
     ):
-        self.name, self.order, self.lay_out = name, order, lay_out
+        self.name = name
         self.forward_pass, self.backward_pass = forward_pass, backward_pass
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -150,10 +146,10 @@ class Operators:
 
         def empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
             call = Arguments(*arguments)
-            return empty_output(call, order), empty_sums(call)
+            return empty_output(call), empty_sums(call)
 
         def empty_backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-            return [t for t in empty_gradients(Arguments(*arguments), order) if t is not None]
+            return [t for t in empty_gradients(Arguments(*arguments)) if t is not None]
 
         self._forward = torch.library.custom_op(
             f"escnn_attention::{name}",
@@ -171,39 +167,28 @@ class Operators:
         self._backward.register_fake(empty_backward)
         self._forward.register_autograd(self._differentiate_traced, setup_context=_save)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Grid,
-        terms: Terms,
-        *,
-        query: QueryMode,
-        dropout: float,
-        piece: int,
-    ) -> Tensor:
-        """The output, of the arguments of a backend; ``piece`` is how many numbers are worked on at once."""
+    def __call__(self, call: Call, chunk: int) -> Tensor:
+        """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
+        positions, bias = call.positions, call.bias
+        assert isinstance(positions, Grid)
         window = positions.window
         cos = sin = readout = None
         if not positions.complete:
-            terms = terms.explicit(positions)
+            bias = bias.explicit(positions)
             # What is beyond the grid would be places that are not there.
             window, rows = trimmed(positions.shape, window)
-            if rows is not None and terms.spatial is not None:
-                terms = replace(terms, spatial=terms.spatial[:, :, rows])
-        elif terms.waves is not None:
-            readout = terms.waves.readout
-            cos, sin = terms.waves.phases(positions.coordinates * positions.scale)
-        dtype, exact = v.dtype, working_precision(v.dtype)
+            if rows is not None and bias.spatial is not None:
+                bias = replace(bias, spatial=bias.spatial[:, :, rows])
+        elif bias.waves is not None:
+            readout = bias.waves.readout
+            cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
+        q, dtype, exact = call.q, call.v.dtype, working_precision(call.v.dtype)
         q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
-        k, v = k.to(exact), v.to(exact)
-        if self.lay_out:
-            q, k, v = (_laid_out(t, self.order) for t in (q, k, v))
-        others = (None if t is None else t.to(exact) for t in (terms.spatial, terms.pose, cos, sin, readout))
-        seed = torch.randint(2**62, (1,), device=q.device) if dropout else None
-        options = (terms.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
-        arguments = (q, k, v, *others, seed, *options, query == "all", dropout, piece)
+        vectors = (t.to(exact).contiguous() for t in (q, call.k, call.v))
+        others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
+        seed = torch.randint(2**62, (1,), device=q.device) if call.dropout else None
+        options = (bias.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
+        arguments = (*vectors, *others, seed, *options, call.query == "all", call.dropout, chunk)
         # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it.
         followed = torch.compiler.is_compiling() or type(q) is not Tensor or is_in_torch_dispatch_mode()
         out, _ = self._forward(*arguments) if followed else _Passes.apply(self, *arguments)
@@ -242,8 +227,8 @@ class Operators:
         if call.kernel_size or call.spatial is not None:
             window = Window(call.kernel_size or None, call.window, call.dilation)
             grid = Grid(tuple(call.shape), window, device=call.q.device)
-            terms = Terms(call.num_poses, call.spatial, call.pose)
-            out = blocked.attention(natural, call.k, call.v, grid, terms, query=query)
+            bias = PositionalBias(call.num_poses, call.spatial, call.pose)
+            out = blocked.attention(Call(natural, call.k, call.v, grid, bias, query))
         else:
             out = _everything_at_once(natural, call, query)
         needed = [t for t in call.leaves if t is not None and t.requires_grad]
@@ -268,7 +253,7 @@ class _Passes(torch.autograd.Function):
         return (None, *ctx.operators.differentiate(ctx, grad))
 
 
-def gradients_again(
+def recompute(
     function: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
     """Gradients of a function that autograd looks through, with gradients of their own where these are wanted.
@@ -289,7 +274,7 @@ def gradients_again(
     return [next(found) if need else None for need in needed]
 
 
-def contained(
+def isolating_nonfinite(
     forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
 ) -> Callable[[Arguments], tuple[Tensor, Tensor]]:
     """The pass, where a value that is not finite spoils the queries that see it and no others.
@@ -302,7 +287,7 @@ def contained(
         if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
             return forward_pass(call)
         finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
-        spoilt = 1 - finite.all(2, keepdim=True).to(call.q.dtype)
+        spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
         zero = torch.zeros_like(spoilt)
         even = call._replace(q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
         reached = forward_pass(even)[0] > 0
@@ -322,47 +307,28 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
     """Global attention with all scores held, of queries that are not scaled."""
     pose, cos, sin, readout = call.pose, call.cos, call.sin, call.readout
-    q = (q.unsqueeze(3) if query == "own" else q.unsqueeze(2)).expand(-1, -1, call.num_poses, -1, -1, -1)
-    score = torch.einsum("bmhjnc,bmpkc->bmhjnpk", q, call.k)
+    q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
+    score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
     if pose is not None:
-        score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose).unsqueeze(-1)
+        score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
     if cos is not None and sin is not None and readout is not None:
-        a, b = (q @ readout[:, None, None]).chunk(2, dim=-1)
-        c, s = cos.unsqueeze(2), sin.unsqueeze(2)
+        a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
+        c, s = (t.transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
         wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
-        score = score + torch.einsum("bmhjnf,mhkf->bmhjnk", wide, waves).unsqueeze(-2)
+        score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
     p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
-    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, call.v)
+    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
 
 
-def empty_output(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> Tensor:
+def empty_output(call: Arguments) -> Tensor:
     """Room for the output."""
-    batch, heads, _, positions, channels = call.q.shape
-    return _empty(call.q, order, (batch, heads, call.num_poses, positions, channels))
+    heads, batch, positions, _, channels = call.q.shape
+    return call.q.new_empty(heads, batch, positions, call.num_poses, channels)
 
 
-def empty_gradients(call: Arguments, order: tuple[int, ...] = AS_PROJECTED) -> list[Tensor | None]:
+def empty_gradients(call: Arguments) -> list[Tensor | None]:
     """Room for the gradients of the leaves."""
-    return [
-        *(_empty(t, order, t.shape) for t in (call.q, call.k, call.v)),
-        *(None if t is None else torch.empty_like(t) for t in call.leaves[3:]),
-    ]
-
-
-def _laid_out(t: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The tensor, with its axes in this order in memory; itself where they are."""
-    if t.detach().permute(order).is_contiguous():
-        return t
-    return t.permute(order).contiguous().permute(_inverse(order))
-
-
-def _inverse(order: tuple[int, ...]) -> list[int]:
-    return [order.index(axis) for axis in range(len(order))]
-
-
-def _empty(like: Tensor, order: tuple[int, ...], shape: Sequence[int]) -> Tensor:
-    """Room for a tensor of this shape, whose axes lie in memory in this order."""
-    return like.new_empty([shape[axis] for axis in order]).permute(_inverse(order))
+    return [None if t is None else torch.empty_like(t) for t in call.leaves]
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.grid import Positions
 
-__all__ = ["KeyMode", "QueryMode", "Terms", "Waves"]
+__all__ = ["KeyMode", "PositionalBias", "QueryMode", "Waves"]
 
 QueryMode = Literal["own", "all"]
 KeyMode = Literal["all", "own"]
@@ -42,7 +42,7 @@ class Waves:
 
 
 @dataclass(frozen=True)
-class Terms:
+class PositionalBias:
     r"""A positional encoding, evaluated from every output pose h. M may be 1, shared by all heads.
 
     The function of the offset is given as ``spatial`` or as ``waves`` or not at all.
@@ -72,13 +72,13 @@ class Terms:
     log_measure: Tensor | None = None
     log_window: Tensor | None = None
 
-    def explicit(self, positions: Positions) -> Terms:
+    def explicit(self, positions: Positions) -> PositionalBias:
         """With the function of the offset as a table."""
         if self.waves is None:
             return self
         return replace(self, spatial=self.waves.table(positions.offsets), waves=None)
 
-    def of_head(self, head: int) -> Terms:
+    def of_head(self, head: int) -> PositionalBias:
         """The terms of one head, without the leading dimension: for terms with an explicit table."""
         assert self.waves is None
         assert self.rotary is None

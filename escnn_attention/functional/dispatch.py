@@ -1,58 +1,31 @@
-r"""Attention on plain tensors: no escnn, and no group but for index tables and coordinates.
+r"""The one way to attention: what can serve a call, and who does.
 
-:func:`attention` dispatches to a backend, each of which is one file here:
+A backend is one file with an entry in :data:`BACKENDS`, which says what it cannot serve and why:
 
-- :mod:`~escnn_attention.functional.backends.reference`: the formula, written out.
-- :mod:`~escnn_attention.functional.backends.blocked`: bounded pieces, on every device.
-- :mod:`~escnn_attention.functional.backends.native`: windows on the CPU, where there is a C++ compiler.
-- :mod:`~escnn_attention.functional.backends.tiled`: windows on the CPU, and global attention with terms that factorise.
-- :mod:`~escnn_attention.functional.backends.dense`: standard attention on widened vectors, by PyTorch's fused kernels.
-- :mod:`~escnn_attention.functional.backends.triton`: windows, and tables of offsets, on CUDA.
-- :mod:`~escnn_attention.functional.backends.flex`: windows, and tables of offsets, on CUDA.
-
-Attention between points is in :mod:`~escnn_attention.functional.points.attention`, with a compiled loop for the CPU in
-:mod:`~escnn_attention.functional.points.native`; attention on the responses of convolutions in
-:mod:`~escnn_attention.functional.convolutions.attentive`.
-
-A backend is a module with ``attention`` and an entry in :data:`BACKENDS`, which says what it cannot serve.
+- on grids :mod:`~escnn_attention.functional.backends.reference`, the formula written out;
+  :mod:`~escnn_attention.functional.backends.blocked`, bounded chunks on every device;
+  :mod:`~escnn_attention.functional.backends.native`, a compiled loop for the CPU;
+  :mod:`~escnn_attention.functional.backends.triton`, windows on CUDA;
+  :mod:`~escnn_attention.functional.backends.dense`, PyTorch's fused kernels on widened vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.backends import blocked, dense, flex, native, reference, tiled, triton
-from escnn_attention.functional.backends.reference import probabilities
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, Waves
+from escnn_attention.functional.backends import blocked, dense, native, reference, tiled, triton
+from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
-from escnn_attention.functional.memory import explain_shortage, refuse_the_impossible, working_memory
+from escnn_attention.functional.memory import explain_shortage
 from escnn_attention.geometry.grid import Positions
 
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "KeyMode",
-    "QueryMode",
-    "Terms",
-    "Waves",
-    "attention",
-    "check_backend",
-    "preference",
-    "probabilities",
-    "working_memory",
-]
-
-
-class _Attention(Protocol):
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float
-    ) -> Tensor: ...
+__all__ = ["BACKENDS", "Backend", "attention", "check_backend", "compute", "preference"]
 
 
 @dataclass(frozen=True)
@@ -60,33 +33,31 @@ class Backend:
     """One way to compute the attention.
 
     Attributes:
-        attention: the function.
-        refuses: given the arguments of a call, why this backend cannot serve it, or None if it can.
-        contains: whether it keeps values that are not finite from those who do not see them, without help.
+        attention: the function of a call, folded where ``folds``; it gives ``(M, B, N, |H|, C)``.
+        why_unsupported: why this backend cannot serve a call, or None if it can.
+        isolates_nonfinite: whether it keeps values that are not finite from those who do not see them, without help.
+        folds: whether the call is reduced first to terms that are added to the keys (:func:`~.fold.fold`).
     """
 
-    attention: _Attention
-    refuses: Callable[[Tensor, Positions, Terms, QueryMode, float], str | None] = lambda *_: None
-    contains: bool = False
+    attention: Callable[[Call], Tensor]
+    why_unsupported: Callable[[Call], str | None] = lambda _: None
+    isolates_nonfinite: bool = False
+    folds: bool = True
 
 
 BACKENDS: dict[str, Backend] = {
-    "reference": Backend(reference.attention),
+    "reference": Backend(reference.attention, folds=False),
     "blocked": Backend(blocked.attention),
-    "native": Backend(native.attention, native.refuses, contains=True),
-    "tiled": Backend(tiled.attention, tiled.refuses, contains=True),
-    "triton": Backend(triton.attention, triton.refuses, contains=True),
-    "dense": Backend(dense.attention, dense.refuses),
-    "flex": Backend(flex.attention, flex.refuses),
+    "native": Backend(native.attention, native.why_unsupported, isolates_nonfinite=True),
+    "tiled": Backend(tiled.attention, tiled.why_unsupported, isolates_nonfinite=True),
+    "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
+    "dense": Backend(dense.attention, dense.why_unsupported),
 }
 """The backends by name. ``"auto"`` takes the first of :func:`preference` that can serve the call."""
 
 
 def preference(q: Tensor) -> tuple[str, ...]:
-    """The backends to try for queries of one device, from the fastest on.
-
-    ``"flex"`` is for calling by name: it compiles a kernel for every shape, which takes some seconds each.
-    """
+    """The backends to try for queries of one device, from the fastest on."""
     return {"cpu": ("native", "tiled", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(
         q.device.type, ("blocked",)
     )
@@ -108,68 +79,95 @@ def attention(
     k: Tensor,
     v: Tensor,
     positions: Positions,
-    terms: Terms,
+    bias: PositionalBias,
     *,
     query: QueryMode = "own",
     keys: KeyMode = "all",
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Group self-attention (design of GSA-Nets, Eqs. 14 and 16, corrected).
+    r"""Group self-attention (GSA-Nets, Eqs. 14 and 16, corrected).
+
+    .. math::
+        s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h),\; k(x', \hat h)
+            + \rho(h^{-1}\Delta,\, h^{-1}\hat h) \rangle / \sqrt C + \log\mu(x', \hat h) \\
+        \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
+            \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
 
     Args:
-        q: ``(B, M, J, N, C)``, the queries of M heads of C channels at N positions and J poses: :math:`|H|`, or 1 for
-            features without poses (lifting).
-        k, v: ``(B, M, P, N, C)``, keys and values. P is J, or more where keys have poses that queries have not.
+        q: ``(M, B, N, J, C)``, the queries of M heads of C channels, in B images, at N positions and J poses:
+            :math:`|H|`, or 1 for features without poses (lifting).
+        k, v: ``(M, B, N, P, C)``, keys and values. P is J, or more where keys have poses that queries have not.
         positions: where they are and who sees whom.
-        terms: the positional encoding, seen from each of the :math:`|H|` output poses.
+        bias: the positional encoding, seen from each of the :math:`|H|` output poses.
         query: which query poses contribute to an output pose h: ``"own"`` only h, ``"all"`` the sum over all of q's.
         keys: which key poses a query pose h̃ attends to: ``"all"``, or ``"own"``, only h̃.
         dropout: the probability with which a key is dropped from a query's attention.
         backend: ``"auto"`` or one of :data:`BACKENDS`.
 
     Returns:
-        ``(B, M, |H|, N, C)``.
+        ``(M, B, N, |H|, C)``.
 
     Raises:
         ValueError: an unknown backend, or one that cannot serve this call (it says why), or ``query="own"`` and queries
             of other poses than those of the output, or ``keys="own"`` and keys of other poses than those of the
             queries.
         MemoryError, torch.OutOfMemoryError: an allocation failed, on the CPU or on CUDA; it says what would fit.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, attention
+        >>> from escnn_attention.geometry.grid import Grid, Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()  # 2 heads, 1 image of 5 x 5, 4 poses, 8 channels
+        >>> bias = PositionalBias(num_poses=4, spatial=torch.randn(2, 4, 9, 8))  # of the 9 offsets of the window
+        >>> attention(q, k, v, Grid((5, 5), Window(3)), bias).shape
+        torch.Size([2, 1, 25, 4, 8])
+
+    Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021.
     """
+    return compute(Call(q, k, v, positions, bias, query, keys, dropout), backend)
+
+
+def compute(call: Call, backend: str = "auto") -> Tensor:
+    """The attention of a call, by the backend that is named or by the fastest that serves it: see :func:`attention`."""
     check_backend(backend)
-    if query == "own" and q.shape[2] != terms.num_poses:
-        raise ValueError(
-            f"query: got 'own' for {q.shape[2]} poses of queries, needed the {terms.num_poses} poses of the output"
-        )
-    if keys == "own" and k.shape[2] not in (1, q.shape[2]):
-        raise ValueError(
-            f"keys: got 'own' for {k.shape[2]} poses of keys, needed the {q.shape[2]} poses of the queries"
-        )
-    if backend != "reference":
-        (q, k, v, terms, query), unfold = fold(q, k, v, positions, terms, query, keys)
-        if backend == "auto":
-            backend = next(b for b in preference(q) if BACKENDS[b].refuses(q, positions, terms, query, dropout) is None)
-        elif reason := BACKENDS[backend].refuses(q, positions, terms, query, dropout):
-            raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
-    if not (positions.complete or BACKENDS[backend].contains):
-        k, v = _contain(k, v)
+    _check_poses(call)
+    unfold = None
+    if backend == "auto" or BACKENDS[backend].folds:
+        call, unfold = fold(call)
+    if backend == "auto":
+        backend = next(name for name in preference(call.q) if BACKENDS[name].why_unsupported(call) is None)
+    elif reason := BACKENDS[backend].why_unsupported(call):
+        raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
+    chosen = BACKENDS[backend]
+    if not (call.positions.complete or chosen.isolates_nonfinite):
+        call = _isolate_nonfinite(call)
     # Compilers do not look into what explains an error.
-    explained = nullcontext() if torch.compiler.is_compiling() else explain_shortage(q, k, terms, query, backend)
-    with explained:
-        if backend == "reference":
-            refuse_the_impossible(q, k, terms, query)
-            return reference.attention(q, k, v, positions, terms, query=query, keys=keys, dropout=dropout)
-        return unfold(BACKENDS[backend].attention(q, k, v, positions, terms, query=query, dropout=dropout))
+    with nullcontext() if torch.compiler.is_compiling() else explain_shortage(call, backend):
+        out = chosen.attention(call)
+        return out if unfold is None else unfold(out)
 
 
-def _contain(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _check_poses(call: Call) -> None:
+    """Queries and keys have the poses that the modes need."""
+    query_poses, key_poses = call.q.shape[3], call.k.shape[3]
+    if call.query == "own" and query_poses != call.bias.num_poses:
+        raise ValueError(
+            f"query: got 'own' for {query_poses} poses of queries, needed the {call.bias.num_poses} poses of the output"
+        )
+    if call.keys == "own" and key_poses not in (1, query_poses):
+        raise ValueError(
+            f"keys: got 'own' for {key_poses} poses of keys, needed the {query_poses} poses of the queries"
+        )
+
+
+def _isolate_nonfinite(call: Call) -> Call:
     """Keep values that are not finite from spreading beyond the queries that attend to them.
 
     A backend multiplies values outside a window with a probability of zero, and 0 · NaN is NaN. Here such a value is
     taken out, and its key made NaN in its place: the scores, and with them the output, of the queries that see it are
     NaN, and masked for all others.
     """
-    finite = torch.isfinite(v)
-    poison = torch.where(finite.all(-1, keepdim=True), 0.0, torch.nan).to(k.dtype)
-    return k + poison, torch.where(finite, v, 0.0)
+    finite = torch.isfinite(call.v)
+    poison = torch.where(finite.all(-1, keepdim=True), 0.0, torch.nan).to(call.k.dtype)
+    return replace(call, k=call.k + poison, v=torch.where(finite, call.v, 0.0))

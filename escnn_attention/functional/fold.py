@@ -22,35 +22,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms, Waves
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.functional.bias import PositionalBias, Waves
+from escnn_attention.functional.call import Call
 
-__all__ = ["Call", "fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]
-
-Call = tuple[Tensor, Tensor, Tensor, Terms, QueryMode]
-"""Queries, keys, values, positional terms and query mode of an attention."""
+__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]
 
 _Unfold = Callable[[Tensor], Tensor]
 
 
-def fold(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, query: QueryMode, keys: KeyMode
-) -> tuple[Call, _Unfold]:
-    """The attention to compute instead, and a function that makes the output for the arguments from that of it."""
-    call: Call = (q, k, v, terms, query)
+def fold(call: Call) -> tuple[Call, _Unfold]:
+    """The attention to compute instead, and what makes of its output that of the call."""
     undo: list[_Unfold] = []
-    log_window = terms.log_window
-    if terms.log_measure is not None or log_window is not None:
-        call, unfold = fold_measure(positions, *call)
+    log_window = call.bias.log_window
+    if call.bias.log_measure is not None or log_window is not None:
+        call, unfold = fold_measure(call)
         undo.append(unfold)
-    if keys == "own" and k.shape[2] > 1:
-        call, unfold = fold_keys(*call)
+    if call.keys == "own" and call.k.shape[3] > 1:
+        call, unfold = fold_keys(call)
         undo.append(unfold)
-    if terms.absolute or terms.rotary is not None:
-        call, unfold = fold_frames(positions, *call)
+    if call.bias.absolute or call.bias.rotary is not None:
+        call, unfold = fold_frames(call)
         undo.append(unfold)
     if log_window is not None:
-        call = (*call[:3], _weigh_offsets(call[3], log_window, call[0]), query)
+        call = replace(call, bias=_weigh_offsets(call.bias, log_window, call.q))
 
     def unfold_all(out: Tensor) -> Tensor:
         for unfold in reversed(undo):
@@ -60,24 +54,25 @@ def fold(
     return call, unfold_all
 
 
-def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -> tuple[Call, _Unfold]:
-    r"""Fold keys that are restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
+def fold_keys(call: Call) -> tuple[Call, _Unfold]:
+    r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
 
-    With ``query="own"`` the query pose is the output pose too. With ``query="all"`` each of the heads sees one query
-    pose from all output poses, and the output is the sum of these heads.
+    In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
+    output poses, and the output is the sum of these heads.
     """
-    heads, poses = q.shape[1:3]
-    own = query == "own"
+    bias = call.bias
+    heads, poses = call.q.shape[0], call.q.shape[3]
+    own = call.query == "own"
 
     def per_pose(table: Tensor | None) -> Tensor | None:
-        """A table ``(M or 1, H, ...)`` for the heads (m, h) of ``"own"``, and (m, h̃) of ``"all"`` query poses."""
+        """A table ``(M or 1, H, ...)`` for the heads (m, h) in the own mode, and for (m, h̃) in the mode ``"all"``."""
         if table is None:
             return None
         table = table.expand(heads, *table.shape[1:])
         return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
 
-    pose = terms.pose
-    if pose is not None and not terms.absolute and terms.rotary is None:
+    pose = bias.pose
+    if pose is not None and not bias.absolute and bias.rotary is None:
         pose = None  # The keys of a query have one pose, whose term is the same for all of them and drops out.
     elif pose is not None:
         pose = pose.expand(heads, -1, -1, -1)
@@ -85,107 +80,105 @@ def fold_keys(q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode) -
             pose = pose.diagonal(dim1=1, dim2=2).transpose(1, 2).flatten(0, 1)[:, None, None]
         else:
             pose = pose.transpose(1, 2).flatten(0, 1).unsqueeze(2)
-    waves = terms.waves
+    waves = bias.waves
     if waves is not None:
         frequencies = per_pose(waves.frequencies)
         assert frequencies is not None
         readout = waves.readout.expand(heads, -1, -1).repeat_interleave(poses, 0)
         waves = Waves(frequencies, readout)
     folded = replace(
-        terms,
-        num_poses=1 if own else terms.num_poses,
-        spatial=per_pose(terms.spatial),
+        bias,
+        num_poses=1 if own else bias.num_poses,
+        spatial=per_pose(bias.spatial),
         pose=pose,
         waves=waves,
-        rotary=per_pose(terms.rotary),
+        rotary=per_pose(bias.rotary),
     )
 
     def unfold(out: Tensor) -> Tensor:
-        out = out.unflatten(1, (heads, poses))
-        return out.squeeze(3) if own else out.sum(2)
+        out = out.unflatten(0, (heads, poses))
+        return out.squeeze(4).movedim(1, 3) if own else out.sum(1)
 
-    q, k, v = (t.flatten(1, 2).unsqueeze(2) for t in (q, k, v))
-    return (q, k, v, folded, query), unfold
+    q, k, v = (t.movedim(3, 1).flatten(0, 1).unsqueeze(3) for t in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
 
 
-def fold_frames(
-    positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
-) -> tuple[Call, _Unfold]:
-    """Fold absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
-    heads, num_poses = q.shape[1], terms.num_poses
-    q = q.unsqueeze(3) if query == "own" else q.unsqueeze(2)  # B, M, H or 1, J, N, C
-    k = k.unsqueeze(2)  # B, M, 1, P, N, C
-    if terms.absolute:
-        if terms.spatial is not None:
-            q, k = (t + terms.spatial.unsqueeze(2) for t in (q, k))
-        if terms.pose is not None:
-            # With query="own" h̃ = h: the identity, seen from every pose.
-            seen = terms.pose
-            if query == "own" and seen.shape[2] > 1:
+def fold_frames(call: Call) -> tuple[Call, _Unfold]:
+    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
+    bias = call.bias
+    heads, num_poses = call.q.shape[0], bias.num_poses
+    # M, H or 1, B, N, J, C: the frame stands beside the head.
+    q = call.q.movedim(3, 1).unsqueeze(4) if call.query == "own" else call.q.unsqueeze(1)
+    k, v = call.k.unsqueeze(1), call.v.unsqueeze(1)
+    if bias.absolute:
+        if bias.spatial is not None:
+            q, k = (t + bias.spatial[:, :, None, :, None] for t in (q, k))
+        if bias.pose is not None:
+            # In the own mode h̃ = h: the identity, seen from every pose.
+            seen = bias.pose
+            if call.query == "own" and seen.shape[2] > 1:
                 seen = seen.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(2)
-            elif query == "all":
-                seen = seen[:, :, : q.shape[3]]
-            q, k = q + seen.unsqueeze(3), k + terms.pose.unsqueeze(3)
-    elif terms.pose is not None:
-        k = k + terms.pose.unsqueeze(3)
-    if terms.rotary is not None:
-        precise = working_precision(terms.rotary.dtype)
+            elif call.query == "all":
+                seen = seen[:, :, : q.shape[4]]
+            q, k = q + seen[:, :, None, None], k + bias.pose[:, :, None, None]
+    elif bias.pose is not None:
+        k = k + bias.pose[:, :, None, None]
+    if bias.rotary is not None:
+        precise = working_precision(bias.rotary.dtype)
         # Between two positions the angle is that of their offset, so the origin may lie anywhere.
-        points = positions.coordinates.to(precise) * positions.scale
-        angle = points @ terms.rotary.to(precise).transpose(-1, -2)
-        q, k = (rotate(t, angle.unsqueeze(2)) for t in (q, k))
-    v = v.unsqueeze(2).expand(-1, -1, num_poses, -1, -1, -1)
-    q, k = (t.expand(-1, -1, num_poses, -1, -1, -1) for t in (q, k))
+        points = call.positions.coordinates.to(precise) * call.positions.scale
+        angle = points @ bias.rotary.to(precise).transpose(-1, -2)
+        q, k = (rotate(t, angle[:, :, None, :, None]) for t in (q, k))
+    q, k, v = (t.expand(-1, num_poses, *t.shape[2:]).flatten(0, 1) for t in (q, k, v))
 
     def unfold(out: Tensor) -> Tensor:
-        return out.squeeze(2).unflatten(1, (heads, num_poses))
+        return out.squeeze(3).unflatten(0, (heads, num_poses)).movedim(1, 3)
 
-    return (q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), Terms(1), query), unfold
+    return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
 
 
-def fold_measure(
-    positions: Positions, q: Tensor, k: Tensor, v: Tensor, terms: Terms, query: QueryMode
-) -> tuple[Call, _Unfold]:
-    r"""Fold a measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
+def fold_measure(call: Call) -> tuple[Call, _Unfold]:
+    r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
 
     With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
     the offsets there is only made room: it is added when all that changes the table of offsets is done.
     """
+    q, k, v, bias = call.q, call.k, call.v, call.bias
     channels = q.shape[-1]
     # On both sides of the products alike, because absolute terms are on both sides.
     scale = ((channels + 1) / channels) ** 0.25
     measure = k.new_zeros(1, 1)
-    if terms.log_measure is not None:
-        measure = math.sqrt(channels + 1) * _finite(terms.log_measure).to(k.dtype)
+    if bias.log_measure is not None:
+        measure = math.sqrt(channels + 1) * _finite(bias.log_measure).to(k.dtype).T
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 
-    def with_channel(table: Tensor | None) -> Tensor | None:
+    def widened(table: Tensor | None) -> Tensor | None:
         return None if table is None else scale * F.pad(table, (0, 1))
 
-    if terms.log_window is not None:
-        terms = terms.explicit(positions)
-    waves = terms.waves and Waves(terms.waves.frequencies, scale * F.pad(terms.waves.readout, (0, 0, 0, 1)))
-    spatial, pose = with_channel(terms.spatial), with_channel(terms.pose)
-    terms = replace(terms, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
+    if bias.log_window is not None:
+        bias = bias.explicit(call.positions)
+    waves = bias.waves and Waves(bias.waves.frequencies, scale * F.pad(bias.waves.readout, (0, 0, 0, 1)))
+    spatial, pose = widened(bias.spatial), widened(bias.pose)
+    bias = replace(bias, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
 
     def unfold(out: Tensor) -> Tensor:
         return out[..., :channels]
 
-    return (q, k, F.pad(v, (0, 1)), terms, query), unfold
+    return replace(call, q=q, k=k, v=F.pad(v, (0, 1)), bias=bias), unfold
 
 
-def _weigh_offsets(terms: Terms, log_window: Tensor, like: Tensor) -> Terms:
-    """Add the measure of the offsets to the last channel of their table, which has as many channels as ``like``."""
+def _weigh_offsets(bias: PositionalBias, log_window: Tensor, like: Tensor) -> PositionalBias:
+    """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
     channels = like.shape[-1]
     measure = F.pad(math.sqrt(channels) * _finite(log_window).to(like.dtype).unsqueeze(-1), (channels - 1, 0))
-    if terms.spatial is None:
-        return replace(terms, spatial=measure.expand(1, terms.num_poses, -1, -1))
-    return replace(terms, spatial=terms.spatial + measure)
+    if bias.spatial is None:
+        return replace(bias, spatial=measure.expand(1, bias.num_poses, -1, -1))
+    return replace(bias, spatial=bias.spatial + measure)
 
 
 def _finite(logarithm: Tensor) -> Tensor:
-    """Logarithms with a finite number for that of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
+    """With a finite number for the logarithm of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
     return logarithm.clamp(min=-1e4)
 
 

@@ -10,23 +10,22 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.bias import QueryMode, Terms
+from escnn_attention.functional.call import Call
 
-__all__ = ["explain_shortage", "pieces_of", "refuse_the_impossible", "working_memory"]
+__all__ = ["chunk_size", "explain_shortage", "refuse_the_impossible", "working_memory"]
 
 _limit: int | None = None
 
 
 class working_memory(AbstractContextManager["working_memory"]):
-    """Bound the memory that attention holds for scores and longer queries and keys, beyond its inputs and outputs.
+    """Bound the memory that attention holds for scores and widened vectors, beyond its inputs and outputs.
 
     The backends work in chunks, and this decides how large they are: never larger than what is fastest, and never
     smaller than what belongs to one tile or one query. It is a setting of the process, which holds inside a ``with``
     statement, or until it is set again. Results differ by rounding only.
 
-    By default chunks are as large as is fastest, 2 MB a thread for ``"native"``, some 30 MB for ``"tiled"``,
-    64 MB for ``"blocked"`` and ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one chunk, whatever
-    is set.
+    By default chunks are as large as is fastest, 2 MB a thread for ``"native"``, 64 MB for ``"blocked"`` and
+    ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one chunk, whatever is set.
 
     Args:
         num_bytes: the bound; None for the default.
@@ -63,80 +62,69 @@ class working_memory(AbstractContextManager["working_memory"]):
         _limit = self._before
 
 
-def pieces_of(fastest: int, like: Tensor, copies: int) -> int:
-    """The number of entries of a chunk within the bound.
-
-    Args:
-        fastest: the number that is best without a bound.
-        like: a tensor of the precision.
-        copies: how many tensors as large as a chunk are held at once.
-    """
+def chunk_size(fastest: int, like: Tensor, copies: int) -> int:
+    """The entries of a chunk, where ``fastest`` is best and ``copies`` of a chunk are held at once."""
     if _limit is None:
         return fastest
     return max(1, min(fastest, _limit // (copies * max(4, like.element_size()))))
 
 
-def refuse_the_impossible(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> None:
-    """Refuse to hold all scores at once where they are more than the machine could hold.
-
-    Raises:
-        MemoryError: they are.
-    """
-    if q.device.type == "cpu":
+def refuse_the_impossible(call: Call) -> None:
+    """Raise an error if all scores at once are more than the machine could hold."""
+    device = call.q.device
+    if device.type == "cpu":
         available = _physical_memory()
-    elif q.device.type == "cuda":
-        available = torch.cuda.get_device_properties(q.device).total_memory
+    elif device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
     else:
         available = None
-    if available is not None and _scores(q, k, terms, query) > available:
-        raise MemoryError(_advice(q, k, terms, query, "reference"))
+    if available is not None and _scores(call) > available:
+        raise MemoryError(_advice(call, "reference"))
 
 
 @contextmanager
-def explain_shortage(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> Iterator[None]:
-    """Within this context an allocation that fails says which settings would fit."""
+def explain_shortage(call: Call, backend: str) -> Iterator[None]:
+    """Say which settings would fit when an allocation fails."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         # Of the same kind, so that what halves batches on it still does.
-        raise torch.OutOfMemoryError(f"{_advice(q, k, terms, query, backend)}\n{error}") from error
+        raise torch.OutOfMemoryError(f"{_advice(call, backend)}\n{error}") from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
-        raise MemoryError(f"{_advice(q, k, terms, query, backend)}\n{error}") from error
+        raise MemoryError(f"{_advice(call, backend)}\n{error}") from error
 
 
-def _scores(q: Tensor, k: Tensor, terms: Terms, query: QueryMode) -> int:
+def _scores(call: Call) -> int:
     """The bytes of all scores."""
-    batch, heads, poses, positions, _ = q.shape
-    pairs = terms.num_poses * (poses if query == "all" else 1)
-    return batch * heads * pairs * positions * k.shape[2] * positions * max(4, q.element_size())
+    heads, batch, positions, poses, _ = call.q.shape
+    pairs = call.bias.num_poses * (poses if call.query == "all" else 1)
+    return batch * heads * pairs * positions * call.k.shape[3] * positions * max(4, call.q.element_size())
 
 
-def _advice(q: Tensor, k: Tensor, terms: Terms, query: QueryMode, backend: str) -> str:
-    """The message of an error of memory: how much the scores take, and which settings take less."""
-    scores = _scores(q, k, terms, query)
-    linear = (3 * q.numel() + 3 * k.numel()) * q.element_size()
-    batch = q.shape[0]
+def _advice(call: Call, backend: str) -> str:
+    scores = _scores(call)
+    linear = (3 * call.q.numel() + 3 * call.k.numel()) * call.q.element_size()
+    _, batch, positions, poses, _ = call.q.shape
     advice = []
     if backend == "reference":
         advice.append(f'backend="auto" holds about {_readable(linear)} and chunks of the scores')
     else:
         advice.append("a bound for the chunks: escnn_attention.working_memory(2**24)")
-    if query == "all" and q.shape[2] > 1:
-        own = scores // q.shape[2]
-        advice.append(f'query="own" has 1/{q.shape[2]} of the scores, {_readable(own)}')
+    if call.query == "all" and poses > 1:
+        own = scores // poses
+        advice.append(f'query="own" has 1/{poses} of the scores, {_readable(own)}')
     if batch > 1:
         advice.append(f"one image instead of {batch} has {_readable(scores // batch)} of scores")
     advice.append('a smaller kernel_size, or keys="own", has fewer of them')
     return (
-        f"attention: out of memory with backend {backend!r}: the scores of {batch} x {q.shape[3]} positions are "
+        f"attention: out of memory with backend {backend!r}: the scores of {batch} x {positions} positions are "
         f"{_readable(scores)}. What takes less: {'; '.join(advice)}."
     )
 
 
 def _physical_memory() -> int | None:
-    """The memory of the machine in bytes; None where it does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -144,7 +132,6 @@ def _physical_memory() -> int | None:
 
 
 def _readable(num_bytes: int) -> str:
-    """A number of bytes with a unit, for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

@@ -11,10 +11,10 @@ query knows and something that the key knows:
           &= \langle a \cos\varphi_h(x) - b \sin\varphi_h(x), \, \cos\varphi_h(x') \rangle \\
           &+ \langle a \sin\varphi_h(x) + b \cos\varphi_h(x), \, \sin\varphi_h(x') \rangle ,
 
-  so keys get as more channels the cosine and the sine of their own phase.
+  so keys are widened by the cosine and the sine of their own phase.
 - **Windows**. In a window of w positions along an axis, the position of a key modulo w tells which of the w neighbours
-  it is, for every query that sees it. So keys get an indicator of this class as more channels, whatever the encoding,
-  and queries their products with the table of offsets, in the order of the classes as seen from where they are.
+  it is, for every query that sees it. So keys are widened by an indicator of this class, whatever the encoding, and
+  queries by their products with the table of offsets, in the order of the classes as seen from where they are.
 """
 
 from __future__ import annotations
@@ -26,82 +26,83 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.bias import QueryMode, Terms
+from escnn_attention.functional.bias import PositionalBias, QueryMode
 from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 
 MAX_CLASSES = 256
-"""The most classes of a window that become channels of the keys: beyond, kernels are slow or do not exist."""
+"""The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
 
 
-def merge(terms: Terms, query: QueryMode, key_poses: int) -> tuple[Terms, QueryMode]:
-    """The terms and the mode to compute: where all output poses see the same, they are one.
+def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:
+    """The bias and the mode to compute: where all output poses see the same, they are one.
 
-    Such attention takes the queries of all poses side by side, as with ``query="all"``; :func:`join` tells them apart
-    again.
+    It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
     """
     # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
-    if terms.spatial is None and terms.waves is None and (terms.pose is None or key_poses == 1):
-        return Terms(1), "all"
-    return terms, query
+    if bias.spatial is None and bias.waves is None and (bias.pose is None or key_poses == 1):
+        return PositionalBias(1), "all"
+    return bias, query
 
 
 def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
-    """The output ``(B, M, H, N, C)`` from that of every query pose, ``(B, M, H', J', N, C)``.
-
-    ``computed`` is the mode that :func:`merge` chose for ``query``.
-    """
+    """From ``(M, B, N, H', J', C)``, the outputs of every query pose, to ``(M, B, N, H, C)``."""
     if computed != query:
-        return out.squeeze(2)
-    return out.sum(3).expand(-1, -1, num_poses, -1, -1)
+        return out.squeeze(3)
+    return out.sum(4).expand(-1, -1, -1, num_poses, -1)
 
 
-def widen(q: Tensor, k: Tensor, positions: Positions, terms: Terms, query: QueryMode) -> tuple[Tensor, Tensor]:
+def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, query: QueryMode) -> tuple[Tensor, Tensor]:
     """Queries and keys of every output pose, whose products are the scores times the square root of C.
 
     Args:
-        q: ``(B, M, J, N, C)``.
-        k: ``(B, M, P, N, C)``.
-        positions, terms, query: as in :func:`escnn_attention.functional.attention`, after folding. A table over the
+        q: ``(M, B, N, J, C)``.
+        k: ``(M, B, N, P, C)``.
+        positions, bias, query: as in :class:`escnn_attention.functional.call.Call`, after folding. A table over the
             offsets needs a grid with a window: see :func:`num_classes`.
 
     Returns:
-        ``(B, M, H', J', N, E)`` and ``(B, M, H'', P, N, E)``. H' and H'' are the number of output poses, or 1 where all
-        share them. J' is J, or 1 with ``query="own"``, where the poses of the queries are those of the output.
+        ``(M, B, N, H', J', E)`` and ``(M, B, N, H'', P, E)``. H' and H'' are the number of output poses, or 1 where all
+        share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
     """
     dtype = q.dtype
-    q, k = q.unsqueeze(3 if query == "own" else 2), k.unsqueeze(2)
-    if terms.pose is not None and k.shape[3] > 1:
-        k = k + terms.pose.unsqueeze(3)
-    if terms.waves is not None:
+    q, k = q.unsqueeze(4 if query == "own" else 3), k.unsqueeze(3)
+    if bias.pose is not None and k.shape[4] > 1:
+        k = k + bias.pose[:, None, None]
+    if bias.waves is not None:
         precise = working_precision(dtype)
         # Between two positions the phase is that of their offset, so the origin may lie anywhere.
-        cos, sin = (t.unsqueeze(2) for t in terms.waves.phases(positions.coordinates.to(precise) * positions.scale))
-        a, b = (q @ terms.waves.readout[:, None, None].to(dtype)).chunk(2, dim=-1)
+        phases = bias.waves.phases(positions.coordinates.to(precise) * positions.scale)
+        cos, sin = (t.transpose(1, 2)[:, None, :, :, None] for t in phases)
+        # All queries of a head are rows of one product.
+        amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
+        a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)
         q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
         k = _join(dtype, k, cos, sin)
-    elif terms.spatial is not None:
+    elif bias.spatial is not None:
         indicator, rows = _classes(positions)
-        table = q @ terms.spatial.unsqueeze(2).transpose(-1, -2).to(dtype)
+        spatial = bias.spatial.to(dtype).expand(len(q), -1, -1, -1)
+        table = torch.einsum("mbnhjc,mhlc->mbnhjl", q.expand(-1, -1, -1, spatial.shape[1], -1, -1), spatial)
         # Of a class without a row this query sees no key, and what stands there is masked.
-        table = table.gather(-1, rows.clamp(min=0).expand(*table.shape[:-1], -1))
+        index = rows.clamp(min=0)[:, None, None]
+        table = table.gather(-1, index.expand(*table.shape[:-1], -1))
         q = _join(dtype, q, table)
-        k = _join(dtype, k, indicator)
+        k = _join(dtype, k, indicator[:, None, None])
     return q.to(dtype), k.to(dtype)
 
 
 def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-    """Tensors side by side as channels, with their other axes broadcast."""
+    """Side by side as channels, with the other axes broadcast."""
     shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
 
 
-def width(channels: int, positions: Positions, terms: Terms) -> int:
-    """E, the number of channels of the queries and keys of :func:`widen`."""
-    if terms.waves is not None:
-        return channels + terms.waves.readout.shape[-1]
-    return channels if terms.spatial is None else channels + (num_classes(positions) or 0)
+def width(channels: int, positions: Positions, bias: PositionalBias) -> int:
+    """E, the number of channels of widened queries and keys."""
+    if bias.waves is not None:
+        return channels + bias.waves.readout.shape[-1]
+    return channels if bias.spatial is None else channels + (num_classes(positions) or 0)
 
 
 def num_classes(positions: Positions) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import QueryMode, Terms, attention
+from escnn_attention.functional import PositionalBias, QueryMode, attention
 from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
@@ -179,27 +179,27 @@ class DilationAttention(ExactBuffers):
                 backend=self.backend,
             )
             outputs.append(y if self.factors is None else self.factors[scale] * y)
-        y = torch.stack(outputs, dim=1).flatten(0, 1)  # B · n, M, |H|, N, C
-        y = self.project_out(y.permute(1, 0, 3, 2, 4))
+        y = torch.stack(outputs, dim=2).flatten(1, 2)  # M, B · n, N, |H|, C
+        y = self.project_out(y)
         return join_scales(y.transpose(1, 2), len(self.scales)).unflatten(2, x.shape[2:])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each ``(B, M, P, N, C)`` in lifting and else ``(B, M, n, P, N, C)``."""
+        """Queries, keys and values, each ``(M, B, N, P, C)`` in lifting and else ``(M, B, n, N, P, C)``."""
         if self.interval is None:
             return project_to_heads(self.project_in, x, self.num_heads)
         shape = (len(x), len(self.scales))
         projected = project_to_heads(self.project_in, split_scales(x, shape[1]), self.num_heads)
-        q, k, v = (t.unflatten(0, shape).transpose(1, 2) for t in projected)
+        q, k, v = (t.unflatten(1, shape) for t in projected)
         return q, k, v
 
     def _keys(self, k: Tensor, scale: int) -> Tensor:
-        """The keys, or values, that the queries of a scale see, ``(B, M, P, N, C)``.
+        """The keys, or values, that the queries of a scale see, ``(M, B, N, P, C)``.
 
         Beyond the last scale there are none: they are left out, as positions beyond the border are.
         """
-        return k if self.interval is None else k[:, :, scale : scale + self.interval].flatten(2, 3)
+        return k if self.interval is None else torch.cat(k[:, :, scale : scale + self.interval].unbind(2), dim=3)
 
-    def _terms(self, scale: int, positions: Positions) -> Terms:
+    def _terms(self, scale: int, positions: Positions) -> PositionalBias:
         seen = len(self.scales[scale : scale + (self.interval or 1)]) * len(self.quotient)
         inverse = self.inverse_action * self.units[scale]
         log_measure = self._buffers.get("log_measure")

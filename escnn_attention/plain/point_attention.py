@@ -14,8 +14,9 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import Halves, PairKernel
-from escnn_attention.functional import KeyMode, QueryMode, Terms, attention
-from escnn_attention.functional.fold import Call, fold_frames, fold_keys
+from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, attention
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.fold import fold_frames, fold_keys
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.attention import (
     Normalization,
@@ -159,7 +160,7 @@ class PointAttention(PointModule, ExactBuffers):
             return points
         return self.log_measure.unsqueeze(0) if points is None else points + self.log_measure
 
-    def _terms(self, cloud: Cloud) -> Terms:
+    def _terms(self, cloud: Cloud) -> PositionalBias:
         encoding = cast(Encoding, self.encoding)
         dtype = self.inverse_action.dtype
         if encoding.absolute:
@@ -248,13 +249,13 @@ class PointAttention(PointModule, ExactBuffers):
         if in_frames:
             # These treat every output pose differently before the scores are taken: a head for each of them.
             cloud = Cloud(points if cast(Encoding, self.encoding).absolute else points - points.mean(0))
-            call: Call = (_on_grid(q), _on_grid(k), _on_grid(v), self._terms(cloud), query)
+            call = Call(_on_grid(q), _on_grid(k), _on_grid(v), cloud, self._terms(cloud), query, keys)
             if keys == "own" and k.shape[2] > 1:
-                call, unfold = fold_keys(*call)
+                call, unfold = fold_keys(call)
                 unfolds.append(unfold)
-            (q, k, v, _, query), unfold = fold_frames(cloud, *call)
+            call, unfold = fold_frames(call)
             unfolds.append(unfold)
-            q, k, v = _at_points(q), _at_points(k), _at_points(v)
+            q, k, v = (_at_points(t) for t in (call.q, call.k, call.v))
             keys = "all"
         out = point_attention(
             q,
@@ -334,13 +335,13 @@ _MANY = 64
 
 
 def _on_grid(x: Tensor) -> Tensor:
-    """From ``(N, M, P, C)`` to ``(1, M, P, N, C)``, as the backends of grids have it."""
-    return x.permute(1, 2, 0, 3).unsqueeze(0)
+    """From ``(N, M, P, C)`` to ``(M, 1, N, P, C)``, as the backends of grids have it."""
+    return x.transpose(0, 1).unsqueeze(1)
 
 
 def _at_points(x: Tensor) -> Tensor:
     """And back."""
-    return x.squeeze(0).permute(2, 0, 1, 3)
+    return x.squeeze(1).transpose(0, 1)
 
 
 def turned(x: Tensor, inverse: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import KeyMode, QueryMode, Terms, Waves, attention, probabilities
+from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, Waves, compute, probabilities
+from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid, Positions, Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
@@ -91,21 +92,10 @@ class SelfAttention(ExactBuffers):
         if element is not None:
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
-        q, k, v = self._project(x)
-        y = attention(
-            q,
-            k,
-            v,
-            positions,
-            self._terms(positions, element),
-            query=self.query,
-            keys=self.keys,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
+        y = compute(self.call(x, positions, element), self.backend)
         if self.query_weight != 1:
             y = self.query_weight * y
-        y = self.project_out(y.permute(1, 0, 3, 2, 4))
+        y = self.project_out(y)
         y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
         if element is not None:
             assert self.transformation is not None
@@ -114,24 +104,19 @@ class SelfAttention(ExactBuffers):
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
         """``(B, M, poses, queries, query poses, key poses, *space)``: see ``GroupSelfAttention.attention_maps``."""
-        q, k, _ = self._project(x)
-        positions = self.positions(x)
-        p = probabilities(
-            q,
-            k,
-            positions,
-            self._terms(positions),
-            query=self.query,
-            keys=self.keys,
-            queries=queries.to(x.device),
-            poses=None if poses is None else torch.tensor(poses, device=x.device),
-        )
-        return p.transpose(3, 4).reshape(*p.shape[:3], p.shape[4], p.shape[3], p.shape[5], *x.shape[2:])
+        chosen = None if poses is None else torch.tensor(poses, device=x.device)
+        p = probabilities(self.call(x, self.positions(x)), queries.to(x.device), chosen)
+        p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.
+        return p.reshape(*p.shape[:6], *x.shape[2:])
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return project_to_heads(self.project_in, x, self.num_heads)
+    def call(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Call:
+        """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
+        q, k, v = project_to_heads(self.project_in, x, self.num_heads)
+        dropout = self.dropout if self.training else 0.0
+        return Call(q, k, v, positions, self.bias(positions, element), self.query, self.keys, dropout)
 
-    def _terms(self, positions: Positions, element: LieElement | None = None) -> Terms:
+    def bias(self, positions: Positions, element: LieElement | None = None) -> PositionalBias:
+        """What the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
         if element is not None:
             assert self.transformation is not None
@@ -140,9 +125,9 @@ class SelfAttention(ExactBuffers):
 
 
 def project_to_heads(project_in: ToPoses | Scalars, x: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of features ``(B, in, *space)``, each ``(B, M, P, N, C)``."""
+    """Queries, keys and values of features ``(B, in, *space)``, each ``(M, B, N, P, C)``."""
     fields = project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
-    q, v, k = (t.permute(1, 0, 3, 2, 4) for t in fields.unflatten(0, (3, num_heads)))
+    q, v, k = fields.unflatten(0, (3, num_heads)).unbind()
     return q, k, v
 
 
@@ -153,7 +138,7 @@ def terms_of(
     quotient: Tensor | None,
     relative: Tensor | None = None,
     log_measure: Tensor | None = None,
-) -> Terms:
+) -> PositionalBias:
     """What an encoding and a measure add to the scores.
 
     Args:
@@ -174,7 +159,7 @@ def terms_of(
         points = positions.coordinates if encoding.absolute else positions.offsets
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
         spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
-    return Terms(
+    return PositionalBias(
         num_poses=len(inverse),
         spatial=spatial,
         pose=poses,

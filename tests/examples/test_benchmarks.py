@@ -97,7 +97,7 @@ def test_backends(tmp_path):
     for case, name, served in (
         (local, "auto", True),
         (local, "blocked", True),
-        (local, "flex", False),
+        (local, "triton", False),
         (everywhere, "tiled", True),
         (everywhere, "native", False),
     ):

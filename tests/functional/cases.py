@@ -3,7 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, Terms, Waves, attention
+from escnn_attention.functional import BACKENDS, PositionalBias, Waves, attention
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.geometry.grid import Grid, Window
 
@@ -23,8 +24,8 @@ def case(
         return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
     n = grid.num_positions
-    q = random(batch, heads, query_poses, n, channels)
-    k, v = random(batch, heads, key_poses, n, channels), random(batch, heads, key_poses, n, channels)
+    q = random(heads, batch, n, query_poses, channels)
+    k, v = random(heads, batch, n, key_poses, channels), random(heads, batch, n, key_poses, channels)
     table_heads = 1 if "shared" in terms else heads
     rows = n if "absolute" in terms else len(grid.offsets)
     spatial = random(table_heads, order, rows, channels) if "spatial" in terms else None
@@ -36,7 +37,7 @@ def case(
         rotary = random(table_heads, order, channels // 2, len(shape))
     measure = random(key_poses, n) if "measure" in terms else None
     weights = random(len(grid.offsets)) if "weights" in terms else None
-    return (q, k, v), grid, Terms(order, spatial, pose, "absolute" in terms, waves, rotary, measure, weights)
+    return (q, k, v), grid, PositionalBias(order, spatial, pose, "absolute" in terms, waves, rotary, measure, weights)
 
 
 def leaves(tensors, terms):
@@ -55,7 +56,7 @@ def doubled(tensors, terms):
     waves = terms.waves
     if waves is not None:
         waves = Waves(copy(waves.frequencies), copy(waves.readout))
-    exact = Terms(
+    exact = PositionalBias(
         terms.num_poses,
         copy(terms.spatial),
         copy(terms.pose),
@@ -76,8 +77,8 @@ def outputs_and_gradients(backend, tensors, grid, terms, query, keys="all", drop
 
 def refusal(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
     """Why a backend cannot serve a call, or None."""
-    (q, _, _, terms, query), _ = fold(*tensors, grid, terms, query, keys)
-    return BACKENDS[backend].refuses(q, grid, terms, query, dropout)
+    call, _ = fold(Call(*tensors, grid, terms, query, keys, dropout))
+    return BACKENDS[backend].why_unsupported(call)
 
 
 def assert_same(got, expected, rtol=1e-10):

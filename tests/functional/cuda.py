@@ -19,12 +19,13 @@ def on_cuda(backend):
     def move(t):
         return None if t is None else t.cuda()
 
-    def attention(q, k, v, grid, terms, *, query, dropout):
+    def attention(call):
+        grid, terms = call.positions, call.bias
         grid = Grid(grid.shape, grid.window, dtype=grid.offsets.dtype, device="cuda")
         waves = terms.waves and Waves(move(terms.waves.frequencies), move(terms.waves.readout))
         terms = replace(terms, spatial=move(terms.spatial), pose=move(terms.pose), waves=waves)
-        q, k, v = move(q), move(k), move(v)
-        assert BACKENDS[backend].refuses(q, grid, terms, query, dropout) is None
-        return BACKENDS[backend].attention(q, k, v, grid, terms, query=query, dropout=dropout).cpu()
+        moved = replace(call, q=move(call.q), k=move(call.k), v=move(call.v), positions=grid, bias=terms)
+        assert BACKENDS[backend].why_unsupported(moved) is None
+        return BACKENDS[backend].attention(moved).cpu()
 
     return Backend(attention)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from escnn_attention.functional import Terms, attention
+from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid, Window
 from tests.functional.cases import assert_same, case, doubled, leaves, outputs_and_gradients, refusal
 
@@ -83,12 +83,12 @@ def test_dropout_drops_at_its_rate_and_independently(backend, rate, query, dtype
     """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
     torch.manual_seed(0)
     positions, keys = 30 * 30, 4 * 49 * (4 if query == "all" else 1)
-    q, k, v = (torch.zeros(2, 2, 4, positions, 3, dtype=dtype) for _ in range(3))
+    q, k, v = (torch.zeros(2, 2, positions, 4, 3, dtype=dtype) for _ in range(3))
     grid = Grid((30, 30), Window(7))
 
     def draw():
-        out = attention(q, k, v + 1, grid, Terms(4), query=query, dropout=rate, backend=backend)
-        return (out / (4 if query == "all" else 1))[..., 0].unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
+        out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend=backend)
+        return (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
 
     inside = draw()
     variance = rate / (1 - rate) / keys
@@ -98,8 +98,8 @@ def test_dropout_drops_at_its_rate_and_independently(backend, rate, query, dtype
     neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
     assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves,
     draws = {
-        "images": (flat[0], flat[1]),
-        "heads": (flat[:, 0], flat[:, 1]),
+        "heads": (flat[0], flat[1]),
+        "images": (flat[:, 0], flat[:, 1]),
         "poses": (flat[:, :, 0], flat[:, :, 1]),
         "calls": (flat, (draw() - inside.mean()).flatten(3)),
     }

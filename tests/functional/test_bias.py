@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from escnn_attention import FourierEncoding
-from escnn_attention.functional.bias import Terms, Waves
+from escnn_attention.functional.bias import PositionalBias, Waves
 from escnn_attention.geometry.grid import Grid, Window
 
 
@@ -41,7 +41,7 @@ def test_phases_are_worked_out_in_single_precision_at_least():
 
 def test_explicit_terms_of_a_head():
     grid = Grid((3, 3), Window(3))
-    terms = Terms(3, pose=torch.randn(1, 3, 3, 5), waves=waves()).explicit(grid)
+    terms = PositionalBias(3, pose=torch.randn(1, 3, 3, 5), waves=waves()).explicit(grid)
     assert terms.waves is None
     assert terms.explicit(grid) is terms
     torch.testing.assert_close(terms.spatial, waves().table(grid.offsets))

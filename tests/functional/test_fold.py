@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 
 from escnn_attention.functional import attention
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold, rotate
 from escnn_attention.geometry.grid import Grid, Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients
@@ -39,15 +40,15 @@ def test_the_reference_of_rotary_terms_and_own_keys_agrees_with_plain_loops(quer
                 row = int(grid.rows(torch.tensor(x), torch.tensor(y)))
                 if row < 0:
                     continue
-                key = (k[0, 0, p, y] + terms.pose[0, h, p]).tolist()
+                key = (k[0, 0, y, p] + terms.pose[0, h, p]).tolist()
                 angle = float(grid.offsets[row] @ terms.rotary[0, h, 0].detach())
                 z = complex(key[0], key[1]) * complex(math.cos(angle), math.sin(angle))
-                query_vector = q[0, 0, own, x].tolist()
+                query_vector = q[0, 0, x, own].tolist()
                 s = query_vector[0] * z.real + query_vector[1] * z.imag + query_vector[2] * key[2]
                 scores.append(math.exp(s / math.sqrt(3)))
-                values.append(v[0, 0, p, y])
+                values.append(v[0, 0, y, p])
             out = out + sum(s * value for s, value in zip(scores, values, strict=True)) / sum(scores)
-        torch.testing.assert_close(got[0, 0, h, x], out, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(got[0, 0, x, h], out, rtol=1e-12, atol=1e-13)
 
 
 class TestMeasure:
@@ -60,7 +61,7 @@ class TestMeasure:
         # Both poses once more: the second of them counts three times, the first twice.
         again = [0, 1, 0, 1, 1]
         many = replace(terms, pose=terms.pose[:, :, again])
-        expected = attention(q, k[:, :, again], v[:, :, again], grid, many, query=query, backend="reference")
+        expected = attention(q, k[:, :, :, again], v[:, :, :, again], grid, many, query=query, backend="reference")
         weighed = replace(terms, log_measure=torch.tensor([[2.0], [3.0]], dtype=torch.float64).log())
         got = attention(q, k, v, grid, weighed, query=query, backend=backend)
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
@@ -98,7 +99,7 @@ class TestMeasure:
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
         none = replace(terms, log_measure=torch.tensor([[0.0], [-torch.inf]], dtype=torch.float64))
         one = replace(terms, pose=terms.pose[:, :, :1])
-        expected = attention(q, k[:, :, :1], v[:, :, :1], grid, one, backend="reference")
+        expected = attention(q, k[:, :, :, :1], v[:, :, :, :1], grid, one, backend="reference")
         torch.testing.assert_close(attention(q, k, v, grid, none, backend=backend), expected)
 
     @pytest.mark.parametrize("backend", ["native", "tiled", "blocked", "dense"])
@@ -120,8 +121,8 @@ class TestMeasure:
 
     def test_without_one_nothing_is_touched(self):
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
-        call, _ = fold(q, k, v, grid, terms, "own", "all")
-        assert all(a is b for a, b in zip(call, (q, k, v, terms, "own"), strict=True))
+        call = Call(q, k, v, grid, terms)
+        assert fold(call)[0] is call
 
 
 def test_own_keys_are_of_the_poses_of_the_queries():

@@ -17,15 +17,15 @@ def _restore():
 
 def test_holds_inside_a_with_statement_or_until_it_is_set_again():
     like = torch.zeros(1)
-    assert memory.pieces_of(1000, like, copies=2) == 1000
+    assert memory.chunk_size(1000, like, copies=2) == 1000
     with working_memory(800):
-        assert memory.pieces_of(1000, like, copies=2) == 100
+        assert memory.chunk_size(1000, like, copies=2) == 100
         with working_memory(80_000):
-            assert memory.pieces_of(1000, like, copies=2) == 1000
-        assert memory.pieces_of(1000, like.double(), copies=2) == 50
-    assert memory.pieces_of(1000, like, copies=2) == 1000
+            assert memory.chunk_size(1000, like, copies=2) == 1000
+        assert memory.chunk_size(1000, like.double(), copies=2) == 50
+    assert memory.chunk_size(1000, like, copies=2) == 1000
     working_memory(1)
-    assert memory.pieces_of(1000, like, copies=2) == 1
+    assert memory.chunk_size(1000, like, copies=2) == 1
 
 
 @pytest.mark.parametrize("value", [0, -5])
@@ -53,7 +53,7 @@ def test_results_are_the_same_also_when_the_bound_ends_before_the_backward_pass(
     assert_same(torch.autograd.grad((out * weight).sum(), tensors), expected[1:4])
 
 
-def test_bounds_the_pieces(monkeypatch):
+def test_bounds_the_chunks(monkeypatch):
     sizes = []
     for module, name in ((torch.Tensor, "softmax"), (torch.Tensor, "exp2_")):
         method = getattr(module, name)
@@ -64,7 +64,7 @@ def test_bounds_the_pieces(monkeypatch):
         with working_memory(8 * copies * 3000):
             attention(*tensors, grid, terms, backend=backend)
         assert 0 < max(sizes) <= 3000
-        assert blocked.PIECE > 3000 < tiled.PIECE
+        assert blocked.SCORES_PER_CHUNK > 3000 < tiled.SCORES_PER_CHUNK
 
 
 def test_what_cannot_be_allocated_is_refused_at_once(monkeypatch):

@@ -391,7 +391,7 @@ def test_who_serves(monkeypatch):
     """The compiled loop, but for forces, which are differentiated twice."""
     from escnn_attention.functional.points import native as native_points
 
-    if native_points.why_not_served(torch.zeros(1)):
+    if native_points.why_unsupported_grid(torch.zeros(1)):
         pytest.skip("no compiler")
     served = []
     attend = native_points.attend

@@ -517,9 +517,9 @@ class TestModule:
         x = random_field(layer.in_type, 3, 2)
         places = list(itertools.product(range(3), range(2)))
         maps = layer.attention_maps(x, places)
-        _, _, v = layer.plain._project(x.tensor)
-        # b m h n (query poses) (key poses) space, with the values b m p n c
-        heads = torch.einsum("bmhqjpk,bmpkc->mbqhc", maps.flatten(-2), v)
+        v = layer.plain.call(x.tensor, layer.plain.positions(x.tensor)).v
+        # b m h n (query poses) (key poses) space, with the values m b n p c
+        heads = torch.einsum("bmhqjpk,mbkpc->mbqhc", maps.flatten(-2), v)
         y = layer.plain.project_out(heads).transpose(1, 2).unflatten(2, (3, 2))
         torch.testing.assert_close(y, layer(x).tensor)
 

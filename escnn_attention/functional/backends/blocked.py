@@ -1,10 +1,11 @@
-r"""Attention in bounded pieces: the portable backend, for every device, precision, encoding and window.
+r"""Attention in bounded chunks: the portable backend, for every device, precision, encoding and window.
 
 The queries are taken in blocks that share their keys (tiles against their halo for windows, stretches of queries
 against everything for global attention), and the scores of a few blocks at a time are made, used and dropped; the
-backward pass makes them again. What is held at once is at most :data:`PIECE` scores, or those of a single query.
+backward pass makes them again. What is held at once is at most :data:`SCORES_PER_CHUNK` scores, or those of a single
+query.
 
-Within a piece the offset enters as a product of the queries with the table of offsets, which is then read at the row of
+Within a chunk the offset enters as a product of the queries with the table of offsets, which is then read at the row of
 each pair, and ``query="all"`` sums the probabilities over the query poses before the product with the values.
 """
 
@@ -18,63 +19,59 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.bias import QueryMode, Terms
-from escnn_attention.functional.memory import pieces_of
-from escnn_attention.geometry.grid import Blocks, Positions
+from escnn_attention.functional.bias import PositionalBias, QueryMode
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.grid import Blocks
 
-__all__ = ["PIECE", "attention"]
+__all__ = ["SCORES_PER_CHUNK", "attention"]
 
-PIECE = 2**22
+SCORES_PER_CHUNK = 2**22
 """The number of scores that are held at once. 16 MB in float32."""
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    terms = terms.explicit(positions)
-    num_heads, num_positions = q.shape[1], q.shape[3]
-    key_poses = k.shape[2]
-    limit = pieces_of(PIECE, q, copies=4)
+    bias = call.bias.explicit(call.positions)
+    num_heads, num_images, num_positions, query_poses, _ = call.q.shape
+    key_poses = call.k.shape[3]
+    limit = chunk_size(SCORES_PER_CHUNK, call.q, copies=4)
     # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
     # of all keys, or the products with all rows of the table of offsets, are held.
-    pairs = terms.num_poses * (1 if query == "own" else q.shape[2])
-    rows = 0 if terms.spatial is None else len(positions.offsets)
-    blocks = positions.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
+    pairs = bias.num_poses * (1 if call.query == "own" else query_poses)
+    rows = 0 if bias.spatial is None else len(call.positions.offsets)
+    blocks = call.positions.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
     num_blocks, block_size = blocks.queries.shape
     scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
     images = max(1, limit // (scores * num_blocks))
     stretch = min(num_blocks, max(1, limit // scores))
+    recompute = torch.is_grad_enabled() and (num_heads > 1 or images < num_images or stretch < num_blocks)
 
-    # Channels last and heads first, so that a piece is a contiguous stretch; queries in the order of the blocks.
-    order = blocks.queries.flatten()
-    q = q.permute(1, 0, 3, 2, 4).index_select(2, order.clamp(min=0)).unflatten(2, (num_blocks, block_size))
-    k, v = k.permute(1, 0, 3, 2, 4), v.permute(1, 0, 3, 2, 4)
-    recompute = torch.is_grad_enabled() and (num_heads > 1 or images < q.shape[1] or stretch < num_blocks)
-
-    def piece(head: Terms, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-        arguments = (q, k, v, head, blocks, start, query, dropout)
+    def chunk(head: PositionalBias, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+        arguments = (q, k, v, head, blocks, start, call.query, call.dropout)
         if recompute:
-            return checkpoint(_piece, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0)
-        return _piece(*arguments)
+            return checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=call.dropout > 0)
+        return _chunk(*arguments)
 
+    # Queries in the order of the blocks.
+    q = call.q.index_select(2, blocks.queries.flatten().clamp(min=0)).unflatten(2, (num_blocks, block_size))
     heads = []
-    for i, q_k_v in enumerate(zip(q.unbind(), k.unbind(), v.unbind(), strict=True)):
-        head = terms.of_head(i)
+    for i, q_k_v in enumerate(zip(q.unbind(), call.k.unbind(), call.v.unbind(), strict=True)):
+        head = bias.of_head(i)
         batches = []
         for q_i, k_i, v_i in zip(*(t.split(images) for t in q_k_v), strict=True):
             stretches = enumerate(q_i.split(stretch, dim=1))
-            batches.append(torch.cat([piece(head, q_s, k_i, v_i, s * stretch) for s, q_s in stretches], dim=1))
+            batches.append(torch.cat([chunk(head, q_s, k_i, v_i, s * stretch) for s, q_s in stretches], dim=1))
         heads.append(torch.cat(batches))
     out = torch.stack(heads).flatten(2, 3)  # M, B, T·Q, H, C
-    return out.index_select(2, blocks.place).permute(1, 0, 3, 2, 4)
+    return out.index_select(2, blocks.place)
 
 
-def _piece(
+def _chunk(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    terms: Terms,
+    bias: PositionalBias,
     blocks: Blocks,
     start: int,
     query: QueryMode,
@@ -95,13 +92,13 @@ def _piece(
 
     # Queries of all poses are rows of one product with the keys.
     score = (q.flatten(2, 4) @ k.flatten(2, 4).transpose(-1, -2)).view(*q.shape[:5], *k.shape[3:5])
-    by_pose = q.expand(-1, -1, terms.num_poses, -1, -1, -1)
-    if terms.spatial is not None:
-        table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, terms.spatial)
+    by_pose = q.expand(-1, -1, bias.num_poses, -1, -1, -1)
+    if bias.spatial is not None:
+        table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, bias.spatial)
         index = rows.clamp(min=0)[None, :, None, :, None].expand(*table.shape[:5], -1)
         score = score + table.gather(-1, index).unsqueeze(-1)
-    if terms.pose is not None:
-        score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, terms.pose).unsqueeze(-2)
+    if bias.pose is not None:
+        score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, bias.pose).unsqueeze(-2)
 
     unseen = (rows < 0) | (keys < 0).unsqueeze(1)
     # A number, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
@@ -111,4 +108,4 @@ def _piece(
     p = F.dropout(score.flatten(-2).softmax(-1, dtype=exact), dropout).sum(4).to(v.dtype)  # b, T, H or 1, Q, S·P
     out = (p.flatten(2, 3) @ v.flatten(2, 3)).unflatten(2, p.shape[2:4])
     # Without any positional term all output poses see the same: they were computed as one.
-    return out.expand(-1, -1, terms.num_poses, -1, -1).transpose(2, 3)
+    return out.expand(-1, -1, bias.num_poses, -1, -1).transpose(2, 3)

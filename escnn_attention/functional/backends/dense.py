@@ -24,28 +24,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from escnn_attention.functional.bias import QueryMode, Terms, Waves
-from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.bias import PositionalBias, Waves
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.widen import MAX_CLASSES, join, merge, num_classes, widen, width
 from escnn_attention.geometry.grid import Positions
 
-__all__ = ["PIECE", "attention", "refuses"]
+__all__ = ["ENTRIES_PER_CHUNK", "attention", "why_unsupported"]
 
-PIECE = 2**24
+ENTRIES_PER_CHUNK = 2**24
 """The number of entries of widened queries and keys that are held at once. 64 MB in float32."""
 
 
-def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
+    q = call.q
     if q.device.type not in ("cpu", "cuda"):
         return f"it needs CPU or CUDA, got {q.device.type}"
     if q.device.type == "cuda" and q.dtype == torch.float64:
         return "on CUDA there is no fused kernel for float64"
-    if q.device.type == "cpu" and dropout > 0:
+    if q.device.type == "cpu" and call.dropout > 0:
         return "on CPU there is no fused kernel with dropout"
-    if terms.spatial is None:
+    if call.bias.spatial is None:
         return None
-    classes = num_classes(positions)
+    classes = num_classes(call.positions)
     if classes is None:
         return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
     if classes > MAX_CLASSES:
@@ -53,39 +55,38 @@ def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dro
     return None
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    num_poses, channels = terms.num_poses, q.shape[-1]
-    terms, mode = merge(terms, query, k.shape[2])
+    q, k, v, positions = call.q, call.k, call.v, call.positions
+    num_poses, channels = call.bias.num_poses, q.shape[-1]
+    bias, mode = merge(call.bias, call.query, k.shape[3])
     tiles, reached = None, None
     if num_classes(positions) is not None:
         tiles = _Tiles.of(positions)
-        k, reached = tiles.contain(k)
+        k, reached = tiles.isolate_nonfinite(k)
 
-    def piece(images: slice, poses: slice) -> Tensor:
-        own = q[images, :, poses] if mode == "own" else q[images]
-        wide = widen(own, k[images], positions, _of_poses(terms, poses), mode)
-        return _attend(*wide, v[images], tiles, 1 / math.sqrt(channels), dropout)
+    def chunk(images: slice, poses: slice) -> Tensor:
+        own = q[:, images, :, poses] if mode == "own" else q[:, images]
+        wide = widen(own, k[:, images], positions, _of_poses(bias, poses), mode)
+        return _attend(*wide, v[:, images], tiles, 1 / math.sqrt(channels), call.dropout)
 
     # The vectors that one output pose of one image takes: of queries and of keys.
-    places = (q.shape[3], k.shape[3]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
-    vectors = q.shape[1] * ((q.shape[2] if mode == "all" else 1) * places[0] + k.shape[2] * places[1])
-    fit = pieces_of(PIECE, q, copies=1) // (vectors * width(channels, positions, terms))
-    out = join(_in_pieces(piece, len(q), terms.num_poses, fit, dropout), query, mode, num_poses)
-    return out if reached is None else out.masked_fill(reached[:, :, None, :, None], torch.nan)
+    places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
+    vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
+    fit = chunk_size(ENTRIES_PER_CHUNK, q, copies=1) // (vectors * width(channels, positions, bias))
+    out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
+    return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
 
 
-def _of_poses(terms: Terms, poses: slice) -> Terms:
+def _of_poses(bias: PositionalBias, poses: slice) -> PositionalBias:
     """The terms of some of the output poses."""
 
     def pick(table: Tensor | None) -> Tensor | None:
         return None if table is None else table[:, poses]
 
-    waves = terms.waves and Waves(terms.waves.frequencies[:, poses], terms.waves.readout)
-    num_poses = len(range(terms.num_poses)[poses])
-    return replace(terms, num_poses=num_poses, spatial=pick(terms.spatial), pose=pick(terms.pose), waves=waves)
+    waves = bias.waves and Waves(bias.waves.frequencies[:, poses], bias.waves.readout)
+    num_poses = len(range(bias.num_poses)[poses])
+    return replace(bias, num_poses=num_poses, spatial=pick(bias.spatial), pose=pick(bias.pose), waves=waves)
 
 
 _KERNELS = [
@@ -105,10 +106,10 @@ def _keep_outputs() -> tuple[AbstractContextManager, AbstractContextManager]:
     return create_selective_checkpoint_contexts(_KERNELS)
 
 
-def _in_pieces(function: Callable[[slice, slice], Tensor], images: int, poses: int, fit: int, dropout: float) -> Tensor:
-    """``function`` of some images and some output poses, the axes 0 and 2 of its result, for all of them.
+def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: int, fit: int, dropout: float) -> Tensor:
+    """``function`` of some images and some output poses, the axes 1 and 3 of its result, for all of them.
 
-    A piece is at most ``fit`` pairs of an image and a pose. If there are several, queries and keys are widened again in
+    A chunk is at most ``fit`` pairs of an image and a pose. If there are several, queries and keys are widened again in
     the backward pass.
     """
     poses_at_once = max(1, min(fit, poses))
@@ -119,8 +120,8 @@ def _in_pieces(function: Callable[[slice, slice], Tensor], images: int, poses: i
         )
     rows = []
     for some in _slices(images, images_at_once):
-        rows.append(torch.cat([function(some, these) for these in _slices(poses, poses_at_once)], dim=2))
-    return torch.cat(rows)
+        rows.append(torch.cat([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
+    return torch.cat(rows, dim=1)
 
 
 def _slices(total: int, size: int) -> list[slice]:
@@ -128,30 +129,38 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float, dropout: float) -> Tensor:
-    """From q ``(B, M, H or 1, J, N, E)``, k ``(B, M, H or 1, P, N, E)``, v ``(B, M, P, N, C)`` to one of every J."""
-    poses, query_poses, channels = max(q.shape[2], k.shape[2]), q.shape[3], v.shape[-1]
+    """Fused attention of widened vectors, for every query pose by itself: ``(M, B, N, H, J, C)``.
+
+    Args:
+        q, k: ``(M, B, N, H or 1, J, E)`` and ``(M, B, N, H or 1, P, E)``.
+        v: ``(M, B, N, P, C)``.
+        tiles: of a window; None for everything.
+        scale: of the scores.
+        dropout: the probability.
+    """
+    poses, query_poses, channels = max(q.shape[3], k.shape[3]), q.shape[4], v.shape[-1]
     of_keys, of_values = _widths(q, channels)
     queries, keys, mask = None, None, None
     if tiles is not None:
-        queries, keys, mask = tiles.queries, tiles.keys, tiles.seen.repeat(poses, query_poses, k.shape[3])[None]
+        queries, keys, mask = tiles.queries, tiles.keys, tiles.seen.repeat(poses, query_poses, k.shape[4])[None]
     out = F.scaled_dot_product_attention(
         _arrange(q, queries, poses, of_keys),
         _arrange(k, keys, poses, of_keys),
-        _arrange(v.unsqueeze(2), keys, poses, of_values),
+        _arrange(v.unsqueeze(3), keys, poses, of_values),
         attn_mask=mask,
         dropout_p=dropout,
         scale=scale,
     )
     out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (query_poses, -1))
-    out = out.transpose(3, 4).flatten(4, 5)  # B, M, H, J, T·Q, C
-    return out if tiles is None else out.index_select(4, tiles.place)
+    out = out.permute(0, 1, 3, 5, 2, 4, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
+    return out if tiles is None else out.index_select(2, tiles.place)
 
 
 def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
-    """From ``(B, M, H or 1, P, N, C)`` to ``(B·M, H·T, P·n, width)``, the n positions of T tiles in all P poses."""
+    """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, P·n, width)``, the n positions of T tiles in all P poses."""
     x = F.pad(x, (0, width - x.shape[-1]))
-    x = x.unsqueeze(4) if index is None else x.index_select(4, index.flatten()).unflatten(4, index.shape)
-    x = x.transpose(3, 4).flatten(4, 5)
+    x = x.unsqueeze(2) if index is None else x.index_select(2, index.flatten()).unflatten(2, index.shape)
+    x = x.permute(0, 1, 4, 2, 5, 3, 6).flatten(4, 5)  # M, B, H or 1, T, P·n, C
     return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
 
 
@@ -190,12 +199,12 @@ class _Tiles:
         seen = seen | (blocks.queries < 0)[:, :, None]
         return cls(blocks.queries.clamp(min=0), blocks.keys.clamp(min=0), seen, blocks.place)
 
-    def contain(self, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys with zeros for those that are not finite, and ``(B, M, N)``, which queries see one of these.
+    def isolate_nonfinite(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys with zeros for those that are not finite, and ``(M, B, N)``, which queries see one of these.
 
         The mask is added to the scores, and what is not finite would get through to all queries of the tile.
         """
         finite = torch.isfinite(k)
-        bad = ~finite.all(-1).all(2)
+        bad = ~finite.all(-1).all(3)
         reached = (bad[:, :, self.keys].unsqueeze(3) & self.seen).any(-1)
         return torch.where(finite, k, 0.0), reached.flatten(2)[:, :, self.place]

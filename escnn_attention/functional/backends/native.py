@@ -18,19 +18,18 @@ from escnn_attention.functional.autograd import (
     LOG2E,
     Arguments,
     Operators,
-    contained,
     empty_gradients,
     empty_output,
+    isolating_nonfinite,
     steps_of,
     why_not_a_table,
     why_not_on_the_cpu,
 )
-from escnn_attention.functional.bias import QueryMode, Terms
-from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
-from escnn_attention.geometry.grid import Grid, Positions
 
-__all__ = ["PIECE", "attention", "refuses", "why_not_built"]
+__all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
 _KERNEL = Kernel(
     FOLDER / "attention.cpp",
@@ -46,7 +45,7 @@ _KERNEL = Kernel(
     numbers=["dropout", "unit"],
 )
 
-PIECE = 2**19
+NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
 
 _MOST_KEYS = 2**16  # Each of some tables of the scores of a vector has 16 MB then.
@@ -55,23 +54,19 @@ _PARTS = 8
 """Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
 
 
-def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_on_the_cpu(q) or why_not_a_table(q, positions, terms):
+    if reason := why_not_on_the_cpu(call) or why_not_a_table(call):
         return reason
-    assert isinstance(positions, Grid)
-    if positions.complete and len(positions.offsets) * terms.num_poses > _MOST_KEYS:
+    positions = call.positions
+    if positions.complete and len(positions.offsets) * call.bias.num_poses > _MOST_KEYS:
         return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
-    return why_not_built(working_precision(q.dtype))
+    return why_not_built(working_precision(call.q.dtype))
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    assert isinstance(positions, Grid)
-    piece = pieces_of(PIECE, q, copies=_threads())
-    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+    return _operators(call, chunk_size(NUMBERS_PER_CHUNK, call.q, copies=_threads()))
 
 
 @torch.compiler.assume_constant_result
@@ -88,12 +83,12 @@ def _threads() -> int:
 def _run(call: Arguments, **tensors: Tensor | None) -> None:
     """Run the kernel on the arguments and on further tensors, which it reads or fills."""
     q, k = call.q, call.k
-    images, heads, query_poses, _, channels = q.shape
+    heads, images, _, query_poses, channels = q.shape
     steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
     tensors |= {
-        "q": _projected(q),
-        "k": _projected(k),
-        "v": _projected(call.v),
+        "q": q.contiguous(),
+        "k": k.contiguous(),
+        "v": call.v.contiguous(),
         "spatial": None if call.spatial is None else call.spatial.contiguous(),
         "pose": None if call.pose is None else call.pose.contiguous(),
         "shape": torch.tensor(call.shape),
@@ -104,7 +99,7 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
         "heads": heads,
         "images": images,
         "query_poses": query_poses,
-        "key_poses": k.shape[2],
+        "key_poses": k.shape[3],
         "frames": call.num_poses,
         "offsets": len(steps),
         "channels": channels,
@@ -122,29 +117,25 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
     _KERNEL.run(q.dtype, numbers, **tensors)
 
 
-def _projected(t: Tensor) -> Tensor:
-    """``(M, B, N, P, C)``, contiguous: as projections leave them, so that this copies nothing where they made it."""
-    return t.permute(1, 0, 3, 2, 4).contiguous()
-
-
 def _rows(call: Arguments, pad: int) -> int:
-    """The rows of a band, as many as the piece allows for."""
-    channels, frames = call.q.shape[-1], call.num_poses * (call.q.shape[2] if call.summed else 1)
+    """The rows of a band, as many as the chunk allows for."""
+    query_poses, channels = call.q.shape[3:]
+    frames = call.num_poses * (query_poses if call.summed else 1)
     row = math.prod(n + pad for n in call.shape[1:])
-    of_queries = (2 * call.q.shape[2] + call.num_poses) * channels + frames
-    of_keys = 4 * call.k.shape[2] * channels
-    return max(1, min(call.shape[0], (call.piece // row - 2 * pad * of_keys) // (of_queries + of_keys)))
+    of_queries = (2 * query_poses + call.num_poses) * channels + frames
+    of_keys = 4 * call.k.shape[3] * channels
+    return max(1, min(call.shape[0], (call.chunk // row - 2 * pad * of_keys) // (of_queries + of_keys)))
 
 
 def _empty_sums(call: Arguments) -> Tensor:
     """Room for the logarithms of the sums."""
-    batch, heads, poses, positions, _ = call.q.shape
+    heads, batch, positions, poses, _ = call.q.shape
     return call.q.new_empty(heads, batch, call.num_poses if call.summed else 1, poses, positions)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = empty_output(call), _empty_sums(call)
-    _run(call, out=_projected(out), sums=sums)
+    _run(call, out=out, sums=sums)
     return out, sums
 
 
@@ -155,12 +146,12 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
         for name, t in (("grad_spatial", call.spatial), ("grad_pose", call.pose))
     }
     names = ("grad_q", "grad_k", "grad_v")
-    zeroed = {name: _projected(t.zero_()) for name, t in zip(names, grads, strict=False) if t is not None}
-    _run(call, sums=sums, grad=_projected(grad), **zeroed, **sums_of_tables)
+    zeroed = {name: t.zero_() for name, t in zip(names, grads, strict=False) if t is not None}
+    _run(call, sums=sums, grad=grad.contiguous(), **zeroed, **sums_of_tables)
     for to, table in zip(grads[3:], sums_of_tables.values(), strict=False):
         if to is not None and table is not None:
             to.copy_(table)
     return grads
 
 
-_operators = Operators("native", contained(_forward_pass), _backward_pass, _empty_sums, lay_out=True)
+_operators = Operators("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)

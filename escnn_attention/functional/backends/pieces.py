@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.autograd import LOG2E, Arguments, empty_gradients, empty_output
+from escnn_attention.functional.autograd import LOG2E, Arguments
 from escnn_attention.functional.backends.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
 
 __all__ = ["backward_pass", "empty_sums", "forward_pass"]
@@ -42,7 +42,7 @@ def _padded(call: Arguments) -> list[int]:
 def _chunks(call: Arguments) -> Chunks:
     """Stretches of queries, where everything is seen."""
     positions = call.q.shape[3]
-    return chunks_of(positions, call.q.shape[2] * call.k.shape[2] * positions, call.piece)
+    return chunks_of(positions, call.q.shape[2] * call.k.shape[2] * positions, call.chunk)
 
 
 class _Call:
@@ -58,7 +58,7 @@ class _Call:
         self.v, self.spatial, self.pose = arguments.v, arguments.spatial, arguments.pose
         self.cos, self.sin, self.readout = arguments.cos, arguments.sin, arguments.readout
         self.num_poses, self.summed, self.dropout = arguments.num_poses, arguments.summed, arguments.dropout
-        self.everything, self.limit = arguments.kernel_size == 0, arguments.piece
+        self.everything, self.limit = arguments.kernel_size == 0, arguments.chunk
         self.tiles = _chunks(arguments) if self.everything else _tiles(arguments)
         self.num_images, self.num_heads, self.query_poses, _, self.channels = q.shape
         self.key_poses = k.shape[2]
@@ -569,3 +569,22 @@ def _tile_size(kernel_size: int) -> int:
 def _tiles(arguments: Arguments) -> Tiles:
     size, window = arguments.kernel_size, arguments.window
     return tiles_of(tuple(arguments.shape), size, window, arguments.dilation, _tile_size(size))
+
+
+def empty_output(call: Arguments) -> Tensor:
+    """Room for the output, as projections read it."""
+    batch, heads, _, positions, channels = call.q.shape
+    return call.q.new_empty(heads, batch, positions, call.num_poses, channels).permute(1, 0, 3, 2, 4)
+
+
+def empty_gradients(call: Arguments) -> list[Tensor | None]:
+    """Room for the gradients of the leaves, as projections read them."""
+
+    def room(t: Tensor) -> Tensor:
+        batch, heads, poses, positions, channels = t.shape
+        return t.new_empty(heads, batch, positions, poses, channels).permute(1, 0, 3, 2, 4)
+
+    return [
+        *(room(t) for t in (call.q, call.k, call.v)),
+        *(None if t is None else torch.empty_like(t) for t in call.leaves[3:]),
+    ]

@@ -20,101 +20,95 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.bias import KeyMode, QueryMode, Terms
+from escnn_attention.functional.bias import PositionalBias
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import rotate
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.functional.memory import refuse_the_impossible
 
 __all__ = ["attention", "probabilities"]
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Positions,
-    terms: Terms,
-    *,
-    query: QueryMode = "own",
-    keys: KeyMode = "all",
-    dropout: float = 0.0,
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    p = F.dropout(probabilities(q, k, positions, terms, query=query, keys=keys), dropout)
-    return torch.einsum("bmhjnpk,bmpkc->bmhnc", p, v)
+    refuse_the_impossible(call)
+    p = F.dropout(probabilities(call), call.dropout)
+    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
 
 
-def probabilities(
-    q: Tensor,
-    k: Tensor,
-    positions: Positions,
-    terms: Terms,
-    *,
-    query: QueryMode,
-    keys: KeyMode = "all",
-    queries: Tensor | None = None,
-    poses: Tensor | None = None,
-) -> Tensor:
+def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
     """What each query attends to.
 
     Args:
-        q, k, positions, terms, query, keys: as in :func:`escnn_attention.functional.attention`.
+        call: the attention.
         queries: ``(n,)``, the positions of the queries; all by default.
         poses: ``(m,)``, the output poses; all by default.
 
     Returns:
-        ``(B, M, m, J, n, P, N)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
+        ``(M, B, n, m, J, N, P)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
         It sums to 1 over the last axis but one and the last.
     """
-    num_positions, channels = q.shape[-2:]
-    queries = torch.arange(num_positions, device=q.device) if queries is None else queries
-    poses = torch.arange(terms.num_poses, device=q.device) if poses is None else poses
-    rows = positions.rows(queries[:, None], torch.arange(num_positions, device=q.device))
-    terms = terms.explicit(positions)
-    q = q[:, :, :, queries]
-    q = q[:, :, poses, None] if query == "own" else q[:, :, None].expand(-1, -1, len(poses), -1, -1, -1)
-    k = k[:, :, None].expand(-1, -1, len(poses), -1, -1, -1)
-    score = q.new_zeros(())
-    if terms.absolute:
-        if terms.spatial is not None:
-            spatial = terms.spatial[:, poses]
-            q = q + spatial[:, :, None, queries]
-            k = k + spatial[:, :, None]
-        if terms.pose is not None:
-            # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
-            pose = terms.pose[:, poses]
-            of_queries = pose[:, :, : q.shape[3]]
-            if query == "own" and pose.shape[2] > 1:
-                of_queries = pose[:, torch.arange(len(poses)), poses][:, :, None]
-            q = q + of_queries[:, :, :, None]
-            k = k + pose[:, :, :, None]
-    else:
-        if terms.spatial is not None:
-            spatial = terms.spatial[:, poses][:, :, rows.clamp(min=0)].expand(q.shape[1], -1, -1, -1, -1)
-            score = score + torch.einsum("bmhjnc,mhnkc->bmhjnk", q, spatial)[..., None, :]
-        if terms.pose is not None and terms.rotary is None:
-            pose = terms.pose[:, poses].expand(q.shape[1], -1, -1, -1)
-            score = score + torch.einsum("bmhjnc,mhpc->bmhjnp", q, pose)[..., None]
-    if terms.rotary is None:
-        score = score + torch.einsum("bmhjnc,bmhpkc->bmhjnpk", q, k)
-    else:
-        if terms.pose is not None:
-            k = k + terms.pose[:, poses].unsqueeze(3)
-        precise = working_precision(q.dtype)
-        angle = positions.offsets.to(precise) @ terms.rotary[:, poses].to(precise).transpose(-1, -2)
-        # The key as this query sees it: rotated by the angle of their offset.
-        angle = angle[:, :, rows.clamp(min=0)].unsqueeze(3)  # M, H, n, 1, N, F
-        score = score + torch.einsum("bmhjnc,bmhnpkc->bmhjnpk", q, rotate(k.unsqueeze(3), angle))
-    score = score / math.sqrt(channels)
-    if terms.log_measure is not None:
-        score = score + terms.log_measure.to(score.dtype)
-    if terms.log_window is not None:
-        score = score + terms.log_window.to(score.dtype)[rows.clamp(min=0)].unsqueeze(1)
-    unseen = (rows < 0)[:, None].expand(-1, score.shape[-2], -1)
-    score = score.masked_fill(unseen, -torch.inf)
-    if keys == "own" and score.shape[-2] > 1:
-        key_pose = torch.arange(score.shape[-2], device=q.device)
-        query_pose = poses[:, None] if query == "own" else key_pose.expand(len(poses), -1)
+    positions, bias = call.positions, call.bias
+    device, num_positions = call.q.device, positions.num_positions
+    queries = torch.arange(num_positions, device=device) if queries is None else queries
+    poses = torch.arange(bias.num_poses, device=device) if poses is None else poses
+    rows = positions.rows(queries[:, None], torch.arange(num_positions, device=device))
+    score = _scores(call, bias.explicit(positions), rows, queries, poses)
+    if bias.log_measure is not None:
+        score = score + bias.log_measure.to(score.dtype).T
+    if bias.log_window is not None:
+        score = score + bias.log_window.to(score.dtype)[rows.clamp(min=0)][:, None, None, :, None]
+    score = score.masked_fill((rows < 0)[:, None, None, :, None], -torch.inf)
+    if call.keys == "own" and score.shape[-1] > 1:
+        key_pose = torch.arange(score.shape[-1], device=device)
+        query_pose = poses[:, None] if call.query == "own" else key_pose.expand(len(poses), -1)
         other = query_pose[..., None] != key_pose  # H, J, P
-        score = score.masked_fill(other[:, :, None, :, None], -torch.inf)
+        score = score.masked_fill(other[:, :, None], -torch.inf)
     exact = working_precision(score.dtype)
-    return score.flatten(-2).softmax(-1, dtype=exact).to(q.dtype).unflatten(-1, (-1, num_positions))
+    return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_positions, -1))
+
+
+def _scores(call: Call, bias: PositionalBias, rows: Tensor, queries: Tensor, poses: Tensor) -> Tensor:
+    """The scores without measures and masks, ``(M, B, n, H, J, N, P)``, for the table rows ``(n, N)`` of all pairs."""
+    own = call.query == "own"
+    q = call.q[:, :, queries]
+    # M, B, n, H, J, C and M, B, N, H, P, C.
+    q = q[:, :, :, poses, None] if own else q[:, :, :, None].expand(-1, -1, -1, len(poses), -1, -1)
+    k = call.k[:, :, :, None].expand(-1, -1, -1, len(poses), -1, -1)
+    score = q.new_zeros(())
+    if bias.absolute:
+        q, k = _absolute(q, k, bias, queries, poses, own)
+    else:
+        if bias.spatial is not None:
+            spatial = bias.spatial[:, poses][:, :, rows.clamp(min=0)].expand(len(q), -1, -1, -1, -1)
+            score = score + torch.einsum("mbnhjc,mhnkc->mbnhjk", q, spatial)[..., None]
+        if bias.pose is not None and bias.rotary is None:
+            pose = bias.pose[:, poses].expand(len(q), -1, -1, -1)
+            score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose)[..., None, :]
+    if bias.rotary is None:
+        score = score + torch.einsum("mbnhjc,mbkhpc->mbnhjkp", q, k)
+    else:
+        if bias.pose is not None:
+            k = k + bias.pose[:, poses][:, None, None]
+        precise = working_precision(q.dtype)
+        angle = call.positions.offsets.to(precise) @ bias.rotary[:, poses].to(precise).transpose(-1, -2)
+        # The key as this query sees it: rotated by the angle of their offset.
+        angle = angle[:, :, rows.clamp(min=0)].movedim(1, 3)[:, None, :, :, :, None]  # M, 1, n, N, H, 1, F
+        score = score + torch.einsum("mbnhjc,mbnkhpc->mbnhjkp", q, rotate(k.unsqueeze(2), angle))
+    return score / math.sqrt(q.shape[-1])
+
+
+def _absolute(
+    q: Tensor, k: Tensor, bias: PositionalBias, queries: Tensor, poses: Tensor, own: bool
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the terms of their own positions and poses."""
+    if bias.spatial is not None:
+        spatial = bias.spatial[:, poses].transpose(1, 2)[:, None, :, :, None]  # M, 1, N, H, 1, C
+        q, k = q + spatial[:, :, queries], k + spatial
+    if bias.pose is not None:
+        # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
+        pose = bias.pose[:, poses]
+        of_queries = pose[:, :, : q.shape[4]]
+        if own and pose.shape[2] > 1:
+            of_queries = pose[:, torch.arange(len(poses)), poses][:, :, None]
+        q, k = q + of_queries[:, None, None], k + pose[:, None, None]
+    return q, k

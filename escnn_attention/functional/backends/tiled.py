@@ -6,38 +6,64 @@ Small tiles of queries meet their halo, or stretches of queries everything;
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from escnn_attention.functional.autograd import Operators, contained, why_not_on_the_cpu, why_not_served
-from escnn_attention.functional.backends.pieces import backward_pass, empty_sums, forward_pass
-from escnn_attention.functional.bias import QueryMode, Terms
-from escnn_attention.functional.memory import pieces_of
-from escnn_attention.geometry.grid import Grid, Positions
+from escnn_attention.functional.autograd import (
+    Arguments,
+    Operators,
+    isolating_nonfinite,
+    why_not_on_the_cpu,
+    why_unsupported_grid,
+)
+from escnn_attention.functional.backends import pieces
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
 
-__all__ = ["PIECE", "attention", "refuses"]
+__all__ = ["SCORES_PER_CHUNK", "attention", "why_unsupported"]
 
-PIECE = 2**20
+SCORES_PER_CHUNK = 2**20
 """The number of scores that are worked on at once. 4 MB in float32, two to seven times over."""
 
-_operators = Operators("tiled", contained(forward_pass), backward_pass, empty_sums)
+
+def _by_image(t: Tensor) -> Tensor:
+    return t.permute(1, 0, 3, 2, 4)
 
 
-def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+def _seen(call: Arguments) -> Arguments:
+    return call._replace(q=_by_image(call.q), k=_by_image(call.k), v=_by_image(call.v))
+
+
+def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
+    out, sums = pieces.forward_pass(_seen(call))
+    return _by_image(out).contiguous(), sums
+
+
+def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    q, k, v, *others = pieces.backward_pass(_seen(call), _by_image(grad), _by_image(out), sums)
+    return [*(_by_image(t).contiguous() for t in (q, k, v) if t is not None), *others]
+
+
+def _empty_sums(call: Arguments) -> Tensor:
+    return pieces.empty_sums(_seen(call))
+
+
+_operators = Operators("tiled", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)
+
+
+def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_on_the_cpu(q) or why_not_served(q, positions):
+    if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
-    if positions.complete and terms.spatial is not None:
+    if call.positions.complete and call.bias.spatial is not None:
         return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
     return None
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    assert isinstance(positions, Grid)
-    if query == "all" and q.shape[2] == 1:
+    if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
-        q, query = q.expand(-1, -1, terms.num_poses, -1, -1), "own"
-    piece = pieces_of(PIECE, q, copies=7)
-    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+        call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
+    return _operators(call, chunk_size(SCORES_PER_CHUNK, call.q, copies=7))

@@ -29,38 +29,37 @@ from torch import Tensor
 from escnn_attention.functional.autograd import (
     Arguments,
     Operators,
-    empty_gradients,
-    empty_output,
     steps_of,
     why_not_a_table,
 )
-from escnn_attention.functional.bias import QueryMode, Terms
-from escnn_attention.functional.memory import pieces_of
-from escnn_attention.geometry.grid import Grid, Positions, WindowShape, trimmed
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.grid import Grid, WindowShape, trimmed
 
-__all__ = ["MAX_PRODUCTS", "PIECE", "attention", "refuses"]
+__all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_unsupported"]
 
-PIECE = 2**24
+PRODUCTS_PER_CHUNK = 2**24
 """How many products of queries with tables are held at once. 64 MB in float32, twice that in the backward pass."""
 
 MAX_PRODUCTS = 2**29
 """The most of them that a head of a single image may have, with the rows of offsets and those of poses."""
 
 
-def refuses(q: Tensor, positions: Positions, terms: Terms, query: QueryMode, dropout: float) -> str | None:
+def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
-    if reason := _why_not_run(q.device.type):
+    if reason := _why_not_run(call.q.device.type):
         return reason
-    if reason := why_not_a_table(q, positions, terms):
+    if reason := why_not_a_table(call):
         return reason
-    assert isinstance(positions, Grid)
-    if len(positions.shape) > 3:
-        return f"it needs a grid of one to three axes, got {len(positions.shape)}"
-    poses = max(q.shape[2], terms.num_poses, 0 if terms.pose is None else terms.pose.shape[2])
-    if poses * positions.num_positions * q.shape[-1] >= 2**30:
+    assert isinstance(call.positions, Grid)
+    if len(call.positions.shape) > 3:
+        return f"it needs a grid of one to three axes, got {len(call.positions.shape)}"
+    _, _, num_positions, query_poses, channels = call.q.shape
+    key_poses = 0 if call.bias.pose is None else call.bias.pose.shape[2]
+    if max(query_poses, call.bias.num_poses, key_poses) * num_positions * channels >= 2**30:
         return "the numbers of a head of an image are more than 32 bits count"
-    rows = len(positions.offsets) + (0 if terms.pose is None else terms.pose.shape[2])
-    products = terms.num_poses * (q.shape[2] if query == "all" else 1) * positions.num_positions * rows
+    pairs = call.bias.num_poses * (query_poses if call.query == "all" else 1)
+    products = pairs * num_positions * (len(call.positions.offsets) + key_poses)
     if products > MAX_PRODUCTS:
         return f"a head would have {products} products of queries with tables, at most {MAX_PRODUCTS}"
     return None
@@ -93,19 +92,16 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, terms: Terms, *, query: QueryMode, dropout: float = 0.0
-) -> Tensor:
+def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    assert isinstance(positions, Grid)
-    piece = pieces_of(PIECE, q, copies=2)
-    window, _ = trimmed(positions.shape, positions.window)
-    _prepare(positions.shape, window.kernel_size or 0, window.shape, window.dilation, q.device)
-    return _operators(q, k, v, positions, terms, query=query, dropout=dropout, piece=piece)
+    assert isinstance(call.positions, Grid)
+    chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q, copies=2)
+    window, _ = trimmed(call.positions.shape, call.positions.window)
+    _prepare(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
+    return _operators(call, chunk)
 
 
 _T = TypeVar("_T")
-_ORDER = (0, 1, 2, 4, 3)  # Positions lie side by side in memory.
 
 
 def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
@@ -124,21 +120,22 @@ def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
 
 @_exactly
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
-    out, sums = empty_output(call, _ORDER), _empty_sums(call)
-    everything = [*(_images(t) for t in (call.q, call.k, call.v, out)), sums.flatten(0, 1)]
-    for rows in _pieces(call):
+    heads, batch, positions, _, channels = call.q.shape
+    out, sums = call.q.new_empty(heads * batch, call.num_poses, channels, positions), _empty_sums(call)
+    everything = [*(_images(t) for t in (call.q, call.k, call.v)), out, sums.flatten(0, 1)]
+    for rows in _chunks(call):
         q, k, v, *filled = (_some(t, rows) for t in everything)
         _launch("forward", call, rows, [q, k, v, _known(_table(call, rows), q)], filled)
-    return out, sums
+    return _as_projected(out, call), sums
 
 
 @_exactly
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    grads = empty_gradients(call, _ORDER)
-    vectors = (call.q, call.k, call.v, out, grad, *grads[:3])
-    everything = [*(_images(t) for t in vectors if t is not None), sums.flatten(0, 1)]
+    vectors = [_images(t) for t in (call.q, call.k, call.v, out, grad)]
+    grads = [torch.empty_like(t) for t in vectors[:3]]
+    everything = [*vectors, *grads, sums.flatten(0, 1)]
     of_tables = []
-    for rows in _pieces(call):
+    for rows in _chunks(call):
         q, k, v, out, grad, grad_q, grad_k, grad_v, sums = (_some(t, rows) for t in everything)
         table = _table(call, rows)
         known, change = _known(table, q), None
@@ -153,20 +150,21 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
         if table is not None and change is not None:
             grad_q += table.transpose(-1, -2) @ change
             of_tables.append(change @ q.transpose(-1, -2))
+    terms = [None if t is None else torch.empty_like(t) for t in call.leaves[3:]]
     if of_tables:
-        _fill_terms(grads, of_tables, call)
-    return grads
+        _fill_terms(terms, of_tables, call)
+    return [*(_as_projected(t, call) for t in grads), *terms]
 
 
 def _empty_sums(call: Arguments) -> Tensor:
-    """Room for the logarithms of the sums, ``(B, M, T, N)`` for T pairs of an output and a query pose."""
-    batch, heads, _, positions, _ = call.q.shape
-    return call.q.new_empty(batch, heads, _pairs(call), positions)
+    """Room for the logarithms of the sums, ``(M, B, T, N)`` for T pairs of an output and a query pose."""
+    heads, batch, positions, _, _ = call.q.shape
+    return call.q.new_empty(heads, batch, _pairs(call), positions)
 
 
 def _pairs(call: Arguments) -> int:
     """How many pairs of an output and a query pose there are."""
-    return call.num_poses * (call.q.shape[2] if call.summed else 1)
+    return call.num_poses * (call.q.shape[3] if call.summed else 1)
 
 
 def _rows(call: Arguments) -> int:
@@ -174,12 +172,17 @@ def _rows(call: Arguments) -> int:
     return sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
 
 
-_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums, _ORDER, lay_out=True)
+_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums)
 
 
 def _images(t: Tensor) -> Tensor:
-    """``(B · M, P, C, N)``, contiguous: the vectors of every head of every image."""
-    return t.transpose(-1, -2).contiguous().flatten(0, 1)
+    """Vectors ``(M, B, N, P, C)`` of every head of every image, ``(M · B, P, C, N)``: positions side by side."""
+    return t.permute(0, 1, 3, 4, 2).contiguous().flatten(0, 1)
+
+
+def _as_projected(images: Tensor, call: Arguments) -> Tensor:
+    """Vectors ``(M · B, P, C, N)`` of every head of every image, ``(M, B, N, P, C)``."""
+    return images.unflatten(0, call.q.shape[:2]).permute(0, 1, 4, 2, 3).contiguous()
 
 
 def _some(images: Tensor, rows: slice) -> Tensor:
@@ -187,13 +190,13 @@ def _some(images: Tensor, rows: slice) -> Tensor:
     return images if rows.stop - rows.start >= len(images) else images[rows]
 
 
-def _pieces(call: Arguments) -> Iterator[slice]:
+def _chunks(call: Arguments) -> Iterator[slice]:
     """Images whose products with the tables fit, and these tables, of which each image has its own."""
-    batch, heads, _, positions, channels = call.q.shape
+    heads, batch, positions, _, channels = call.q.shape
     numbers = _rows(call) * max(call.num_poses * channels, _pairs(call) * positions)
-    images = batch * heads
-    fit = max(1, min(images, call.piece // max(1, numbers)))
-    # Pieces of one size: all of them keep the device as busy.
+    images = heads * batch
+    fit = max(1, min(images, call.chunk // max(1, numbers)))
+    # Chunks of one size: all of them keep the device as busy.
     at_once = -(-images // -(-images // fit))
     yield from (slice(start, min(start + at_once, images)) for start in range(0, images, at_once))
 
@@ -208,13 +211,15 @@ def _table(call: Arguments, rows: slice) -> Tensor | None:
         return None
     heads = max(map(len, terms))
     table = torch.cat([t.expand(heads, -1, -1, -1) for t in terms], dim=2) if len(terms) > 1 else terms[0]
-    images = rows.stop - rows.start
     if heads > 1:
-        start = rows.start % heads
-        batches = -(-(start + images) // heads)
-        table = table.expand(batches, *table.shape).flatten(0, 1)[start : start + images]
+        batch = call.q.shape[1]
+        # The images of a head lie side by side.
+        first, last = rows.start // batch, (rows.stop - 1) // batch
+        start = rows.start - first * batch
+        table = table[first : last + 1].unsqueeze(1).expand(-1, batch, -1, -1, -1).flatten(0, 1)
+        table = table[start : start + rows.stop - rows.start]
     else:
-        table = table.expand(images, -1, -1, -1)
+        table = table.expand(rows.stop - rows.start, -1, -1, -1)
     return table.flatten(1, 2).unsqueeze(1) if call.summed else table
 
 
@@ -223,14 +228,14 @@ def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
     return None if table is None else table @ q
 
 
-def _fill_terms(grads: list[Tensor | None], of_tables: list[Tensor], call: Arguments) -> None:
-    """The gradients of the terms, of those of the tables of all images."""
+def _fill_terms(terms: list[Tensor | None], of_tables: list[Tensor], call: Arguments) -> None:
+    """Write the gradients of the offsets' and the poses' terms, from those of the tables of all images."""
     of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
-    # (B, M, J, H · K, C) where every output pose meets every query pose, else (B, M, H, K, C)
-    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([0, 2] if call.summed else [0])
+    # (M, B, J, H · K, C) where every output pose meets every query pose, else (M, B, H, K, C)
+    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([1, 2] if call.summed else [1])
     of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
     start = 0
-    for term, to in zip((call.spatial, call.pose), grads[3:5], strict=True):
+    for term, to in zip((call.spatial, call.pose), terms[:2], strict=True):
         if term is not None and to is not None:
             of_term = of_heads[:, :, start : start + term.shape[2]]
             start += term.shape[2]
@@ -257,11 +262,11 @@ def _launch(
 ) -> None:
     """Run a kernel on some images."""
     q, shape = call.q, _shape(name, call)
-    blocks = -(-q.shape[3] // shape.positions)
+    blocks = -(-q.shape[2] // shape.positions)
     programs = {
         "forward": call.num_poses // shape.output,
-        "backward_queries": q.shape[2] // shape.query if call.summed else call.num_poses // shape.output,
-        "backward_keys": call.k.shape[2] // shape.key,
+        "backward_queries": q.shape[3] // shape.query if call.summed else call.num_poses // shape.output,
+        "backward_keys": call.k.shape[3] // shape.key,
     }[name]
     steps = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, q.device)
     # What there is none of is not read.
@@ -290,7 +295,7 @@ def _shape(name: str, call: Arguments) -> _Shape:
     """
     # Interpreted, every program takes as long, however much it does.
     most = 8 if _interpreted() else _POSES
-    output, query, key = (math.gcd(n, most) for n in (call.num_poses, call.q.shape[2], call.k.shape[2]))
+    output, query, key = (math.gcd(n, most) for n in (call.num_poses, call.q.shape[3], call.k.shape[3]))
     channels, poses = call.q.shape[-1], max(output, query, key) * call.q.element_size() // 4
     # One thread leaves out the channels that are there to fill up, but where they are shared some would have nothing.
     numbers = poses * (channels if poses * channels <= _NUMBERS else _power(channels))
@@ -310,7 +315,7 @@ def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, float]:
     constants = {
         "num_positions": n0 * n1 * n2,
         **{"n0": n0, "n1": n1, "n2": n2},
-        **{"J": call.q.shape[2], "P": call.k.shape[2], "H": call.num_poses, "L": offsets},
+        **{"J": call.q.shape[3], "P": call.k.shape[3], "H": call.num_poses, "L": offsets},
         **{"T": _pairs(call), "K": _rows(call)},
         **{"C": call.q.shape[-1], "CP": _power(call.q.shape[-1])},
         **{"BN": shape.positions, "RH": shape.output, "RJ": shape.query},

@@ -17,7 +17,7 @@ from torch.autograd.forward_ad import unpack_dual
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.convolutions.convolution import convolve, views
 from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
-from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.memory import chunk_size
 
 __all__ = ["COPIES", "RESPONSES_PER_CHUNK", "Geometry", "attended_sum", "attention_maps", "written_out"]
 
@@ -147,7 +147,7 @@ def _call(
     exact = working_precision(kernel.dtype)
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
     fastest = RESPONSES_PER_CHUNK if x.device.type == "cpu" else _RESPONSES_PER_WIDE_CHUNK
-    chunk = pieces_of(fastest, x, copies=COPIES)
+    chunk = chunk_size(fastest, x, copies=COPIES)
     return Arguments(*tensors, *geometry, chunk)  # type: ignore[arg-type, call-arg]
 
 

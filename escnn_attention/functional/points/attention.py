@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import KeyMode, QueryMode
 from escnn_attention.functional.matmul import add_to_each, matmul
-from escnn_attention.functional.memory import pieces_of
+from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points import native as native_points
 from escnn_attention.geometry.clouds import Neighbours, Piece
 
@@ -185,7 +185,7 @@ def point_attention(
     width = max(4, width)
     # The backward pass of every piece makes a gradient of all keys.
     fastest = max(_FASTEST.get("native" if native else q.device.type, 2**26), k.numel()) // width
-    pieces = neighbours.pieces(max(1, pieces_of(fastest, q, copies=max(6, width)) // pairs))
+    pieces = neighbours.pieces(max(1, chunk_size(fastest, q, copies=max(6, width)) // pairs))
     measure = None if log_measure is None else log_measure.expand(number, -1)
     dtype = v.dtype
     if any(piece.padded for piece in pieces):
@@ -230,7 +230,7 @@ def _why_not_natively(q: Tensor, log_measure: Tensor | None, mix: Mix, own_keys:
         return "queries see keys of their own pose only"
     if log_measure is not None and log_measure.requires_grad:
         return "the measure requires a gradient"
-    return native_points.why_not_served(q)
+    return native_points.why_unsupported_grid(q)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.autograd import gradients_again
+from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.native.build import FOLDER, Kernel
 
-__all__ = ["Inputs", "Options", "attend", "why_not_served"]
+__all__ = ["Inputs", "Options", "attend", "why_unsupported_grid"]
 
 _KERNEL = Kernel(
     FOLDER / "points.cpp",
@@ -44,7 +44,7 @@ _CACHED_NUMBERS = 2**19  # Of a group whose scores stay in the cache.
 _FEWEST_GROUPS = 8  # To be shared among threads. For any number of these the result is the same, so they do not count.
 
 
-def why_not_served(q: Tensor) -> str | None:
+def why_unsupported_grid(q: Tensor) -> str | None:
     """Why these queries cannot be served."""
     if q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {q.device}"
@@ -160,7 +160,7 @@ class _Attention(torch.autograd.Function):
                 raise RuntimeError(
                     "backend 'native' has no second derivatives with dropout; needed backend='neighbours'"
                 )
-            return (*gradients_again(options.plain, tensors, needed, grad), None, None)
+            return (*recompute(options.plain, tensors, needed, grad), None, None)
         inputs = Inputs(*tensors)
         # Every number of these is written, where nothing fills up.
         whole = () if options.padded else ("features", "extra")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.autograd import gradients_again
+from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
 
@@ -87,7 +87,7 @@ class _PairMLP(torch.autograd.Function):
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled() or needed[0]:
-            return tuple(gradients_again(_plainly, tensors, needed, grad))
+            return tuple(recompute(_plainly, tensors, needed, grad))
         grads = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
         _, of_bias, of_first, of_second, of_last = grads
         _run(

@@ -57,11 +57,10 @@ class Functional(Subject):
         )
         plain = layer.plain.to(**place(conditions))
         positions = plain.positions(torch.empty(1, 1, *self.shape, **place(conditions)))
-        size = (self.batch, self.num_heads, order(self.space), positions.num_positions, self.head_fields)
+        size = (self.num_heads, self.batch, positions.num_positions, order(self.space), self.head_fields)
 
         def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            terms = plain._terms(positions)
-            return attention(q, k, v, positions, terms, query=self.query, backend=self.backend)
+            return attention(q, k, v, positions, plain.bias(positions), query=self.query, backend=self.backend)
 
         inputs = [torch.randn(size, **place(conditions)) for _ in range(3)]
         return gradient_step(forward, inputs, plain.encoding.parameters())

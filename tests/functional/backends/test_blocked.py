@@ -3,16 +3,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import Terms, attention
-from escnn_attention.functional.backends import blocked, reference
+from escnn_attention.functional import PositionalBias, attention
+from escnn_attention.functional.backends import blocked
 from escnn_attention.geometry.grid import Window
 from tests.functional.cases import case, cases, outputs_and_gradients
 
 
 @given(cases(), st.sampled_from([1, 50, 1000, 2**22]))
-def test_agrees_with_the_reference_in_pieces_of_any_size(arguments, piece):
+def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, piece):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "PIECE", piece)
+        patch.setattr(blocked, "SCORES_PER_CHUNK", piece)
         got = outputs_and_gradients("blocked", *arguments)
     expected = outputs_and_gradients("reference", *arguments)
     for a, b in zip(got, expected, strict=True):
@@ -30,7 +30,7 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query):
     tensors, grid, terms = case(*arguments, dtype=dtype)
     exact = [t.detach().double().requires_grad_() for t in (*tensors, terms.spatial, terms.pose)]
     got = outputs_and_gradients("blocked", tensors, grid, terms, query)
-    expected = outputs_and_gradients("reference", exact[:3], grid, Terms(4, *exact[3:]), query)
+    expected = outputs_and_gradients("reference", exact[:3], grid, PositionalBias(4, *exact[3:]), query)
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == dtype
         assert (a.double() - b).norm() <= tolerance * b.norm()
@@ -39,17 +39,19 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance, query):
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"spatial", "pose", "absolute"}], ids=["relative", "absolute"])
 def test_gradients_numerically(monkeypatch, query, terms):
-    monkeypatch.setattr(blocked, "PIECE", 20)
+    monkeypatch.setattr(blocked, "SCORES_PER_CHUNK", 20)
     (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), terms, heads=1, channels=1, batch=1)
 
     def function(q, k, v, spatial, pose):
-        return attention(q, k, v, grid, Terms(2, spatial, pose, terms.absolute), query=query, backend="blocked")
+        return attention(
+            q, k, v, grid, PositionalBias(2, spatial, pose, terms.absolute), query=query, backend="blocked"
+        )
 
     assert torch.autograd.gradcheck(function, (q, k, v, terms.spatial, terms.pose))
 
 
-def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
-    monkeypatch.setattr(blocked, "PIECE", 3000)
+def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
+    monkeypatch.setattr(blocked, "SCORES_PER_CHUNK", 3000)
     largest = 0
 
     def watch(method):
@@ -70,7 +72,7 @@ def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
 
 
 def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
-    monkeypatch.setattr(blocked, "PIECE", 200)
+    monkeypatch.setattr(blocked, "SCORES_PER_CHUNK", 200)
     (q, k, v), grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
 
     def function(v):
@@ -87,7 +89,7 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
 def test_dropout_drops_probabilities_and_keeps_the_mean():
     torch.manual_seed(0)
     (q, k, v), grid, terms = case(1, 1, 1, (2, 2), Window(), {"spatial"}, heads=1, batch=1)
-    plain = reference.attention(q, k, v, grid, terms, query="own")
+    plain = attention(q, k, v, grid, terms, backend="reference")
     for backend in ("blocked", "reference"):
         draws = torch.stack(
             [attention(q, k, v, grid, terms, dropout=0.5, backend=backend).detach() for _ in range(800)]

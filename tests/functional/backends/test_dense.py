@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from escnn_attention.functional import BACKENDS, Terms, attention
+from escnn_attention.functional import BACKENDS, PositionalBias, attention
 from escnn_attention.functional.backends import dense
+from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Window
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
@@ -32,10 +33,10 @@ class Watch(TorchDispatchMode):
 
 
 @given(cases(), st.sampled_from([1, 500, 5000, 2**24]))
-def test_agrees_with_the_reference_in_pieces_of_any_size(arguments, piece):
+def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, piece):
     assume(refusal("dense", *arguments) is None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "PIECE", piece)
+        patch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
         got = outputs_and_gradients("dense", *arguments)
     assert_same(got, outputs_and_gradients("reference", *arguments))
 
@@ -77,7 +78,7 @@ def test_is_fused_and_holds_no_scores(dtype, window, terms, vectors):
 
 @pytest.mark.parametrize("window", [Window(), Window(3)])
 def test_attention_is_not_computed_again_in_the_backward_pass(monkeypatch, window):
-    monkeypatch.setattr(dense, "PIECE", 1)
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", 1)
     tensors, grid, terms = case(3, 3, 3, (4, 4), window, {"waves", "pose"})
     with Watch() as watch:
         attention(*tensors, grid, terms, query="all", backend="dense").sum().backward()
@@ -111,33 +112,33 @@ def test_a_key_that_is_not_finite_reaches_those_who_see_it_and_no_others(value):
     (q, k, v), grid, terms = case(2, 2, 2, (6, 6), Window(3), {"spatial", "pose"})
     clean = attention(q, k, v, grid, terms, query="all", backend="dense")
     k = k.detach().clone()
-    k[0, 1, 1, 14, 0] = value
+    k[1, 0, 14, 1, 0] = value
     out = attention(q, k, v, grid, terms, query="all", backend="dense")
     reached = grid.rows(torch.arange(36), torch.tensor(14)) >= 0
-    assert out[0, 1][:, reached].isnan().all()
-    assert torch.equal(out[0, 1][:, ~reached], clean[0, 1][:, ~reached])
-    assert torch.equal(out[1], clean[1])
+    assert out[1, 0][reached].isnan().all()
+    assert torch.equal(out[1, 0][~reached], clean[1, 0][~reached])
+    assert torch.equal(out[:, 1], clean[:, 1])
 
 
 def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
-    monkeypatch.setattr(dense, "PIECE", 1)
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", 1)
     (q, k, v), grid, terms = case(2, 2, 2, (4, 4), Window(), {"waves", "pose"})
 
     def function(v):
         torch.manual_seed(3)
-        return dense.attention(q, k, v, grid, terms, query="all", dropout=0.4)
+        return dense.attention(Call(q, k, v, grid, terms, "all", dropout=0.4))
 
     # The output is linear in the values with the probabilities that are left: a second draw would break this.
     (gradient,) = torch.autograd.grad(function(v).sum(), v)
     direction = torch.randn_like(v)
     step = function(v + direction).sum() - function(v).sum()
     torch.testing.assert_close((gradient * direction).sum(), step)
-    assert not torch.equal(function(v), dense.attention(q, k, v, grid, terms, query="all"))
+    assert not torch.equal(function(v), dense.attention(Call(q, k, v, grid, terms, "all")))
 
 
 @pytest.mark.parametrize("piece", [1, 2**24])
 def test_second_derivatives_only_without_fused_kernels(monkeypatch, piece):
-    monkeypatch.setattr(dense, "PIECE", piece)
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
     tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"waves", "pose"})
 
     def second(backend):
@@ -153,7 +154,7 @@ def test_second_derivatives_only_without_fused_kernels(monkeypatch, piece):
 
 @pytest.mark.parametrize("window", [Window(), Window(3)])
 def test_compiles_in_one_graph(monkeypatch, window):
-    monkeypatch.setattr(dense, "PIECE", 1)
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", 1)
     torch._dynamo.reset()
 
     def function(q, k, v):
@@ -169,7 +170,7 @@ def test_compiles_in_one_graph(monkeypatch, window):
 
 def test_a_batch_of_nothing():
     tensors, grid, terms = case(2, 2, 2, (3, 4), Window(), {"waves"}, batch=0)
-    assert attention(*tensors, grid, terms, query="all", backend="dense").shape == (0, 2, 2, 12, 3)
+    assert attention(*tensors, grid, terms, query="all", backend="dense").shape == (2, 0, 12, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +195,8 @@ def test_refuses(terms, window, dropout, reason):
 
 def test_refuses_what_has_no_fused_kernel():
     _, grid, _ = case(1, 1, 1, (2,), Window(), set())
-    q = torch.empty(1, 1, 1, 2, 2, device="meta")
-    assert dense.refuses(q, grid, Terms(1), "own", 0.0) == "it needs CPU or CUDA, got meta"
+    q = torch.empty(1, 1, 2, 1, 2, device="meta")
+    assert dense.why_unsupported(Call(q, q, q, grid, PositionalBias(1))) == "it needs CPU or CUDA, got meta"
 
 
 @needs_cuda
@@ -207,7 +208,7 @@ def test_refuses_what_has_no_fused_kernel():
 )
 @pytest.mark.parametrize("piece", [2**10, 2**24])
 def test_on_cuda(monkeypatch, dtype, tolerance, query, window, terms, piece):
-    monkeypatch.setattr(dense, "PIECE", piece)
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
     monkeypatch.setitem(BACKENDS, "there", on_cuda("dense"))
     tensors, grid, terms = case(4, 4, 4, (12, 9), window, terms, channels=10, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)
@@ -219,5 +220,7 @@ def test_on_cuda(monkeypatch, dtype, tolerance, query, window, terms, piece):
 @needs_cuda
 def test_on_cuda_it_refuses_double_precision():
     _, grid, _ = case(1, 1, 1, (2,), Window(), set())
-    q = torch.empty(1, 1, 1, 2, 2, device="cuda", dtype=torch.float64)
-    assert dense.refuses(q, grid, Terms(1), "own", 0.0) == "on CUDA there is no fused kernel for float64"
+    q = torch.empty(1, 1, 2, 1, 2, device="cuda", dtype=torch.float64)
+    assert (
+        dense.why_unsupported(Call(q, q, q, grid, PositionalBias(1))) == "on CUDA there is no fused kernel for float64"
+    )

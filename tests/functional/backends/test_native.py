@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import Terms, attention, working_memory
+from escnn_attention.functional import PositionalBias, attention, working_memory
 from escnn_attention.functional.backends import native
+from escnn_attention.functional.call import Call
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.grid import Window
 from tests.functional.cases import assert_same, case, cases, outputs_and_gradients, refusal
@@ -23,12 +24,12 @@ def _has_a_table(terms):
 
 
 @given(cases(), st.sampled_from([1, 3000, 2**19]))
-def test_agrees_with_the_reference_in_bands_of_any_size(arguments, piece):
+def test_agrees_with_the_reference_in_bands_of_any_size(arguments, chunk):
     if refusal("native", *arguments) is not None:
         assert not arguments[1].shape or (arguments[1].complete and not _has_a_table(arguments[2]))
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "PIECE", piece)
+        patch.setattr(native, "NUMBERS_PER_CHUNK", chunk)
         got = outputs_and_gradients("native", *arguments)
     assert_same(got, outputs_and_gradients("reference", *arguments))
 
@@ -59,7 +60,7 @@ def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query
     def function(*leaves):
         torch.manual_seed(3)
         q, k, v, spatial, pose = leaves
-        return attention(q, k, v, grid, Terms(2, spatial, pose), query=query, dropout=0.4, backend="native")
+        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), query=query, dropout=0.4, backend="native")
 
     inputs = (q, k, v, terms.spatial, terms.pose)
     assert torch.autograd.gradcheck(function, inputs)
@@ -118,7 +119,7 @@ def test_operators_are_what_compilers_take_them_for():
     assert_same([compiled_function(q, k, v)], [function(q, k, v)])
 
 
-def test_holds_a_bounded_piece_of_an_image():
+def test_holds_a_bounded_chunk_of_an_image():
     """Its threads lay out bands of rows, as many as fit."""
     grid, call = (200, 100), None
 
@@ -129,12 +130,12 @@ def test_holds_a_bounded_piece_of_an_image():
 
     operators = native.Operators("native_watched", watched, native._backward_pass, native._empty_sums)
     tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
-    for piece in (2**14, 2**18):
-        operators(*tensors, positions, terms, query="own", dropout=0.0, piece=piece)
+    for chunk in (2**14, 2**18):
+        operators(Call(*tensors, positions, terms), chunk)
         rows, row = native._rows(call, pad=2), 102
         held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
-        assert rows == 1 or 0.5 * piece < held <= piece
-        assert rows > 1 or piece == 2**14
+        assert rows == 1 or 0.5 * chunk < held <= chunk
+        assert rows > 1 or chunk == 2**14
 
 
 def test_refuses_what_it_cannot_serve(monkeypatch):

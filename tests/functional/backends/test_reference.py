@@ -4,32 +4,33 @@ import math
 import pytest
 import torch
 
-from escnn_attention.functional import Terms, attention, probabilities
+from escnn_attention.functional import PositionalBias, attention, probabilities
+from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid, Window
 
 
 def loops(q, k, v, grid, terms, query):
     """The formula, one number at a time, with a Cayley table of nothing: the terms come as they are."""
-    batch, heads, poses, n, channels = q.shape
-    out = torch.zeros(batch, heads, terms.num_poses, n, channels, dtype=q.dtype)
+    heads, batch, n, poses, channels = q.shape
+    out = torch.zeros(heads, batch, n, terms.num_poses, channels, dtype=q.dtype)
     for b, m, h, x in itertools.product(range(batch), range(heads), range(terms.num_poses), range(n)):
         for own in [h] if query == "own" else range(poses):
             scores, values = [], []
-            for y, p in itertools.product(range(n), range(k.shape[2])):
+            for y, p in itertools.product(range(n), range(k.shape[3])):
                 row = int(grid.rows(torch.tensor(x), torch.tensor(y)))
                 if row < 0:
                     continue
-                left, right = q[b, m, own, x], k[b, m, p, y]
+                left, right = q[m, b, x, own], k[m, b, y, p]
                 if terms.absolute:
                     left = left + terms.spatial[m, h, x] + terms.pose[m, h, own]
                     right = right + terms.spatial[m, h, y] + terms.pose[m, h, p]
                 else:
                     right = right + terms.spatial[m, h, row] + terms.pose[m, h, p]
                 scores.append(sum(float(a) * float(c) for a, c in zip(left, right, strict=True)) / math.sqrt(channels))
-                values.append(v[b, m, p, y])
+                values.append(v[m, b, y, p])
             weights = [math.exp(s) for s in scores]
             for weight, value in zip(weights, values, strict=True):
-                out[b, m, h, x] += weight / sum(weights) * value
+                out[m, b, x, h] += weight / sum(weights) * value
     return out
 
 
@@ -40,9 +41,9 @@ def loops(q, k, v, grid, terms, query):
 def test_agrees_with_plain_loops(query, absolute, window, backend):
     torch.manual_seed(0)
     grid = Grid((3, 4), window)
-    q, k, v = torch.randn(3, 1, 2, 3, 12, 2, dtype=torch.float64)
+    q, k, v = torch.randn(3, 2, 1, 12, 3, 2, dtype=torch.float64)
     rows = 12 if absolute else len(grid.offsets)
-    terms = Terms(
+    terms = PositionalBias(
         3,
         torch.randn(2, 3, rows, 2, dtype=torch.float64),
         torch.randn(2, 3, 3, 2, dtype=torch.float64),
@@ -55,9 +56,10 @@ def test_agrees_with_plain_loops(query, absolute, window, backend):
 def test_probabilities_of_chosen_queries_are_those_of_all():
     torch.manual_seed(0)
     grid = Grid((4, 4), Window(3))
-    q, k = torch.randn(2, 1, 2, 3, 16, 2, dtype=torch.float64)
-    terms = Terms(3, torch.randn(1, 3, 9, 2, dtype=torch.float64))
-    everything = probabilities(q, k, grid, terms, query="all")
-    chosen = probabilities(q, k, grid, terms, query="all", queries=torch.tensor([5, 0]), poses=torch.tensor([2]))
-    torch.testing.assert_close(chosen, everything[:, :, [2]][:, :, :, :, [5, 0]])
-    torch.testing.assert_close(everything.sum((-2, -1)), torch.ones(1, 2, 3, 3, 16, dtype=torch.float64))
+    q, k = torch.randn(2, 2, 1, 16, 3, 2, dtype=torch.float64)
+    terms = PositionalBias(3, torch.randn(1, 3, 9, 2, dtype=torch.float64))
+    call = Call(q, k, k, grid, terms, "all")
+    everything = probabilities(call)
+    chosen = probabilities(call, queries=torch.tensor([5, 0]), poses=torch.tensor([2]))
+    torch.testing.assert_close(chosen, everything[:, :, [5, 0]][:, :, :, [2]])
+    torch.testing.assert_close(everything.sum((-2, -1)), torch.ones(2, 1, 16, 3, 3, dtype=torch.float64))

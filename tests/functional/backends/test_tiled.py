@@ -17,14 +17,14 @@ def test_agrees_with_the_reference_in_pieces_of_any_size(arguments, piece):
         assert arguments[1].complete or not arguments[1].shape
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "PIECE", piece)
+        patch.setattr(tiled, "SCORES_PER_CHUNK", piece)
         got = outputs_and_gradients("tiled", *arguments)
     assert_same(got, outputs_and_gradients("reference", *arguments))
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_dropout_is_the_same_in_the_backward_pass(monkeypatch, query):
-    monkeypatch.setattr(tiled, "PIECE", 200)
+    monkeypatch.setattr(tiled, "SCORES_PER_CHUNK", 200)
     (q, k, v), grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
 
     def function(*leaves):
@@ -36,7 +36,7 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch, query):
 
 
 def test_holds_a_bounded_piece_of_the_scores(monkeypatch):
-    monkeypatch.setattr(tiled, "PIECE", 5000)
+    monkeypatch.setattr(tiled, "SCORES_PER_CHUNK", 5000)
     largest = 0
     exp2_ = torch.Tensor.exp2_
 
@@ -59,6 +59,6 @@ def test_refuses_what_it_cannot_serve():
 
 def test_a_batch_of_nothing_is_left_to_others():
     tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}, batch=0)
-    assert attention(*tensors, grid, terms, query="all").shape == (0, 2, 2, 12, 3)
+    assert attention(*tensors, grid, terms, query="all").shape == (2, 0, 12, 2, 3)
     with pytest.raises(ValueError, match="'tiled' cannot serve this call: there are no images"):
         attention(*tensors, grid, terms, backend="tiled")

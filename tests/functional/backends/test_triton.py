@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.functional import BACKENDS, Terms, attention, working_memory
+from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
 from escnn_attention.functional.backends import triton
+from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid, Window
 from tests import spaces
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
@@ -137,7 +138,7 @@ def test_programs_of_any_shape(monkeypatch, query, order, key_poses, positions, 
 def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch, order, summed, dtype):
     monkeypatch.setattr(triton, "_interpreted", lambda: False)
     for channels in (1, 10, 32, 48, 256):
-        q = torch.empty(1, 1, order, 6, channels, dtype=dtype)
+        q = torch.empty(1, 1, 6, order, channels, dtype=dtype)
         call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, summed, 0.0, 1)
         shapes = [triton._shape(name, call) for name in ("forward", "backward_queries", "backward_keys")]
         assert len({shape.positions for shape in shapes}) == 1
@@ -152,30 +153,30 @@ def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch
 
 @interpreted
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_works_on_a_bounded_piece_of_the_products(monkeypatch, query):
+def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
     arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
     whole = outputs_and_gradients("triton", *arguments)
     launched = []
     launch = triton._launch
     monkeypatch.setattr(triton, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
     image = 2 * (3 + 2) * 5 * (2 if query == "all" else 1)
-    for images, pieces in ((1, [1] * 3), (2, [2, 1]), (100, [3])):
+    for images, chunks in ((1, [1] * 3), (2, [2, 1]), (100, [3])):
         launched.clear()
         with working_memory(2 * 8 * image * images):
             assert_same(outputs_and_gradients("triton", *arguments), whole)
         counted = [len(range(3)[rows]) for rows in launched]
-        assert counted == pieces + [n for n in pieces for _ in range(2)]
+        assert counted == chunks + [n for n in chunks for _ in range(2)]
 
 
 @interpreted
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_dropout_is_the_same_in_every_pass_and_for_pieces_of_any_size(query):
+def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
     (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
 
     def function(*tensors):
         torch.manual_seed(3)
         q, k, v, spatial, pose = tensors
-        return attention(q, k, v, grid, Terms(2, spatial, pose), query=query, dropout=0.4, backend="triton")
+        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), query=query, dropout=0.4, backend="triton")
 
     inputs = (q, k, v, terms.spatial, terms.pose)
     whole = function(*inputs)
@@ -197,12 +198,12 @@ def test_dropout_is_the_same_in_every_pass_and_for_pieces_of_any_size(query):
 def test_dropout_drops_at_its_rate_and_independently(query):
     """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
     rate, keys = 0.4, 2 * 3 * (2 if query == "all" else 1)
-    q, k, v = (torch.zeros(2, 2, 2, 4000, 1) for _ in range(3))
+    q, k, v = (torch.zeros(2, 2, 4000, 2, 1) for _ in range(3))
     grid = Grid((4000,), Window(3))
 
     def draw():
-        out = attention(q, k, v + 1, grid, Terms(2), query=query, dropout=rate, backend="triton")
-        return (out / (2 if query == "all" else 1))[..., 1:-1, 0]
+        out = attention(q, k, v + 1, grid, PositionalBias(2), query=query, dropout=rate, backend="triton")
+        return (out / (2 if query == "all" else 1))[:, :, 1:-1, :, 0].transpose(2, 3)
 
     inside, again = draw(), draw()
     variance = rate / (1 - rate) / keys
@@ -211,8 +212,8 @@ def test_dropout_drops_at_its_rate_and_independently(query):
     flat = (inside - inside.mean()).flatten(3)
     draws = {
         "neighbours": (flat[..., 1:], flat[..., :-1]),
-        "images": (flat[0], flat[1]),
-        "heads": (flat[:, 0], flat[:, 1]),
+        "heads": (flat[0], flat[1]),
+        "images": (flat[:, 0], flat[:, 1]),
         "poses": (flat[:, :, 0], flat[:, :, 1]),
         "calls": (flat, (again - again.mean()).flatten(3)),
     }
@@ -245,7 +246,7 @@ def test_operators_are_what_compilers_take_them_for():
     torch.library.opcheck(triton._operators._forward, turned)
 
     def function(q, k, v, spatial, pose):
-        return attention(q, k, v, grid, Terms(2, spatial, pose), backend="triton")
+        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), backend="triton")
 
     compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
     got, expected = (f(*turned[:5]) for f in (compiled_function, function))
@@ -293,8 +294,9 @@ class TestRefuses:
         return case(2, 2, 2, (3, 3), Window(3), {"spatial"})
 
     def reason(self, arguments, query="own", device="cuda"):
-        (q, _, _), grid, terms = arguments
-        return triton.refuses(q.detach().to("meta") if device == "meta" else q, grid, terms, query, 0.0)
+        (q, k, v), grid, terms = arguments
+        q = q.detach().to("meta") if device == "meta" else q
+        return triton.why_unsupported(Call(q, k, v, grid, terms, query))
 
     @interpreted
     def test_what_it_does_not_compute(self, arguments, monkeypatch):
@@ -311,9 +313,9 @@ class TestRefuses:
         assert self.reason(arguments) is None
         reason = self.reason(arguments, "all")
         assert reason == "a head would have 324 products of queries with tables, at most 162"
-        large = torch.empty(1, 1, 2, 1, 1, device="meta").expand(-1, -1, -1, 2**20, 2**9)
+        large = torch.empty(1, 1, 1, 2, 1, device="meta").expand(-1, -1, 2**20, -1, 2**9)
         monkeypatch.setattr(triton, "_why_not_run", lambda _: None)
-        reason = triton.refuses(large, Grid((2**10, 2**10), Window(1)), Terms(2), "own", 0.0)
+        reason = triton.why_unsupported(Call(large, large, large, Grid((2**10, 2**10), Window(1)), PositionalBias(2)))
         assert reason == "the numbers of a head of an image are more than 32 bits count"
 
     def test_where_it_does_not_run(self, arguments, monkeypatch):
@@ -341,7 +343,7 @@ for name, summed, channels, (dtype, number), dropout in itertools.product(
 ):
     if dropout and (channels == 32 or number == "*fp64"):
         continue
-    q = torch.empty(1, 1, 4, 576, channels, dtype=dtype)
+    q = torch.empty(1, 1, 576, 4, channels, dtype=dtype)
     table = torch.empty(1, 4, 9, channels)
     rate = 0.1 if dropout else 0.0
     call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, rate, 1)
@@ -406,12 +408,12 @@ def test_on_cuda(monkeypatch, dtype, tolerance, query, order, shape, window, kin
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_dropout_on_cuda(query):
     rate, keys = 0.3, 4 * 9 * (4 if query == "all" else 1)
-    q, k, v = (torch.zeros(4, 4, 4, 900, 8, device="cuda") for _ in range(3))
+    q, k, v = (torch.zeros(4, 4, 900, 4, 8, device="cuda") for _ in range(3))
     v.requires_grad_()
     grid = Grid((30, 30), Window(3), device="cuda")
     torch.manual_seed(0)
-    out = attention(q, k, v + 1, grid, Terms(4), query=query, dropout=rate, backend="triton")
-    inside = (out / (4 if query == "all" else 1))[..., 0].unflatten(-1, (30, 30))[..., 1:-1, 1:-1]
+    out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend="triton")
+    inside = (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 1:-1, 1:-1]
     assert inside.var().item() == pytest.approx(rate / (1 - rate) / keys, rel=0.06)
     (grad,) = torch.autograd.grad(out.sum(), v)
     # What is linear in the values: their gradient is what they are weighed with.
@@ -468,9 +470,9 @@ def test_layers_are_equivariant_on_cuda(name, query):
 
 @needs_cuda
 def test_is_what_cuda_takes_by_default():
-    q = torch.empty(1, 1, 2, 9, 4, device="cuda")
+    q = torch.empty(1, 1, 9, 2, 4, device="cuda")
     _, grid, terms = case(2, 2, 2, (3, 3), Window(3), {"spatial"})
-    assert triton.refuses(q, grid, terms, "own", 0.0) is None
-    out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), Terms(2))
-    assert out.shape == (1, 1, 2, 9, 4)
+    assert triton.why_unsupported(Call(q, q, q, grid, terms)) is None
+    out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), PositionalBias(2))
+    assert out.shape == (1, 1, 9, 2, 4)
     assert math.isfinite(out.nan_to_num().sum().item())

@@ -1,0 +1,40 @@
+"""What there is to compute: the arguments of one attention, as backends take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
+from escnn_attention.geometry.grid import Positions
+
+__all__ = ["Call"]
+
+
+@dataclass(frozen=True)
+class Call:
+    r"""One attention, in the layout that projections make and kernels read: heads, images, positions, poses, channels.
+
+    .. math::
+        \mathrm{out}(x, h) = \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
+            \mathrm{softmax}_{(x', \hat h)}(s_h(x, \tilde h; x', \hat h)) \; v(x', \hat h)
+
+    Attributes:
+        q: ``(M, B, N, J, C)``, the queries of M heads of C channels, in B images, at N positions and J poses.
+        k, v: ``(M, B, N, P, C)``, keys and values at P poses.
+        positions: where they lie and who sees whom.
+        bias: what positions and poses add to the scores.
+        query: the query poses Q(h) that contribute to an output pose h: ``"own"`` h, ``"all"`` all J.
+        keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself.
+        dropout: the probability with which a key is dropped from a query's attention.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Positions
+    bias: PositionalBias
+    query: QueryMode = "own"
+    keys: KeyMode = "all"
+    dropout: float = 0.0
