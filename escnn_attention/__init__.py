@@ -25,7 +25,7 @@ if find_spec("escnn") is not None:
         RotaryEncoding,
         SeparableEncoding,
     )
-    from escnn_attention.equivariance.report import EquivarianceReport, assert_equivariant, equivariance_report
+    from escnn_attention.equivariance import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.functional import working_memory
     from escnn_attention.geometry.relations import LogPolar, Offset, Pair, Relation
     from escnn_attention.geometry.sphere import SphereGrid

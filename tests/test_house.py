@@ -56,7 +56,6 @@ few_arguments: nn/dilation.py _DilationAttention.__init__
 few_arguments: nn/point_attention.py _PointAttention.__init__
 few_arguments: nn/self_attention.py _SelfAttention.__init__
 few_arguments: training/cli.py compare
-downward_imports: equivariance/inspection.py -> nn/__init__.py
 """
 
 

@@ -15,19 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
-from scipy import ndimage
 from torch import Tensor
 
-from escnn_attention._checks import check_int
+from escnn_attention.equivariance.images import grid_coordinates, rotate_images, smooth_images
 from escnn_attention.equivariance.inspection import evaluating, find_layer, gspace_of, watch
 from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
 
-__all__ = ["EquivarianceErrors", "equivariance_errors", "smooth_images", "turn_images", "turns_of"]
+__all__ = ["EquivarianceErrors", "equivariance_errors", "rotations_of"]
 
 DISC = 0.8  # of half the grid: what every rotation leaves on it, and some room
 
-_WAVES = 8
-_PERIODS = 3.0  # of the fastest wave, across the image
 _IMAGES = 4
 
 
@@ -40,14 +37,14 @@ class EquivarianceErrors:
         errors: by the name of each model, ``(A,)``.
         interpolation: ``(A,)``; the error of an image that is rotated and rotated back by interpolation, and goes
             through no model.
-        turns: by the name of each model, the angles of the rotations in its group, in degrees; none where it has no
+        rotations: by the name of each model, the angles of the rotations in its group, in degrees; none where it has no
             group.
     """
 
     angles: npt.NDArray[np.float64]
     errors: dict[str, npt.NDArray[np.float64]]
     interpolation: npt.NDArray[np.float64]
-    turns: dict[str, tuple[float, ...]]
+    rotations: dict[str, tuple[float, ...]]
 
 
 def equivariance_errors(
@@ -75,9 +72,9 @@ def equivariance_errors(
       compared on a disc, which every rotation leaves on the grid;
     - all channels as scalar fields, where it gives a plain tensor ``(B, C, S, S)``.
 
-    It is the same quantity for every angle and every model, with or without a group. A rotation by an element of the
-    group permutes poses and leaves F alone; for other angles there is no permutation that the poses could be held
-    against, but F is still to be the same. (The poses themselves, at the elements of the group, are what
+    It is the same quantity for every angle and every model, with or without a group. A rotation in the group permutes
+    poses and leaves F alone; for other angles there is no permutation that the poses could be held against,
+    but F is still to be the same. (The poses themselves, at the elements of the group, are what
     :func:`equivariance_report` measures.)
 
     The default images are sums of waves of at least a third of the image's width in a soft disc: functions of the
@@ -109,26 +106,26 @@ def equivariance_errors(
         >>> g = gspaces.rot2dOnR2(4)
         >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> errors = equivariance_errors({"C4": network}, angles=[0, 45, 90], size=12)
-        >>> [error < 1e-5 for error in errors.errors["C4"]], errors.turns["C4"]
+        >>> [error < 1e-5 for error in errors.errors["C4"]], errors.rotations["C4"]
         ([True, False, True], (0.0, 90.0, 180.0, 270.0))
     """
     models = named_models(models)
     if not 0 < disc <= 1:
         raise ValueError(f"disc: got {disc}, needed a radius in (0, 1]")
-    turns = {name: turns_of(model) for name, model in models.items()}
+    rotations = {name: rotations_of(model) for name, model in models.items()}
     if angles is None:
         # Rounded, so that angles that agree are one.
-        every = {round(a, 6) for a in (*range(0, 361, 5), *(t for model in turns.values() for t in model))}
+        every = {round(a, 6) for a in (*range(0, 361, 5), *(r for model in rotations.values() for r in model))}
         chosen = np.array(sorted(every), dtype=np.float64)
     else:
         chosen = np.sort(check_angles(angles))
     if images is None:
         channels = _channels(models)
-        turned = [smooth_images(size, a, number=_IMAGES, channels=channels, seed=seed) for a in (0.0, *chosen)]
+        rotated = [smooth_images(size, a, number=_IMAGES, channels=channels, seed=seed) for a in (0.0, *chosen)]
     else:
         exact = _check_images(images).detach().cpu().double()
-        turned = [exact, *(turn_images(exact, a, background=background) for a in chosen)]
-    upright = turned.pop(0)
+        rotated = [exact, *(rotate_images(exact, a, background=background) for a in chosen)]
+    upright = rotated.pop(0)
 
     outputs = {name: _Outputs(name, model, layer) for name, model in models.items()}
     references = {name: output(upright) for name, output in outputs.items()}
@@ -136,118 +133,38 @@ def equivariance_errors(
         angles=chosen,
         errors={
             name: np.array(
-                [_error(output(image), references[name], a, disc) for image, a in zip(turned, chosen, strict=True)]
+                [_error(output(image), references[name], a, disc) for image, a in zip(rotated, chosen, strict=True)]
             )
             for name, output in outputs.items()
         },
-        interpolation=np.array([_error(turn_images(upright, a), upright, a, disc) for a in chosen]),
-        turns=turns,
+        interpolation=np.array([_error(rotate_images(upright, a), upright, a, disc) for a in chosen]),
+        rotations=rotations,
     )
 
 
-def smooth_images(size: int, degrees: float = 0.0, *, number: int = 1, channels: int = 1, seed: int = 0) -> Tensor:
-    """Smooth images as functions of the plane, seen on a grid after a rotation: no interpolation, whatever the angle.
-
-    Sums of waves with at most three periods across the image, within a disc at whose edge they fade out.
-
-    Args:
-        size: the side of the grid.
-        degrees: the rotation, counter-clockwise about the centre.
-        number: of images.
-        channels: of each image.
-        seed: what the waves are drawn with.
-
-    Returns:
-        ``(number, channels, size, size)`` in float64, of unit variance about the centre.
-
-    Raises:
-        TypeError: a size, number or channels that is not an integer.
-        ValueError: one below 1.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.angles import smooth_images
-        >>> upright, turned = smooth_images(9), smooth_images(9, 90)
-        >>> torch.allclose(upright.rot90(1, (-2, -1)), turned)
-        True
-    """
-    for name, value in (("size", size), ("number", number), ("channels", channels)):
-        check_int(name, value)
-    random = np.random.default_rng(seed)
-    shape = (number, channels, _WAVES)
-    # Waves are uniform in the disc of those with at most so many periods; phases are in radians.
-    periods = _PERIODS * np.sqrt(random.uniform(size=shape))
-    direction, phase = random.uniform(0, 2 * math.pi, (2, *shape))
-    strength = random.normal(size=shape) * math.sqrt(2 / _WAVES)
-    x, y = _coordinates(size)
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    x, y = c * x + s * y, c * y - s * x  # what is seen here was there before the rotation
-    along = np.einsum("ncw,ij->ncwij", np.cos(direction), x) + np.einsum("ncw,ij->ncwij", np.sin(direction), y)
-    waves = np.cos(math.pi * periods[..., None, None] * along + phase[..., None, None])
-    fade = np.clip((0.95 - np.hypot(x, y)) / 0.4, 0, 1)
-    return torch.from_numpy((strength[..., None, None] * waves).sum(axis=2) * np.sin(math.pi / 2 * fade) ** 2)
-
-
-def turn_images(images: Tensor, degrees: float, *, background: float = 0.0) -> Tensor:
-    """Square images rotated about their centres, counter-clockwise.
-
-    Whole quarters of a turn move pixels and change no value; what is left, at most 45°, is cubic interpolation.
-
-    Args:
-        images: ``(..., S, S)``.
-        degrees: the angle.
-        background: the value around an image.
-
-    Returns:
-        of the same shape, precision and device.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.equivariance.angles import turn_images
-        >>> turn_images(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 90)
-        tensor([[2., 4.],
-                [1., 3.]])
-    """
-    if images.ndim < 2 or images.shape[-1] != images.shape[-2]:
-        raise ValueError(f"images: got shape {tuple(images.shape)}, needed square images (..., S, S)")
-    quarters = round(degrees / 90)
-    turned = images.rot90(quarters % 4, (-2, -1))
-    rest = degrees - 90 * quarters
-    if abs(rest) < 1e-9 or not images.numel():
-        return turned
-    c, s = math.cos(math.radians(rest)), math.sin(math.radians(rest))
-    matrix = np.array([[c, s], [-s, c]])  # from (row, column) after the rotation to (row, column) before it
-    centre = np.full(2, (images.shape[-1] - 1) / 2)
-    flat = turned.detach().cpu().double().reshape(-1, *images.shape[-2:]).numpy()
-    found = [
-        ndimage.affine_transform(
-            image, matrix, centre - matrix @ centre, order=3, mode="grid-constant", cval=background
-        )
-        for image in flat
-    ]
-    return torch.from_numpy(np.stack(found)).reshape(images.shape).to(images.device, images.dtype)
-
-
-def turns_of(model: torch.nn.Module) -> tuple[float, ...]:
+def rotations_of(model: torch.nn.Module) -> tuple[float, ...]:
     """The angles of the rotations in the group of a model over the plane, in degrees from 0 to 360, ascending.
 
     Empty where no module of the model has a gspace over the plane with a finite group.
 
     Example:
         >>> from escnn import gspaces, nn
-        >>> from escnn_attention.equivariance.angles import turns_of
+        >>> from escnn_attention.equivariance.angles import rotations_of
         >>> g = gspaces.flipRot2dOnR2(3)
-        >>> turns_of(nn.ReLU(nn.FieldType(g, [g.regular_repr])))
+        >>> rotations_of(nn.ReLU(nn.FieldType(g, [g.regular_repr])))
         (0.0, 120.0, 240.0)
     """
     gspace = gspace_of(model)
     if gspace is None or gspace.dimensionality != 2 or gspace.fibergroup.continuous:
         return ()
-    return tuple(sorted({round(degrees, 6) % 360 for degrees in turning(fibers(gspace)).values()}))
+    return tuple(sorted({round(degrees, 6) % 360 for degrees in rotation_angles(fibers(gspace)).values()}))
 
 
-def turning(table: Fibers) -> dict[int, float]:
-    """The rotations of a group over the plane by their indices in it, in degrees from -180 to 180; no reflections."""
+def rotation_angles(table: Fibers) -> dict[int, float]:
+    """The angles of the rotations of a group over the plane by their indices in it, in degrees from -180 to 180.
+
+    Reflections are left out.
+    """
     return {
         i: math.degrees(math.atan2(matrix[1, 0], matrix[0, 0]))
         for i, matrix in enumerate(table.action)
@@ -312,25 +229,18 @@ class _Outputs:
 
 def _error(values: Tensor, reference: Tensor, degrees: float, disc: float) -> float:
     """The mean over images of the relative change of ``values``, which are rotated by ``degrees``."""
-    return relative_change(turn_images(values, -degrees) if values.ndim == 4 else values, reference, disc)
+    return relative_change(rotate_images(values, -degrees) if values.ndim == 4 else values, reference, disc)
 
 
 def relative_change(values: Tensor, reference: Tensor, disc: float = DISC) -> float:
     """The mean over images of the relative change, of ``(B, K)`` or, within the disc, of maps ``(B, C, S, S)``."""
     difference = values - reference
     if values.ndim == 4:
-        x, y = _coordinates(values.shape[-1])
+        x, y = grid_coordinates(values.shape[-1])
         inside = torch.from_numpy(np.hypot(x, y) <= disc)
         difference, reference = difference[..., inside], reference[..., inside]
     size = reference.flatten(1).norm(dim=1)
     return float((difference.flatten(1).norm(dim=1) / torch.where(size > 0, size, 1.0)).mean())
-
-
-def _coordinates(size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Coordinates x and y, ``(size, size)`` each, in units of half the side of the grid, y upwards."""
-    axis = (np.arange(size) - (size - 1) / 2) / (size / 2)
-    x, y = np.meshgrid(axis, -axis)
-    return x, y
 
 
 def _channels(models: Mapping[str, torch.nn.Module]) -> int:

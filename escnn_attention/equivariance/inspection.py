@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.nn import (
-    DilationLiftingSelfAttention,
-    DilationSelfAttention,
-    GroupSelfAttention,
-    LiftingSelfAttention,
-)
-
 __all__ = [
+    "AttentionLayer",
     "attention_layers",
     "evaluating",
     "find_attention",
@@ -29,6 +23,22 @@ __all__ = [
 ]
 
 _LISTED = 12  # names in an error message
+
+
+class AttentionLayer(Protocol):
+    """What an attention layer offers to those who look into it, as ``GroupSelfAttention`` does.
+
+    Attributes:
+        in_type: the type of the input.
+        num_heads: the number of heads.
+        plain: the torch module that does the work, with an ``encoding``.
+        attention_maps: where queries look; see :meth:`escnn_attention.GroupSelfAttention.attention_maps`.
+    """
+
+    in_type: FieldType
+    num_heads: int
+    plain: Any
+    attention_maps: Callable[..., Tensor]
 
 
 @contextmanager
@@ -55,11 +65,11 @@ def evaluating(*models: object) -> Iterator[None]:
                 module.train(mode)
 
 
-def attention_layers(model: torch.nn.Module) -> dict[str, GroupSelfAttention | LiftingSelfAttention]:
+def attention_layers(model: torch.nn.Module) -> dict[str, Any]:
     """The attention layers of a model by their names in it, in the order in which they were added.
 
-    These are layers on the group of a gspace; ``DilationSelfAttention`` and ``DilationLiftingSelfAttention`` are none
-    of them.
+    These are the modules that are an :class:`AttentionLayer`: ``GroupSelfAttention``, ``LiftingSelfAttention`` and what
+    offers the same. Layers without attention maps, such as ``DilationSelfAttention``, are none of them.
 
     Example:
         >>> from escnn import gspaces
@@ -69,11 +79,16 @@ def attention_layers(model: torch.nn.Module) -> dict[str, GroupSelfAttention | L
         >>> list(attention_layers(network))
         ['stages.attention_2_1.attention']
     """
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (GroupSelfAttention, LiftingSelfAttention))
-    }
+    return {name: module for name, module in model.named_modules() if _attends(module) and _has_maps(module)}
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer whose attention sees positions or poses through an encoding."""
+    return hasattr(getattr(module, "plain", None), "encoding")
+
+
+def _has_maps(module: torch.nn.Module) -> bool:
+    return callable(getattr(module, "attention_maps", None))
 
 
 def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn.Module:
@@ -100,10 +115,8 @@ def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn
     return named[layer]
 
 
-def find_attention(
-    model: torch.nn.Module, layer: str | torch.nn.Module | None = None
-) -> GroupSelfAttention | LiftingSelfAttention:
-    """An attention layer of a model.
+def find_attention(model: torch.nn.Module, layer: str | torch.nn.Module | None = None) -> Any:
+    """An attention layer of a model, an :class:`AttentionLayer`.
 
     Args:
         model: a layer itself, or any module that contains some.
@@ -111,15 +124,15 @@ def find_attention(
 
     Raises:
         TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
-        ValueError: there is no such layer in ``model``, or only one that attends to scales.
+        ValueError: there is no such layer in ``model``, or only one without attention maps.
     """
     _check_model(model)
     inside = model if layer is None else find_layer(model, layer)
     found = attention_layers(inside)
     if not found:
         there = attention_layers(model)
-        dilation = any(isinstance(m, (DilationSelfAttention, DilationLiftingSelfAttention)) for m in inside.modules())
-        why = "; dilation layers are not drawn" if dilation else ""
+        without = sorted({type(m).__name__ for m in inside.modules() if _attends(m)})
+        why = f"; of {', '.join(without)} there are no attention maps" if without else ""
         if there:
             got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
             raise ValueError(f"layer: got {got}, needed an attention layer of the model: {_listed(there)}{why}")

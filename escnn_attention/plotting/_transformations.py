@@ -13,7 +13,8 @@ from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.angles import DISC, check_angles, turn_images, turning
+from escnn_attention.equivariance.angles import DISC, check_angles, rotation_angles
+from escnn_attention.equivariance.images import rotate_images
 from escnn_attention.groups.fibers import Fibers, is_signed_permutation
 from escnn_attention.plotting._arguments import element_indices, grid_elements, planar
 from escnn_attention.plotting._fields import transformed
@@ -50,7 +51,7 @@ class Transformation:
         """The transformed image."""
         if self.angle is not None:
             lowest, highest = min(float(x.tensor.min()), self.background), max(float(x.tensor.max()), self.background)
-            rotated = turn_images(x.tensor, self.angle, background=self.background)
+            rotated = rotate_images(x.tensor, self.angle, background=self.background)
             return GeometricTensor(rotated.clamp(lowest, highest), x.type)
         element = self.table.elements[self.element]
         if self.exact:
@@ -62,7 +63,7 @@ class Transformation:
     def undo(self, maps: Tensor, like: FieldType) -> Tensor:
         """Maps ``(poses, h, w)`` of the transformed image, transformed by g⁻¹: in space, and from gh to h."""
         if self.angle is not None:
-            returned = turn_images(maps, -self.angle)
+            returned = rotate_images(maps, -self.angle)
         else:
             gspace = like.gspace
             scalars = GeometricTensor(maps[None], FieldType(gspace, len(maps) * [gspace.trivial_repr]))
@@ -111,7 +112,7 @@ def transformations_for(
 
 def nearest_rotation(table: Fibers, angle: float) -> int:
     """The index of the rotation in the group that is next to an angle in degrees."""
-    rotations = turning(table)
+    rotations = rotation_angles(table)
     return min(rotations, key=lambda i: abs((rotations[i] - angle + 180) % 360 - 180))
 
 

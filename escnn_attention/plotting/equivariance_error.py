@@ -118,7 +118,7 @@ def _draw_curves(ax: Axes, errors: EquivarianceErrors, interpolation: bool, floo
             marker=mark, markersize=16,
         )  # fmt: skip
         # A rotation by 360° is the identity again.
-        apart = np.subtract.outer(errors.angles, errors.turns[name]) % 360
+        apart = np.subtract.outer(errors.angles, errors.rotations[name]) % 360
         in_group = (np.isclose(apart, 0, atol=1e-4) | np.isclose(apart, 360, atol=1e-4)).any(axis=1)
         ax.scatter(
             errors.angles[in_group], np.maximum(values[in_group], floor),

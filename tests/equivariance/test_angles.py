@@ -6,7 +6,8 @@ import torch
 from escnn import gspaces, nn
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.equivariance.angles import equivariance_errors, smooth_images, turn_images, turns_of
+from escnn_attention.equivariance.angles import equivariance_errors, rotations_of
+from escnn_attention.equivariance.images import rotate_images, smooth_images
 from escnn_attention.models import EquivariantClassifier, InvariantLogits
 
 QUARTERS = [0, 90, 180, 270, 360]
@@ -33,42 +34,6 @@ def logits_of_convolutions():
     return torch.nn.Sequential(convolutions(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 
 
-def test_quarters_of_a_turn_move_pixels_and_others_interpolate():
-    images = torch.randn(2, 3, 7, 7)
-    for quarters in range(-4, 5):
-        assert torch.equal(turn_images(images, 90 * quarters), images.rot90(quarters % 4, (-2, -1)))
-    smooth = smooth_images(41)
-    turned = turn_images(smooth, 30)
-    # As escnn turns images.
-    space = gspaces.rot2dOnR2(12)
-    scalar = nn.FieldType(space, [space.trivial_repr])
-    assert (scalar(smooth).transform(space.fibergroup.element(1)).tensor - turned).abs().max() < 5e-2
-    assert (smooth_images(41, 30) - turned).abs().max() < 5e-3
-    assert (smooth_images(41, -30) - turned).abs().max() > 0.5
-    around = turn_images(torch.zeros(1, 9, 9), 45, background=2.0)
-    assert (around[0, 0, 0], around[0, 4, 4]) == (pytest.approx(2.0, abs=0.3), pytest.approx(0.0, abs=1e-6))
-    assert turn_images(images, 30).dtype == images.dtype
-    with pytest.raises(ValueError, match="square images"):
-        turn_images(torch.zeros(1, 4, 5), 30)
-
-
-def test_smooth_images():
-    images = smooth_images(33, number=2, channels=3)
-    assert images.shape == (2, 3, 33, 33)
-    assert images.dtype == torch.float64
-    assert torch.equal(images, smooth_images(33, number=2, channels=3))
-    assert not torch.allclose(images, smooth_images(33, number=2, channels=3, seed=1))
-    # The same functions on a finer grid, whose points include those of the coarser one.
-    assert torch.allclose(smooth_images(99)[..., 1::3, 1::3], smooth_images(33))
-    assert (images[..., 0, :] == 0).all()
-    assert 0.3 < images[..., 12:21, 12:21].std() < 2
-    # Band-limited: next to nothing beyond twice the periods of its waves.
-    spectrum = torch.fft.fft2(smooth_images(64)[0, 0]).abs().square()
-    frequency = torch.fft.fftfreq(64, 1 / 64)
-    high = frequency[:, None].square() + frequency.square() > 8**2
-    assert spectrum[high].sum() < 1e-3 * spectrum.sum()
-
-
 @pytest.mark.parametrize("name", ["size", "number", "channels"])
 def test_numbers_are_integers(name):
     for wrong, error in ((9.5, TypeError), (True, TypeError), (0, ValueError)):
@@ -77,11 +42,11 @@ def test_numbers_are_integers(name):
 
 
 def test_turns_of_groups():
-    assert turns_of(lifting(gspaces.rot2dOnR2(8))) == tuple(45.0 * i for i in range(8))
-    assert turns_of(lifting(gspaces.flip2dOnR2())) == (0.0,)
-    assert turns_of(classifier(2)) == (0.0, 180.0)
-    assert turns_of(convolutions()) == ()
-    assert turns_of(nn.ReLU(nn.FieldType(gspaces.rot2dOnR3(2), [gspaces.rot2dOnR3(2).regular_repr]))) == ()
+    assert rotations_of(lifting(gspaces.rot2dOnR2(8))) == tuple(45.0 * i for i in range(8))
+    assert rotations_of(lifting(gspaces.flip2dOnR2())) == (0.0,)
+    assert rotations_of(classifier(2)) == (0.0, 180.0)
+    assert rotations_of(convolutions()) == ()
+    assert rotations_of(nn.ReLU(nn.FieldType(gspaces.rot2dOnR3(2), [gspaces.rot2dOnR3(2).regular_repr]))) == ()
 
 
 @pytest.mark.parametrize("size", [9, 12])
@@ -105,7 +70,7 @@ def test_networks_that_are_not_equivariant_are_caught():
     for values in errors.errors.values():
         assert values[0] == 0
         assert values[1:4].min() > 1e-2
-    assert errors.turns == {"maps": (), "logits": ()}
+    assert errors.rotations == {"maps": (), "logits": ()}
 
 
 def test_a_function_of_the_plane_has_the_error_of_interpolation_and_no_more():
@@ -128,7 +93,7 @@ def test_the_formula():
         )
     axis = (np.arange(size) - (size - 1) / 2) / (size / 2)
     inside = np.hypot(axis[:, None], axis) <= disc
-    difference = (turn_images(turned, -angle) - upright).numpy()[..., inside]
+    difference = (rotate_images(turned, -angle) - upright).numpy()[..., inside]
     sizes = [np.linalg.norm(part.reshape(4, -1), axis=1) for part in (difference, upright.numpy()[..., inside])]
     assert value == pytest.approx(np.mean(sizes[0] / sizes[1]))
 
@@ -173,7 +138,7 @@ def test_one_model_goes_by_its_class():
     one = equivariance_errors(model, angles=[30], size=9)
     by_name = equivariance_errors(torch.nn.ModuleDict({"LiftingSelfAttention": model}), angles=[30], size=9)
     assert one.errors == by_name.errors
-    assert one.turns == {"LiftingSelfAttention": (0.0, 90.0, 180.0, 270.0)}
+    assert one.rotations == {"LiftingSelfAttention": (0.0, 90.0, 180.0, 270.0)}
 
 
 def test_mistakes_are_named():

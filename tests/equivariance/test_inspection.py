@@ -3,6 +3,7 @@ import torch
 from escnn import gspaces, nn
 
 from escnn_attention import (
+    AttentiveConv,
     DilationLiftingSelfAttention,
     DilationSelfAttention,
     GroupSelfAttention,
@@ -146,19 +147,21 @@ def test_models_are_called_with_what_they_take():
             on_fields(model, torch.zeros(2, 8, 5))
 
 
-def test_of_dilation_layers_it_is_said_that_they_are_not_drawn():
+def test_of_dilation_layers_it_is_said_that_they_have_no_maps():
     g = gspaces.rot2dOnR2(4)
     scales = Scales(count=2)
     image, fields = nn.FieldType(g, [g.trivial_repr]), scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
     lifting = DilationLiftingSelfAttention(image, fields, scales, 1, 3)
     dilation = DilationSelfAttention(fields, fields, scales, 1, 3)
-    for model in (lifting, nn.SequentialModule(lifting, dilation)):
+    every = "DilationLiftingSelfAttention, DilationSelfAttention"
+    for model, names in ((lifting, "DilationLiftingSelfAttention"), (nn.SequentialModule(lifting, dilation), every)):
         assert attention_layers(model) == {}
-        with pytest.raises(ValueError, match=r"^model: .*has no attention layer.*dilation layers are not drawn$"):
+        message = rf"^model: .*has no attention layer.*; of {names} there are no attention maps$"
+        with pytest.raises(ValueError, match=message):
             find_attention(model)
     both = torch.nn.ModuleList([dilation, GroupSelfAttention(fields, fields, 1, 3)])
     for layer in ("0", dilation):
-        with pytest.raises(ValueError, match=r"^layer: got .*'1'; dilation layers are not drawn$"):
+        with pytest.raises(ValueError, match=r"^layer: .*'1'; of DilationSelfAttention there are no attention maps$"):
             find_attention(both, layer)
     with pytest.raises(ValueError, match=r"LiftingSelfAttention\)$"):
         find_attention(torch.nn.ReLU())
@@ -177,3 +180,24 @@ def test_a_convolution_in_evaluation_mode_is_expanded_anew():
         pass
     assert (model.training, conv.training) == (True, False)
     assert (conv.filter == 0).all()
+
+
+def test_a_layer_of_ones_own_is_found_by_what_it_offers():
+    """And no other that has a part of it."""
+
+    class Own(torch.nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.plain, self.in_type, self.num_heads = attention.plain, attention.in_type, attention.num_heads
+
+        def attention_maps(self, x, queries=None, poses=None):
+            return self.plain.attention_maps(x, queries, poses)
+
+    fields, attention, _ = system()
+    own = Own(attention)
+    assert attention_layers(torch.nn.Sequential(own)) == {"0": own}
+    # Attention on responses has maps and no encoding; a plain module belongs to a layer.
+    others = torch.nn.ModuleList([AttentiveConv(fields, fields, 3), attention.plain])
+    assert attention_layers(others) == {}
+    with pytest.raises(ValueError, match=r"LiftingSelfAttention\)$"):
+        find_attention(others)
