@@ -35,7 +35,6 @@ short_files: nn/sphere_attention.py
 short_files: training/data/points.py
 short_files: training/data/qm9.py
 short_files: training/experiment.py
-short_functions: functional/backends/reference.py probabilities
 short_functions: functional/backends/triton_kernels.py forward
 short_functions: functional/backends/triton_kernels.py backward_queries
 short_functions: functional/backends/triton_kernels.py backward_keys
