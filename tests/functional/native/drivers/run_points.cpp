@@ -1,0 +1,120 @@
+// Attention between points in all its modes, forward and backward, on memory of exactly the size that a call needs: a
+// program for sanitizers. It fails where a gradient is not finite.
+//
+// g++ -std=c++17 -g -O1 -pthread -fsanitize=address,undefined -DNUMBER=float -I escnn_attention/functional/native
+//     tests/functional/native/drivers/run_points.cpp
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <random>
+
+#include "points.cpp"
+
+namespace {
+
+struct Modes {
+    bool sum_query_poses, normalize_by_count, group_by_group, content, features, pose, extra, shared;
+    double dropout;
+};
+
+// One call and its memory.
+class Call {
+  public:
+    explicit Call(const Modes& modes, int64_t keys) : modes(modes) {
+        const int64_t line = 64 / sizeof(NUMBER);
+        a.heads = 2, a.groups = 9, a.group_queries = 3, a.group_keys = keys, a.points = a.groups * keys;
+        a.num_poses = a.query_poses = 5, a.key_poses = 3, a.channels = 7;
+        a.num_features = modes.features ? 6 : 0, a.feature_heads = modes.features ? heads() : 0;
+        a.pose_heads = modes.pose ? heads() : 0, a.padded_key_poses = modes.pose ? line : 0;
+        a.extra_poses = !modes.extra ? 0 : modes.shared ? 1 : a.key_poses;
+        a.sum_query_poses = modes.sum_query_poses, a.normalize_by_count = modes.normalize_by_count;
+        a.group_by_group = modes.group_by_group, a.threads = 3, a.seed = 1234567890123, a.dropout = modes.dropout;
+        a.row_stride = ((a.key_poses * keys + line - 1) / line + 1) * line;
+        queries = a.heads * a.groups * a.group_queries;
+        score_rows = a.num_poses * (a.sum_query_poses ? a.query_poses : 1);
+        index();
+    }
+
+    // Whether all gradients are finite, and the call found the memory that it needed.
+    bool run() {
+        inputs();
+        a.out = room(queries * a.num_poses * a.channels);
+        a.log_sums = room(queries * score_rows);
+        if (escnn_attention(&a)) return false;
+        a.grad = random(queries * a.num_poses * a.channels);
+        gradients();
+        if (escnn_attention(&a)) return false;
+        for (const auto& [numbers, size] : memory)
+            for (int64_t i = 0; i < size; i++)
+                if (!std::isfinite(numbers[i])) return false;
+        return true;
+    }
+
+  private:
+    int64_t heads() const { return modes.shared ? 1 : a.heads; }
+    NUMBER* room(int64_t size) {
+        memory.emplace_back(new NUMBER[size](), size);
+        return memory.back().first.get();
+    }
+    NUMBER* random(int64_t size) {
+        NUMBER* numbers = room(size);
+        for (int64_t i = 0; i < size; i++) numbers[i] = std::normal_distribution<NUMBER>()(generator);
+        return numbers;
+    }
+    // Queries and keys, of which every other group has fewer, and one has no keys.
+    void index() {
+        for (int64_t group = 0; group < a.groups; group++) {
+            const int64_t keys = group == 4 ? 0 : a.group_keys - group % 2 * (a.group_keys / 2);
+            for (int64_t i = 0; i < a.group_queries; i++) asking.push_back(i < a.group_queries - group % 2 ? i : -1);
+            for (int64_t i = 0; i < a.group_keys; i++) seen.push_back(i < keys ? group * a.group_keys + i : -1);
+        }
+        a.queries = asking.data(), a.keys = seen.data();
+    }
+    int64_t size_q() const { return queries * a.query_poses * a.channels; }
+    int64_t size_k() const { return a.heads * a.points * a.key_poses * a.channels; }
+    int64_t size_reads() const { return queries * a.query_poses * a.num_features; }
+    int64_t size_features() const {
+        return a.feature_heads * a.num_poses * a.num_features * a.groups * a.group_queries * a.group_keys;
+    }
+    int64_t size_pose() const { return a.pose_heads * a.num_poses * a.channels * a.padded_key_poses; }
+    int64_t size_extra() const { return score_rows * a.extra_poses * queries * a.group_keys; }
+
+    void inputs() {
+        if (modes.content) a.q = random(size_q()), a.k = random(size_k());
+        a.v = random(size_k());
+        if (modes.features) a.reads = random(size_reads()), a.features = random(size_features());
+        if (modes.pose) a.pose = random(size_pose());
+        if (modes.extra) a.extra = random(size_extra());
+        a.log_measure = random(a.points * a.key_poses);
+    }
+    void gradients() {
+        if (modes.content) a.grad_q = room(size_q()), a.grad_k = room(size_k());
+        a.grad_v = room(size_k());
+        if (modes.features) a.grad_reads = room(size_reads()), a.grad_features = room(size_features());
+        if (modes.pose) a.grad_pose = room(size_pose());
+        if (modes.extra) a.grad_extra = room(size_extra());
+        if (modes.group_by_group) return;
+        a.weights = room(queries * a.num_poses * a.row_stride);
+        a.grad_scores = room(queries * (a.sum_query_poses ? a.query_poses : a.num_poses) * a.row_stride);
+    }
+
+    const Modes modes;
+    Arguments a{};
+    int64_t queries, score_rows;
+    std::vector<int64_t> asking, seen;
+    std::vector<std::pair<std::unique_ptr<NUMBER[]>, int64_t>> memory;
+    std::mt19937 generator{0};
+};
+
+}  // namespace
+
+int main() {
+    for (int bits = 0; bits < 256; bits++) {
+        const auto bit = [&](int i) { return bool(bits >> i & 1); };
+        const bool content = bit(3) || bit(5) || !bit(6);
+        const Modes modes{bit(0), bit(1), bit(2), content, bit(4), bit(5), bit(6), bit(7), bit(7) ? 0.25 : 0.0};
+        for (int64_t keys : {1, 6, 17})
+            if (!Call(modes, keys).run()) return std::printf("failed: modes %d, %d keys\n", bits, int(keys)), 1;
+    }
+}
