@@ -28,10 +28,6 @@ short_files: functional/backends/triton_kernels.py
 short_files: functional/native/attention.cpp
 short_files: functional/points/attention.py
 short_files: models/published.py
-short_files: nn/dilation.py
-short_files: nn/point_attention.py
-short_files: nn/self_attention.py
-short_files: nn/sphere_attention.py
 short_files: training/data/points.py
 short_files: training/data/qm9.py
 short_files: training/experiment.py
@@ -43,17 +39,8 @@ short_functions: models/gsa_net.py GSANet.__init__
 short_functions: models/hybrid.py HybridNet.__init__
 short_functions: models/point_transformer.py PointTransformer.__init__
 short_functions: nn/attentive_conv.py AttentiveConv.__init__
-short_functions: nn/dilation.py _DilationAttention.__init__
-short_functions: nn/point_attention.py _PointAttention.__init__
-short_functions: nn/point_transformer.py PointTransformerBlock.__init__
-short_functions: nn/self_attention.py _SelfAttention.__init__
-short_functions: nn/sphere_attention.py SphereSelfAttention.__init__
-short_functions: nn/transformer.py TransformerBlock.__init__
 short_functions: training/cli.py compare
 few_arguments: functional/points/attention.py point_attention
-few_arguments: nn/dilation.py _DilationAttention.__init__
-few_arguments: nn/point_attention.py _PointAttention.__init__
-few_arguments: nn/self_attention.py _SelfAttention.__init__
 few_arguments: training/cli.py compare
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -21,10 +20,10 @@ from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vect
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
+from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.nn.point_attention import check_cloud
-from escnn_attention.nn.point_transformer import PointTransformerBlock
+from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
 from escnn_attention.nn.transformer import shortcut_of
 from escnn_attention.plain.point_network import (
     EquivariantHead,
@@ -324,7 +323,7 @@ def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
 
 def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(attention or {})
-    known = [n for n in inspect.signature(PointTransformerBlock.__init__).parameters if n not in _EXPLICIT]
+    known = [n for n in block_options() if n not in _EXPLICIT]
     for name in options:
         if name not in known:
             own = ", an argument of the network itself" if name in _EXPLICIT else ""

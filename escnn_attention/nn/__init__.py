@@ -2,13 +2,7 @@
 
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.convolution import attention_from_convolution
-from escnn_attention.nn.dilation import (
-    DilationLiftingSelfAttention,
-    DilationSelfAttention,
-    PerScale,
-    ScalePooling,
-    Scales,
-)
+from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
@@ -17,9 +11,11 @@ from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.resample import Crop, HalvingPool
+from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.silu import SiLU
-from escnn_attention.nn.sphere_attention import SphereSelfAttention, SphereTransformerBlock
+from escnn_attention.nn.sphere_attention import SphereSelfAttention
+from escnn_attention.nn.sphere_transformer import SphereTransformerBlock
 from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [

@@ -16,7 +16,7 @@ from escnn_attention.geometry.grid import Grid, Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention
-from escnn_attention.plain.projections import ProjectionKind, ToPoses
+from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = ["attention_from_convolution"]
 
@@ -208,7 +208,6 @@ def _look_at(layer: GroupSelfAttention, places: Tensor, sharpness: float) -> Non
 def _project(layer: GroupSelfAttention, reads: Tensor, weights: Tensor, bias: Tensor | None) -> None:
     """Constant queries and no keys; values and output by these weights, ``(c, in)`` and ``(heads, c, out)``."""
     project_in, project_out = layer.plain.project_in, layer.plain.project_out
-    assert isinstance(project_in, ToPoses)
     assert project_in.bias is not None
     channels = (layer.num_heads, layer.head_fields)
     project_in.weight.zero_()

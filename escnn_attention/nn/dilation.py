@@ -10,243 +10,28 @@ holds for translations away from the border.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.geometry.grid import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
-from escnn_attention.nn.arguments import (
-    check_input,
-    check_pointwise,
-    check_regular,
-    check_same_gspace,
-    check_shape,
-    check_type,
-    choose_head_fields,
-    choose_window,
-)
-from escnn_attention.nn.module import GridModule, PlainModule
-from escnn_attention.nn.self_attention import project_heads, project_poses, project_scalars
-from escnn_attention.plain.dilation import (
-    DilationAttention,
-    Measure,
-    WindowKind,
-    join_scales,
-    scaled_window,
-    split_scales,
-)
-from escnn_attention.plain.dilation import PerScale as PlainPerScale
-from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
-from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
+from escnn_attention.nn.arguments import check_same_gspace, check_type, choose_window
+from escnn_attention.nn.heads import Heads, check_scalars
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.options import check_options, option_names
+from escnn_attention.nn.scales import Scales, check_scales
+from escnn_attention.plain.dilation import DilationAttention, Measure, WindowKind, scaled_window
+from escnn_attention.plain.projections import ProjectionKind
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables
 
-__all__ = ["DilationLiftingSelfAttention", "DilationSelfAttention", "PerScale", "ScalePooling", "Scales"]
+__all__ = ["DilationLiftingSelfAttention", "DilationSelfAttention"]
 
 
-@dataclass(frozen=True)
-class Scales:
-    r"""A stretch of the dilation group: the scales :math:`1, b, b^2, \dots, b^{n-1}`.
-
-    Args:
-        base: b, the ratio of neighbouring scales; more than 1.
-        count: n, the number of scales.
-
-    Raises:
-        ValueError: a base that is not more than 1, or no scales.
-
-    Example:
-        >>> from escnn import gspaces, nn
-        >>> from escnn_attention import Scales
-        >>> scales = Scales(base=2, count=3)
-        >>> scales.values
-        (1.0, 2.0, 4.0)
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> scales.repeat(nn.FieldType(g, 8 * [g.regular_repr])).size
-        96
-    """
-
-    base: float = 2.0
-    count: int = 3
-
-    def __post_init__(self) -> None:
-        base: Any = self.base
-        number = float(base) if not isinstance(base, bool) and isinstance(base, Real) else math.nan
-        if not 1 < number < math.inf:
-            raise ValueError(f"base: got {self.base!r}, needed a number above 1")
-        check_int("count", self.count)
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The scales, from 1 on."""
-        return tuple(float(self.base) ** i for i in range(self.count))
-
-    def repeat(self, field_type: FieldType) -> FieldType:
-        """The type of features that have fields of type ``field_type`` at every scale, one scale after the other.
-
-        A tensor of it, ``(B, n · size, *space)``, can be viewed as ``(B, n, size, *space)``.
-        """
-        check_type("field_type", field_type)
-        return FieldType(field_type.gspace, self.count * list(field_type.representations))
-
-    def single(self, field_type: FieldType, name: str = "field_type") -> FieldType:
-        """The type that ``field_type`` has at every scale; :meth:`repeat` backwards.
-
-        Raises:
-            TypeError: ``field_type`` is none.
-            ValueError: the scales do not have the same fields.
-        """
-        check_type(name, field_type)
-        fields = list(field_type.representations)
-        of_first = fields[: len(fields) // self.count]
-        if not of_first or self.count * of_first != fields:
-            raise ValueError(
-                f"{name}: got {field_type}, needed the same fields at each of {self.count} scales, as Scales.repeat "
-                "gives them"
-            )
-        return FieldType(field_type.gspace, of_first)
-
-
-def _check_scales(scales: object) -> Scales:
-    if not isinstance(scales, Scales):
-        raise TypeError(f"scales: got {type(scales).__name__}, needed Scales")
-    return scales
-
-
-def _choose_interval(interval: int | None, scales: Scales) -> int:
-    """The number of scales that a query sees: as asked for, or two where there are."""
-    count = _check_scales(scales).count
-    if interval is None:
-        return min(2, count)
-    if check_int("interval", interval) > count:
-        raise ValueError(f"interval: got {interval}, needed at most the number of scales, {count}")
-    return interval
-
-
-class _DilationAttention(PlainModule):
-    """What both layers share: everything but the projection of the input."""
-
-    plain: DilationAttention
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        scales: Scales,
-        num_heads: int,
-        kernel_size: int,
-        *,
-        head_fields: int | None,
-        interval: int | None,
-        query: QueryMode,
-        encoding: Encoding | str | None,
-        windows: WindowKind,
-        window: str,
-        measure: Measure,
-        projection: ProjectionKind,
-        dropout: float,
-        bias: bool,
-        backend: str,
-    ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
-        group = fibers(in_type.gspace)
-        if group.dimension == 0:
-            raise ValueError(f"in_type: its gspace {in_type.gspace.name} has no base space, needed one to enlarge")
-        of_scale = _check_scales(scales).single(out_type, "out_type")
-        check_option("query", query, ("own", "all"))
-        check_option("windows", windows, ("scaled", "dilated", "fixed"))
-        check_option("measure", measure, ("haar", "counting", "printed"))
-        check_option("projection", projection, ("group", "pointwise"))
-        if windows == "dilated" and scales.base != round(scales.base):
-            raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
-        num_heads = check_int("num_heads", num_heads)
-        fields = choose_head_fields(of_scale, num_heads, head_fields, group.order)
-        if check_int("kernel_size", kernel_size) % 2 == 0:
-            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number")
-        shape = choose_window(group, in_type, kernel_size, window, 1).shape
-        if projection == "pointwise":
-            check_regular("out_type", out_type, 'projection="pointwise"')
-        encoding = as_encoding(encoding)
-        if encoding.absolute:
-            raise ValueError(
-                f"encoding: got {type(encoding).__name__}, which sees positions and not offsets; needed a relative "
-                "encoding"
-            )
-        project_in = self._project_in(in_type, scales, num_heads, fields, group, projection, bool(bias))
-        dimension = group.dimension
-        super().__init__(
-            in_type,
-            out_type,
-            DilationAttention(
-                project_in,
-                project_heads(of_scale, num_heads, fields, group, projection, bool(bias)),
-                encoding.bind(dimension, num_heads, fields, 1 if interval is None else interval * group.order),
-                inverse_action=group.action[group.inverse],
-                quotient=group.quotient,
-                num_heads=num_heads,
-                scales=scales.values,
-                windows=[
-                    scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=measure == "haar")
-                    for s in scales.values
-                ],
-                interval=interval,
-                # For scales in equal ratios ds is in proportion to s.
-                log_measure=[-dimension * math.log(t) for t in scales.values[:interval]]
-                if measure == "haar" and interval is not None
-                else None,
-                factors=[s ** -(dimension + (interval is not None)) for s in scales.values]
-                if measure == "printed"
-                else None,
-                query=query,
-                dropout=check_probability("dropout", dropout),
-                backend=check_backend(backend),
-            ),
-        )
-        self.scales = scales
-        self.num_heads = num_heads
-        self.head_fields = fields
-        self.kernel_size = kernel_size
-        self.window = shape
-        self.windows = windows
-        self.measure = measure
-
-    def _project_in(
-        self,
-        in_type: FieldType,
-        scales: Scales,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> ToPoses | Scalars:
-        """The projection of the features of a scale to queries, values and keys."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        core = self.plain
-        parts = [
-            super().extra_repr(),
-            f"{self.scales}",
-            f"num_heads={self.num_heads}",
-            f"head_fields={self.head_fields}",
-            f"kernel_size={self.kernel_size} ({self.window}, {self.windows})",
-            *([] if core.interval is None else [f"interval={core.interval}", f"query={core.query!r}"]),
-            f"measure={self.measure!r}",
-            f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})",
-            *([f"dropout={core.dropout}"] if core.dropout else []),
-            f"backend={core.backend!r}",
-        ]
-        return ", ".join(parts)
-
-
-class DilationSelfAttention(_DilationAttention):
+class DilationSelfAttention(PlainModule):
     r"""Self-attention on the group of translations, dilations and the fiber group H (GSA-Nets, Eq. 21).
 
     For every output pose (s, h), query :math:`(x, s, \tilde h)` and key :math:`(x', st, \hat h)`, with
@@ -320,6 +105,11 @@ class DilationSelfAttention(_DilationAttention):
     Worrall and Welling, "Deep Scale-spaces", NeurIPS 2019, for dilation.
     """
 
+    plain: DilationAttention
+
+    _lifts = False
+    """Whether the input has no scales and no poses."""
+
     def __init__(
         self,
         in_type: FieldType,
@@ -340,40 +130,106 @@ class DilationSelfAttention(_DilationAttention):
         bias: bool = True,
         backend: str = "auto",
     ):
+        check_type("in_type", in_type)
+        check_type("out_type", out_type)
+        check_same_gspace(in_type, out_type)
+        group = _check_space(in_type)
+        of_scale = check_scales(scales).single(out_type, "out_type")
+        check_option("query", query, ("own", "all"))
+        _check_windows(windows, measure, scales)
+        heads = Heads.choose(of_scale, num_heads, head_fields, group, projection, bias)
+        shape = _choose_shape(group, in_type, kernel_size, window)
+        encoding = _check_encoding(encoding)
+        seen = None if self._lifts else _choose_interval(interval, scales)
+        project_in = heads.read(scales.single(in_type, "in_type")) if seen else heads.read_scalars(in_type)
+        num_poses = seen * group.order if seen else 1
+        dimension, values, haar = group.dimension, scales.values, measure == "haar"
+        query = "all" if self._lifts else query  # One query without a pose contributes to every output pose.
         super().__init__(
             in_type,
             out_type,
-            scales,
-            num_heads,
-            kernel_size,
-            head_fields=head_fields,
-            interval=_choose_interval(interval, scales),
-            query=query,
-            encoding=encoding,
-            windows=windows,
-            window=window,
-            measure=measure,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
-            backend=backend,
+            DilationAttention(
+                project_in,
+                heads.write(of_scale),
+                encoding.bind(dimension, heads.number, heads.channels, num_poses),
+                GroupTables(group.action[group.inverse], group.quotient),
+                AttentionMode(query, "all", check_probability("dropout", dropout), check_backend(backend)),
+                [scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=haar) for s in values],
+                interval=seen,
+                # For scales in equal ratios ds is in proportion to s.
+                log_measure=[-dimension * math.log(t) for t in values[:seen]] if haar and seen else None,
+                factors=[s ** -(dimension + (seen is not None)) for s in values] if measure == "printed" else None,
+            ),
         )
+        self.scales = scales
+        self.num_heads = heads.number
+        self.head_fields = heads.channels
+        self.kernel_size = kernel_size
+        self.window = shape
+        self.windows = windows
+        self.measure = measure
 
-    def _project_in(
-        self,
-        in_type: FieldType,
-        scales: Scales,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> ToPoses:
-        of_scale = scales.single(in_type, "in_type")
-        return project_poses(of_scale, num_heads, head_fields, group, projection, bias)
+    def extra_repr(self) -> str:
+        core = self.plain
+        parts = [
+            super().extra_repr(),
+            f"{self.scales}",
+            f"num_heads={self.num_heads}",
+            f"head_fields={self.head_fields}",
+            f"kernel_size={self.kernel_size} ({self.window}, {self.windows})",
+            *([] if core.interval is None else [f"interval={core.interval}", f"query={core.query!r}"]),
+            f"measure={self.measure!r}",
+            f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})",
+            *([f"dropout={core.dropout}"] if core.dropout else []),
+            f"backend={core.backend!r}",
+        ]
+        return ", ".join(parts)
 
 
-class DilationLiftingSelfAttention(_DilationAttention):
+def _check_space(in_type: FieldType) -> Fibers:
+    """The fiber group, if there is a space to enlarge."""
+    group = fibers(in_type.gspace)
+    if group.dimension == 0:
+        raise ValueError(f"in_type: its gspace {in_type.gspace.name} has no base space, needed one to enlarge")
+    return group
+
+
+def _choose_shape(group: Fibers, in_type: FieldType, kernel_size: int, window: str) -> WindowShape:
+    """The shape of the windows, which are not the whole grid."""
+    if check_int("kernel_size", kernel_size) % 2 == 0:
+        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number")
+    return choose_window(group, in_type, kernel_size, window, 1).shape
+
+
+def _check_windows(windows: str, measure: str, scales: Scales) -> None:
+    """There are such windows of these scales, and such a measure."""
+    check_option("windows", windows, ("scaled", "dilated", "fixed"))
+    check_option("measure", measure, ("haar", "counting", "printed"))
+    if windows == "dilated" and scales.base != round(scales.base):
+        raise ValueError(f'windows: got "dilated" for scales of base {scales.base}, needed a whole number as base')
+
+
+def _check_encoding(encoding: Encoding | str | None) -> Encoding:
+    """The encoding, if it is a relative one."""
+    encoding = as_encoding(encoding)
+    if encoding.absolute:
+        raise ValueError(
+            f"encoding: got {type(encoding).__name__}, which sees positions and not offsets; needed a relative encoding"
+        )
+    return encoding
+
+
+def _choose_interval(interval: int | None, scales: Scales) -> int:
+    """The number of scales that a query sees: as asked for, or two where there are."""
+    count = check_scales(scales).count
+    if interval is None:
+        return min(2, count)
+    if check_int("interval", interval) > count:
+        raise ValueError(f"interval: got {interval}, needed at most the number of scales, {count}")
+    return interval
+
+
+class DilationLiftingSelfAttention(DilationSelfAttention):
     r"""Lifting self-attention: from scalar fields on the plane to features on the group with dilations (Eq. 20).
 
     .. math::
@@ -385,15 +241,17 @@ class DilationLiftingSelfAttention(_DilationAttention):
 
     Args:
         in_type: trivial fields only, without scales.
-        out_type, scales, num_heads, kernel_size, head_fields, encoding, window, dropout, bias, backend: as in
-            :class:`DilationSelfAttention`.
-        windows, measure, projection: likewise. ``projection`` is that of the output, and with ``measure="printed"`` it
-            is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and ``"counting"`` are the same.
+        out_type, scales, num_heads, kernel_size: as in :class:`DilationSelfAttention`.
+        options: ``head_fields``, ``encoding``, ``windows``, ``window``, ``measure``, ``projection``, ``dropout``,
+            ``bias`` and ``backend`` as in :class:`DilationSelfAttention`. ``projection`` is that of the output, and
+            with ``measure="printed"`` it is multiplied by :math:`s^{-d}`. With ``windows="dilated"``, ``"haar"`` and
+            ``"counting"`` are the same.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: ``in_type`` has a field that is not trivial, and all that :class:`DilationSelfAttention` raises.
 
     Example:
@@ -411,6 +269,8 @@ class DilationLiftingSelfAttention(_DilationAttention):
     Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, App. E, Eq. 20.
     """
 
+    _lifts = True
+
     def __init__(
         self,
         in_type: FieldType,
@@ -418,149 +278,10 @@ class DilationLiftingSelfAttention(_DilationAttention):
         scales: Scales,
         num_heads: int = 1,
         kernel_size: int = 5,
-        *,
-        head_fields: int | None = None,
-        encoding: Encoding | str | None = None,
-        windows: WindowKind = "scaled",
-        window: str = "auto",
-        measure: Measure = "haar",
-        projection: ProjectionKind = "group",
-        dropout: float = 0.0,
-        bias: bool = True,
-        backend: str = "auto",
+        **options: Any,
     ):
-        super().__init__(
-            in_type,
-            out_type,
-            scales,
-            num_heads,
-            kernel_size,
-            head_fields=head_fields,
-            interval=None,
-            query="all",  # One query without a pose contributes to every output pose.
-            encoding=encoding,
-            windows=windows,
-            window=window,
-            measure=measure,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
-            backend=backend,
-        )
-
-    def _project_in(
-        self,
-        in_type: FieldType,
-        scales: Scales,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> Scalars:
-        return project_scalars(in_type, num_heads, head_fields, bias, "DilationLiftingSelfAttention")
-
-
-class PerScale(GridModule):
-    """A module on every scale by itself, with the same parameters for all.
-
-    A layer norm with the statistics of a position, or a batch norm, that knows nothing of scales mixes them, or learns
-    parameters for each: where features move on to the next scale, from beyond the range come others, and the layer does
-    not commute with that. This one does, exactly. (Nonlinearities that act on every channel by itself need no help.)
-
-    Args:
-        module: any module of escnn's, or of this package, on the fields of one scale.
-        scales: the scales.
-
-    Shape:
-        ``(B, n · module.in_type.size, *space)`` to ``(B, n · module.out_type.size, *space)``, on the grid that the
-        module gives.
-
-    Raises:
-        TypeError: ``module`` is not an equivariant module.
-
-    Example:
-        >>> import torch
-        >>> from escnn import gspaces, nn
-        >>> from escnn_attention import FieldLayerNorm, PerScale, Scales
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> fields, scales = nn.FieldType(g, 2 * [g.regular_repr]), Scales(base=2, count=3)
-        >>> norm = PerScale(FieldLayerNorm(fields), scales)
-        >>> norm(norm.in_type(torch.randn(1, 24, 5, 5))).shape
-        torch.Size([1, 24, 5, 5])
-    """
-
-    def __init__(self, module: EquivariantModule, scales: Scales):
-        if not isinstance(module, EquivariantModule):
-            raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
-        _check_scales(scales)
-        super().__init__(scales.repeat(module.in_type), scales.repeat(module.out_type))
-        self.module = module
-        self.scales = scales
-
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        """Apply the module to every scale.
-
-        Args:
-            input: features of type ``in_type`` on a grid.
-
-        Returns:
-            features of type ``out_type``.
-
-        Raises:
-            TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has another gspace or type, or lies on scattered points.
-        """
-        x = check_input(input, self.in_type, self)
-        each = self.module(GeometricTensor(split_scales(x.tensor, self.scales.count), self.module.in_type))
-        return GeometricTensor(join_scales(each.tensor, self.scales.count), self.out_type)
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape."""
-        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
-        shape: Sequence[int] = self.module.evaluate_output_shape((batch, self.module.in_type.size, *space))
-        return (batch, self.out_type.size, *shape[2:])
-
-    def export(self) -> PlainPerScale:
-        """A copy as a plain torch module in eval mode, on tensors."""
-        self.eval()
-        return PlainPerScale(self.module.export(), self.scales.count).eval()
-
-    def extra_repr(self) -> str:
-        return f"{self.scales}"
-
-
-class ScalePooling(PlainModule):
-    """The maximum over scales: what comes of a dilation is only that space is enlarged.
-
-    Args:
-        in_type: the type of the input: the same fields at every scale, with pointwise nonlinearities.
-        scales: the scales.
-
-    Attributes:
-        out_type: the fields of one scale.
-
-    Shape:
-        ``(B, n · size, *space)`` to ``(B, size, *space)``.
-
-    Raises:
-        ValueError: fields that differ from scale to scale, or that do not allow the maximum.
-
-    Example:
-        >>> import torch
-        >>> from escnn import gspaces, nn
-        >>> from escnn_attention import ScalePooling, Scales
-        >>> g = gspaces.rot2dOnR2(4)
-        >>> scales = Scales(base=2, count=3)
-        >>> pool = ScalePooling(scales.repeat(nn.FieldType(g, 2 * [g.regular_repr])), scales)
-        >>> pool(pool.in_type(torch.randn(1, 24, 5, 5))).shape
-        torch.Size([1, 8, 5, 5])
-    """
-
-    plain: PlainScalePooling
-
-    def __init__(self, in_type: FieldType, scales: Scales):
-        _check_scales(scales)
-        check_pointwise("in_type", check_type("in_type", in_type), "ScalePooling")
-        super().__init__(in_type, scales.single(in_type, "in_type"), PlainScalePooling(scales.count))
-        self.scales = scales
+        name = type(self).__name__
+        known = [n for n in option_names(DilationSelfAttention) if n not in ("interval", "query")]
+        check_options(name, options, known)
+        check_scalars(check_type("in_type", in_type), name)
+        super().__init__(in_type, out_type, scales, num_heads, kernel_size, **options)

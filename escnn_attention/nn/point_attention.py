@@ -2,378 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import torch
-from escnn.group import GroupElement
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
-from torch import Tensor
+from escnn.nn import FieldType
 
-from escnn_attention._checks import check_int, check_length, check_option, check_probability
+from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.points.attention import Normalization
-from escnn_attention.geometry.clouds import Neighbourhood, once
+from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import (
-    check_points,
-    check_regular,
-    check_same_gspace,
-    check_type,
-    choose_head_fields,
-)
-from escnn_attention.nn.self_attention import check_weights, project_heads, project_poses, project_scalars
+from escnn_attention.nn.arguments import check_same_gspace, check_type
+from escnn_attention.nn.clouds import check_points_mode
+from escnn_attention.nn.heads import Heads, check_weights, is_scalar
+from escnn_attention.nn.options import check_options, option_names
+from escnn_attention.nn.point_module import PointLayer
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_attention import PointAttention
-from escnn_attention.plain.projections import ProjectionKind, Scalars, ToPoses
+from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = ["PointAttentiveConv", "PointLayer", "PointModule", "PointSelfAttention", "check_cloud"]
-
-
-class PointModule(EquivariantModule):
-    """An equivariant module on feature fields at scattered points, which leaves the points where they are.
-
-    Attributes:
-        in_type: the type of the input.
-        out_type: the type of the output.
-        space: the gspace of both.
-    """
-
-    in_type: FieldType
-    out_type: FieldType
-
-    def __init__(self, in_type: FieldType, out_type: FieldType):
-        super().__init__()
-        self.in_type = in_type
-        self.out_type = out_type
-        self.space = in_type.gspace
-
-    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape, ``(N, in_type.size)``."""
-        shape = tuple(input_shape)
-        if len(shape) != 2 or shape[1] != self.in_type.size:
-            raise ValueError(f"input_shape: {type(self).__name__} got {shape}, needed (points, {self.in_type.size})")
-        return (shape[0], self.out_type.size)
-
-    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
-        """Check on a random cloud that the module commutes with the elements of the fiber group.
-
-        Points are turned and not resampled, so that every element is exact.
-
-        Args:
-            atol: the largest absolute error, in float64.
-            rtol: the largest error relative to the output.
-
-        Returns:
-            each element with the mean of its absolute errors.
-
-        Raises:
-            AssertionError: an error is too large.
-        """
-        module = copy.deepcopy(self).double().eval()
-        group = self.space.fibergroup
-        dimension = self.space.dimensionality
-        x = GeometricTensor(
-            torch.randn(12, self.in_type.size, dtype=torch.float64),
-            self.in_type,
-            torch.randn(12, dimension, dtype=torch.float64),
-        )
-        errors: list[tuple[GroupElement, float]] = []
-        with torch.no_grad():
-            y = module(x)
-            for element in group.testing_elements():
-                error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
-                limit = atol + rtol * float(y.tensor.abs().max())
-                assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}" + (
-                    "; samples are exact for the elements that permute them only" if group.continuous else ""
-                )
-                errors.append((element, float(error.mean())))
-        return errors
+__all__ = ["PointAttentiveConv", "PointSelfAttention"]
 
 
-class PointLayer(PointModule):
-    """What the layers on points share: the call and its checks.
-
-    Attributes:
-        plain: the torch module that does the work on tensors.
-        num_heads: the number of heads.
-        head_fields: the regular fields of a head.
-    """
-
-    plain: PointAttention
-
-    def __init__(self, in_type: FieldType, out_type: FieldType, plain: PointAttention, head_fields: int):
-        super().__init__(in_type, out_type)
-        self.plain = plain
-        self.num_heads = plain.num_heads
-        self.head_fields = head_fields
-
-    def forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-    ) -> GeometricTensor:
-        """Apply the layer.
-
-        Args:
-            x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be
-                differentiated by both.
-            edge_index: ``(2, E)``, the edges from keys (first row) to queries (second row), as in PyTorch Geometric and
-                escnn's point convolutions. A point attends to itself only if there is such an edge; to every point that
-                is there leads one. Without edges the layer searches neighbours by ``radius`` and ``num_neighbours``, or
-                takes all points of the cloud.
-            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
-                one stay within clouds.
-            mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
-            measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points. Quadrature
-                weights make attention that of the continuous field that the points sample.
-
-        Returns:
-            features ``(N, out_type.size)`` of type ``out_type`` at the same coordinates.
-
-        Raises:
-            TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
-            ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does
-                not fit, a point that does not exist or to which no edge leads, edges between clouds, edges for a layer
-                that has a ``radius`` or ``num_neighbours`` of its own.
-        """
-        name = type(self).__name__
-        x = check_points(x, self.in_type, self)
-        rule = self.plain.neighbourhood
-        if edge_index is not None and not rule.is_global:
-            raise ValueError(
-                f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
-            )
-        once(check_cloud, x.coords, edge_index, batch, mask, measure)
-        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
-        return GeometricTensor(y, self.out_type, x.coords)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode.
-
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to features, gives the same values
-        and needs no escnn, neither to run nor to be loaded.
-        """
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
-
-    def extra_repr(self) -> str:
-        core = self.plain
-        rule = core.neighbourhood
-        parts = [f"{self.in_type} -> {self.out_type}", f"num_heads={self.num_heads}", f"head_fields={self.head_fields}"]
-        parts += [
-            f"{name}={value}"
-            for name, value in (("radius", rule.radius), ("num_neighbours", rule.num_neighbours))
-            if value is not None
-        ]
-        parts.append(f"query={core.query!r}")
-        if core.keys != "all":
-            parts.append(f"keys={core.keys!r}")
-        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
-        if not isinstance(core.relation, Offset):
-            parts.append(f"relation={core.relation}")
-        if core.normalization != "softmax":
-            parts.append(f"normalization={core.normalization!r}")
-        if core.length_scale != (rule.radius or 1.0):
-            parts.append(f"length_scale={core.length_scale}")
-        if core.dropout:
-            parts.append(f"dropout={core.dropout}")
-        return ", ".join(parts)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
-
-
-class _PointAttention(PointLayer):
-    """What both layers on flat space share: the arguments and their checks."""
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        num_heads: int,
-        *,
-        head_fields: int | None,
-        radius: float | None,
-        num_neighbours: int | None,
-        query: QueryMode,
-        keys: KeyMode,
-        encoding: Encoding | PairKernel | str | None,
-        relation: Relation | None,
-        length_scale: float | None,
-        normalization: Normalization,
-        projection: ProjectionKind,
-        dropout: float,
-        bias: bool,
-        backend: str,
-        kernel_features: int | None,
-        samples: Samples | int | None,
-    ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
-        check_option("query", query, ("own", "all"))
-        check_option("keys", keys, ("all", "own"))
-        check_option("normalization", normalization, ("softmax", "count"))
-        check_option("projection", projection, ("group", "pointwise"))
-        check_option("backend", backend, ("auto", "native", "neighbours", "dense", "reference"))
-        name = type(self).__name__
-        if in_type.gspace.dimensionality == 0:
-            raise ValueError(f"in_type: {name} needs a gspace over R^d, got {in_type.gspace.name} without a base space")
-        if relation is not None and not isinstance(relation, Relation):
-            raise TypeError(f"relation: got {type(relation).__name__}, needed a Relation or None")
-        relation = relation or Offset()
-        if num_neighbours is not None:
-            check_int("num_neighbours", num_neighbours)
-        neighbourhood = Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours)
-        if length_scale is None:
-            length_scale = neighbourhood.radius or 1.0
-        group = fibers(in_type.gspace, as_samples(samples))
-        num_heads = check_int("num_heads", num_heads)
-        fields = choose_head_fields(out_type, num_heads, head_fields, mass(out_type))
-        if projection == "pointwise":
-            check_regular("out_type", out_type, 'projection="pointwise"')
-        # Scalars look the same from every pose: they need none.
-        lifts = projection == "group" and all(r.is_trivial() for r in in_type.representations) and group.order > 1
-        project_in: ToPoses | Scalars
-        if lifts:
-            project_in = project_scalars(in_type, num_heads, fields, bool(bias), name)
-        else:
-            project_in = project_poses(in_type, num_heads, fields, group, projection, bool(bias))
-        num_poses = 1 if lifts else group.order
-        if query == "all" and not lifts:
-            check_weights(group)
-        kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-        itself = isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding))
-        if itself and not isinstance(relation, Offset):
-            raise ValueError(
-                f"relation: got {relation}, but a {type(kernel).__name__} is a function of the positions themselves; "
-                "leave it at None"
-            )
-        size = relation.size(group.dimension)
-        relative = None if lifts or group.relative is None else torch.as_tensor(group.relative)
-        pose_features = 0 if relative is None else relative.shape[-1]
-        # With keys="own" the pose term is the same for all keys, and drops out of a softmax; as on grids, the rotary
-        # encoding goes without it, too. A kernel is no sum with it, but has another constant where the query's pose is
-        # that of the output.
-        if isinstance(kernel, PairKernel):
-            constant = keys == "own" and query == "own"
-        else:
-            constant = keys == "own" and normalization == "softmax" and not kernel.absolute
-        seen = 1 if constant else num_poses
-        values = None
-        if kernel_features is not None:
-            check_int("kernel_features", kernel_features)
-            values = ConvolvedValues(
-                size, num_heads, fields, num_poses, features=kernel_features, pose_features=pose_features
-            )
-        plain = PointAttention(
-            project_in,
-            project_heads(out_type, num_heads, fields, group, projection, bool(bias)),
-            kernel.bind(size, num_heads, fields, seen, pose_features=pose_features if relative is None else relative),
-            relation,
-            neighbourhood,
-            values,
-            inverse_action=group.inverse_action,
-            quotient=np.zeros((group.order, 1), dtype=np.int64) if lifts else group.quotient,
-            relative=None if lifts else group.relative,
-            log_measure=group.log_measure,
-            num_heads=num_heads,
-            # A single query without a pose contributes to every output pose by itself.
-            query="own" if lifts and query == "own" else query,
-            keys=keys,
-            normalization=normalization,
-            dropout=check_probability("dropout", dropout),
-            length_scale=check_length("length_scale", length_scale),
-            backend=backend,
-            query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
-            transformation=random_transformation(in_type, out_type, group),
-            opposite=opposite_poses(group),
-        )
-        super().__init__(in_type, out_type, plain, fields)
-
-
-def opposite_poses(group: Fibers) -> np.ndarray | None:
-    """The index of -h for every element h of a finite group that has the inversion of space, else None."""
-    if group.samples is not None:
-        return None
-    for opposite in group.quotient:  # h to g⁻¹h
-        inverts = np.allclose(group.inverse_action[opposite], -group.inverse_action, atol=1e-12)
-        # g is its own inverse: -h sees ĥ as h sees -ĥ.
-        if inverts and (group.quotient[opposite] == group.quotient[:, opposite]).all():
-            return opposite
-    return None
-
-
-def check_cloud(
-    coords: Tensor, edge_index: Any = None, batch: Any = None, mask: Any = None, measure: Any = None
-) -> None:
-    """What comes with the features of a cloud fits together; what a mask hides may be anything."""
-    number = len(coords)
-    if number == 0:
-        raise ValueError("input: got a cloud without points, needed at least one")
-    for name, value in (("edge_index", edge_index), ("batch", batch), ("mask", mask), ("measure", measure)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
-        raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
-    if mask is not None and not bool(mask.any()):
-        raise ValueError("mask: hides all points, needed at least one that is there")
-    finite = coords.detach().isfinite().all(-1)
-    if not bool((finite if mask is None else finite | ~mask).all()):
-        raise ValueError("coords: got numbers that are not finite; leave points out by mask")
-    if edge_index is not None:
-        _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
-    if batch is not None:
-        _check_index("batch", batch, (number,), None)
-        if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
-            raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
-    if edge_index is not None:
-        _check_keys(edge_index, number, mask)
-    if measure is not None:
-        if measure.shape != (number,):
-            raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
-        good = (measure > 0) & measure.isfinite()
-        if not bool((good if mask is None else good | ~mask).all()):
-            raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
-
-
-def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
-    """Every point that is there has a key."""
-    queries = edge_index[1] if mask is None else edge_index[1, mask[edge_index[0]]]
-    without = torch.ones(number, dtype=torch.bool, device=edge_index.device) if mask is None else mask.clone()
-    without[queries] = False
-    if bool(without.any()):
-        example, several = int(without.nonzero()[0]), int(without.sum())
-        raise ValueError(
-            f"edge_index: no edge leads to point {example} ({several} such of {number} points), which then has nothing "
-            "to attend to; give isolated points an edge to themselves, or leave them out by mask"
-        )
-
-
-def _check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
-    """``index`` is of integers, of this shape, from 0 to ``number`` - 1."""
-    if index.dtype != torch.long:
-        raise TypeError(f"{name}: got {index.dtype}, needed a tensor of torch.long")
-    if tuple(index.shape) != shape:
-        needed = "(2, edges)" if name == "edge_index" else shape
-        raise ValueError(f"{name}: got shape {tuple(index.shape)}, needed {needed}")
-    if index.numel() and (int(index.min()) < 0 or (number is not None and int(index.max()) >= number)):
-        most = "" if number is None else f" to {number - 1}"
-        raise ValueError(f"{name}: got {int(index.min())} to {int(index.max())}, needed numbers from 0{most}")
-
-
-class PointSelfAttention(_PointAttention):
+class PointSelfAttention(PointLayer):
     r"""Self-attention between the points of a cloud: from any fields to any fields, equivariant to the isometries
     :math:`R^d \rtimes H`.
 
@@ -440,6 +97,9 @@ class PointSelfAttention(_PointAttention):
     Source: Hutchinson et al., "LieTransformer", ICML 2021; "Equivariant Attention on Homogeneous Spaces" (slides).
     """
 
+    kernel_features: int | None = None
+    """The number of functions in the kernel that values pass through; None where they pass as they are."""
+
     def __init__(
         self,
         in_type: FieldType,
@@ -461,29 +121,70 @@ class PointSelfAttention(_PointAttention):
         samples: Samples | int | None = None,
         backend: str = "auto",
     ):
-        super().__init__(
-            in_type,
-            out_type,
-            num_heads,
-            head_fields=head_fields,
-            radius=radius,
-            num_neighbours=num_neighbours,
+        check_type("in_type", in_type)
+        check_type("out_type", out_type)
+        check_same_gspace(in_type, out_type)
+        check_points_mode(query, normalization, keys, backend)
+        relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
+        length_scale = (neighbourhood.radius or 1.0) if length_scale is None else length_scale
+        group = fibers(in_type.gspace, as_samples(samples))
+        heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
+        # Scalars look the same from every pose: they need none.
+        lifts = projection == "group" and is_scalar(in_type) and group.order > 1
+        project_in = heads.read_scalars(in_type) if lifts else heads.read(in_type)
+        if query == "all" and not lifts:
+            check_weights(group)
+        kernel = _choose_encoding(encoding, relation)
+        size, num_poses = relation.size(group.dimension), 1 if lifts else group.order
+        tables = _tables(group, lifts)
+        seen = 1 if _is_constant(kernel, query, keys, normalization) else num_poses
+        features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
+        plain = PointAttention(
+            project_in=project_in,
+            values=self._values(size, heads, num_poses, tables["relative"]),
+            project_out=heads.write(out_type),
+            encoding=kernel.bind(size, heads.number, heads.channels, seen, features),
+            relation=relation,
+            neighbourhood=neighbourhood,
+            **tables,
+            num_heads=heads.number,
             query=query,
             keys=keys,
-            encoding=encoding,
-            relation=relation,
-            length_scale=length_scale,
             normalization=normalization,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
+            dropout=check_probability("dropout", dropout),
+            length_scale=check_length("length_scale", length_scale),
             backend=backend,
-            kernel_features=None,
-            samples=samples,
+            query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
+            transformation=random_transformation(in_type, out_type, group),
+        )
+        super().__init__(in_type, out_type, plain, heads.channels)
+
+    def _check_space(self, in_type: FieldType, relation: Relation | None) -> Relation:
+        """The relation, by default the offset, of points of a space that there is."""
+        if in_type.gspace.dimensionality == 0:
+            raise ValueError(
+                f"in_type: {type(self).__name__} needs a gspace over R^d, got {in_type.gspace.name} without a base "
+                "space"
+            )
+        if relation is not None and not isinstance(relation, Relation):
+            raise TypeError(f"relation: got {type(relation).__name__}, needed a Relation or None")
+        return relation or Offset()
+
+    def _values(self, size: int, heads: Heads, num_poses: int, relative: np.ndarray | None) -> ConvolvedValues | None:
+        """What becomes of the values of ``num_poses`` poses, by a relation of ``size`` numbers."""
+        if self.kernel_features is None:
+            return None
+        return ConvolvedValues(
+            size,
+            heads.number,
+            heads.channels,
+            num_poses,
+            features=check_int("kernel_features", self.kernel_features),
+            pose_features=0 if relative is None else relative.shape[-1],
         )
 
 
-class PointAttentiveConv(_PointAttention):
+class PointAttentiveConv(PointSelfAttention):
     r"""Attentive convolution on points: attention in which the values pass through a kernel of the location.
 
     .. math::
@@ -496,10 +197,11 @@ class PointAttentiveConv(_PointAttention):
     constant kernel self-attention.
 
     Args:
+        in_type, out_type, num_heads: as in :class:`PointSelfAttention`.
         kernel_features: the number of functions :math:`\phi_f`.
-        in_type, out_type, num_heads, head_fields, radius, num_neighbours, query: as in :class:`PointSelfAttention`.
-        encoding, relation, length_scale, normalization: as in :class:`PointSelfAttention`.
-        projection, dropout, bias, samples: as in :class:`PointSelfAttention`.
+        encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
+        options: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``relation``, ``length_scale``,
+            ``normalization``, ``projection``, ``dropout``, ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -527,42 +229,73 @@ class PointAttentiveConv(_PointAttention):
         num_heads: int = 1,
         *,
         kernel_features: int = 8,
-        head_fields: int | None = None,
-        radius: float | None = None,
-        num_neighbours: int | None = None,
-        query: QueryMode = "own",
         encoding: Encoding | PairKernel | str | None = None,
-        relation: Relation | None = None,
-        length_scale: float | None = None,
-        normalization: Normalization = "softmax",
-        projection: ProjectionKind = "group",
-        dropout: float = 0.0,
-        bias: bool = True,
-        samples: Samples | int | None = None,
+        **options: Any,
     ):
-        kernel = as_encoding(encoding) if not isinstance(encoding, PairKernel) else encoding
-        if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
+        known = [n for n in option_names(PointSelfAttention) if n not in ("keys", "backend", "encoding")]
+        check_options(type(self).__name__, options, [*option_names(PointAttentiveConv), *known])
+        kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
+        if _is_of_positions(kernel):
             raise ValueError(
                 f"encoding: PointAttentiveConv got {type(kernel).__name__}, needed a function of the relation of two "
                 "points: mlp, separable, fourier, none or a PairKernel"
             )
-        super().__init__(
-            in_type,
-            out_type,
-            num_heads,
-            head_fields=head_fields,
-            radius=radius,
-            num_neighbours=num_neighbours,
-            query=query,
-            keys="all",
-            encoding=kernel,
-            relation=relation,
-            length_scale=length_scale,
-            normalization=normalization,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
-            backend="auto",
-            kernel_features=kernel_features,
-            samples=samples,
+        self.kernel_features = kernel_features
+        super().__init__(in_type, out_type, num_heads, encoding=kernel, **options)
+
+
+def choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Neighbourhood:
+    """The rule by which points are neighbours."""
+    if num_neighbours is not None:
+        check_int("num_neighbours", num_neighbours)
+    return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours)
+
+
+def _is_of_positions(kernel: Encoding | PairKernel) -> bool:
+    """Whether an encoding is a function of two positions, each by itself, and not of their relation."""
+    return isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding))
+
+
+def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
+    """The encoding or kernel, if it can see this relation."""
+    kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
+    if _is_of_positions(kernel) and not isinstance(relation, Offset):
+        raise ValueError(
+            f"relation: got {relation}, but a {type(kernel).__name__} is a function of the positions themselves; "
+            "leave it at None"
         )
+    return kernel
+
+
+def _is_constant(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
+    """Whether the term of the pose of a key is the same for all keys of a query, and is left out.
+
+    With ``keys="own"`` it is, and drops out of a softmax; as on grids, the rotary encoding goes without it, too. A
+    kernel is no sum with it, but has another constant where the query's pose is that of the output.
+    """
+    if isinstance(kernel, PairKernel):
+        return keys == "own" and query == "own"
+    return keys == "own" and normalization == "softmax" and not kernel.absolute
+
+
+def _tables(group: Fibers, lifts: bool) -> dict[str, Any]:
+    """What :class:`~escnn_attention.plain.point_attention.PointAttention` knows of a group."""
+    return {
+        "inverse_action": group.inverse_action,
+        "quotient": np.zeros((group.order, 1), dtype=np.int64) if lifts else group.quotient,
+        "relative": None if lifts else group.relative,
+        "log_measure": group.log_measure,
+        "opposite": opposite_poses(group),
+    }
+
+
+def opposite_poses(group: Fibers) -> np.ndarray | None:
+    """The index of -h for every element h of a finite group that has the inversion of space, else None."""
+    if group.samples is not None:
+        return None
+    for opposite in group.quotient:  # h to g⁻¹h
+        inverts = np.allclose(group.inverse_action[opposite], -group.inverse_action, atol=1e-12)
+        # g is its own inverse: -h sees ĥ as h sees -ĥ.
+        if inverts and (group.quotient[opposite] == group.quotient[:, opposite]).all():
+            return opposite
+    return None

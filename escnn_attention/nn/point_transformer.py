@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_probability
-from escnn_attention.encodings import Encoding
-from escnn_attention.encodings.pair_kernel import PairKernel
-from escnn_attention.functional import KeyMode, QueryMode
-from escnn_attention.functional.points.attention import Normalization
+from escnn_attention._checks import check_int, check_probability, check_unused
 from escnn_attention.geometry.clouds import once, where_present
-from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import check_points, check_type
+from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointAttentiveConv, PointModule, PointSelfAttention, check_cloud
-from escnn_attention.nn.pose_linear import PoseFeedForward, PoseLinear
-from escnn_attention.nn.silu import SiLU
-from escnn_attention.nn.transformer import dropout_of, export_of, shortcut_of
+from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
+from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
+from escnn_attention.nn.point_module import PointModule
+from escnn_attention.nn.transformer import dropout_of, export_of, pointwise_network, shortcut_of
 from escnn_attention.plain.point_transformer import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = ["PointTransformerBlock"]
+__all__ = ["PointBlock", "PointTransformerBlock", "block_options"]
 
 
 class PointBlock(PointModule):
@@ -77,20 +75,26 @@ class PointTransformerBlock(PointBlock):
     Args:
         in_type: the type of the input. Any fields whose representations are orthogonal.
         out_type: the type of the output, likewise.
-        num_heads, head_fields, radius, num_neighbours, query, keys: as in :class:`PointSelfAttention`.
-        encoding, relation, length_scale, normalization: as in :class:`PointSelfAttention`.
-        projection, bias, samples, backend: as in :class:`PointSelfAttention`.
+        num_heads: the number of heads.
+        attention: another attention: a module from ``in_type`` to ``out_type`` that is called as
+            :class:`PointSelfAttention` is, or a function of the two types that makes one. The options of an attention
+            are then left to it.
         kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
         hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
             units of a regular field, and at least one.
+        projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``, ``encoding``,
+            ``relation``, ``length_scale``, ``normalization`` and ``backend``, as in :class:`PointSelfAttention`; with
+            ``kernel_features`` neither ``keys`` nor ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as the layers inside raise.
+        TypeError: there is no such option, or ``attention`` is no module and makes none, or as the layers inside raise.
+        ValueError, NotImplementedError: ``attention`` is of other types, or as the layers inside raise.
 
     Example:
         >>> import torch
@@ -112,83 +116,38 @@ class PointTransformerBlock(PointBlock):
         out_type: FieldType,
         num_heads: int = 1,
         *,
+        attention: AttentionLike | None = None,
         kernel_features: int | None = None,
         hidden_fields: int | None = None,
-        head_fields: int | None = None,
-        radius: float | None = None,
-        num_neighbours: int | None = None,
-        query: QueryMode = "own",
-        keys: KeyMode = "all",
-        encoding: Encoding | PairKernel | str | None = None,
-        relation: Relation | None = None,
-        length_scale: float | None = None,
-        normalization: Normalization = "softmax",
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         bias: bool = True,
         samples: Samples | int | None = None,
-        backend: str = "auto",
+        **options: Any,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         dropout = check_probability("dropout", dropout)
         check_probability("attention_dropout", attention_dropout)
-        self.attention: PointSelfAttention | PointAttentiveConv
-        if kernel_features is None:
-            self.attention = PointSelfAttention(
-                in_type,
-                out_type,
-                num_heads,
-                head_fields=head_fields,
-                radius=radius,
-                num_neighbours=num_neighbours,
-                query=query,
-                keys=keys,
-                encoding=encoding,
-                relation=relation,
-                length_scale=length_scale,
-                normalization=normalization,
-                projection=projection,
-                dropout=attention_dropout,
-                bias=bias,
-                samples=samples,
-                backend=backend,
-            )
+        check_options(type(self).__name__, options, block_options())
+        shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
+        if attention is not None:
+            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
+            own["attention_dropout"] = (attention_dropout, 0.0)
+            layer: EquivariantModule = choose_attention(attention, in_type, out_type, {**changed(own), **options})
+        elif kernel_features is None:
+            layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
         else:
-            if keys != "all" or backend != "auto":
-                name = "keys" if keys != "all" else "backend"
-                raise ValueError(f"{name}: an attentive convolution (kernel_features) has no such option; leave it out")
-            self.attention = PointAttentiveConv(
-                in_type,
-                out_type,
-                num_heads,
-                kernel_features=kernel_features,
-                head_fields=head_fields,
-                radius=radius,
-                num_neighbours=num_neighbours,
-                query=query,
-                encoding=encoding,
-                relation=relation,
-                length_scale=length_scale,
-                normalization=normalization,
-                projection=projection,
-                dropout=attention_dropout,
-                bias=bias,
-                samples=samples,
-            )
+            for name, default in (("keys", "all"), ("backend", "auto")):
+                why = "an attentive convolution (kernel_features) has no such option"
+                check_unused(name, options.pop(name, default), default, why)
+            shared["kernel_features"] = kernel_features
+            layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
-        network: list[EquivariantModule]
-        if in_type.fibergroup.continuous:
-            network = [PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bias)]
-        else:
-            hidden = FieldType(in_type.gspace, hidden_fields * [in_type.gspace.regular_repr])
-            network = [
-                PoseLinear(out_type, hidden, projection=projection, bias=bias),
-                SiLU(hidden),
-                PoseLinear(hidden, out_type, projection=projection, bias=bias),
-            ]
+        network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
+        self.attention = layer
         self.norm = FieldLayerNorm(in_type)
         self.after: EquivariantModule = dropout_of(out_type, dropout)
         self.shortcut = shortcut_of(in_type, out_type, projection)
@@ -208,3 +167,9 @@ class PointTransformerBlock(PointBlock):
         return PlainPointTransformerBlock(
             self.norm.export(), self.attention.export(), shortcut, export_of(self.feed_forward)
         ).eval()
+
+
+def block_options() -> list[str]:
+    """The names of all options of a :class:`PointTransformerBlock`, those of its attention included."""
+    own = option_names(PointTransformerBlock)
+    return [*own, *(n for n in option_names(PointSelfAttention) if n not in own)]

@@ -3,251 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option, check_probability
+from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
-from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import (
-    check_input,
-    check_regular,
-    check_same_gspace,
-    check_type,
-    choose_head_fields,
-    choose_window,
-)
+from escnn_attention.nn.arguments import check_input, check_same_gspace, check_type, choose_window
+from escnn_attention.nn.heads import Heads, check_scalars, check_weights, is_scalar
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
-from escnn_attention.plain.self_attention import SelfAttention
+from escnn_attention.nn.options import check_options, option_names
+from escnn_attention.plain.projections import ProjectionKind
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, SelfAttention
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 
 
-def check_weights(group: Fibers) -> None:
-    """The poses of queries may be added up alike."""
-    if group.log_measure is not None:
-        assert group.samples is not None
-        raise ValueError(
-            f'query: "all" adds up the poses of queries alike, and {group.samples} have different weights; needed '
-            '"own", or samples that are a subgroup'
-        )
-
-
-def project_poses(
-    in_type: FieldType, num_heads: int, head_fields: int, group: Fibers, projection: ProjectionKind, bias: bool
-) -> ToPoses:
-    """The projection of any fields to the queries, values and keys of all heads."""
-    if projection == "pointwise":
-        check_regular("in_type", in_type, 'projection="pointwise"')
-    fields = num_heads * head_fields
-    return ToPoses(
-        frames(in_type, group=group),
-        in_type.size,
-        3 * fields,
-        group.order,
-        groups=3 * num_heads,
-        kind=projection,
-        bias=2 * fields if bias else 0,
-    )
-
-
-def project_scalars(
-    in_type: FieldType, num_heads: int, head_fields: int, bias: bool, layer: str, advice: str = ""
-) -> Scalars:
-    """The same of scalar fields only, which have no poses."""
-    others = sorted({r.name for r in in_type.representations if not r.is_trivial()})
-    if others:
-        raise ValueError(f"in_type: {layer} needs trivial (scalar) fields only, got also {', '.join(others)}{advice}")
-    fields = num_heads * head_fields
-    return Scalars(in_type.size, 3 * fields, groups=3 * num_heads, bias=2 * fields if bias else 0)
-
-
-def project_heads(
-    out_type: FieldType, num_heads: int, head_fields: int, group: Fibers, projection: ProjectionKind, bias: bool
-) -> FromPoses:
-    """The projection of all heads together to any fields."""
-    return FromPoses(
-        frames(out_type, group=group, dual=True),
-        out_type.size,
-        num_heads * head_fields,
-        group.order,
-        groups=num_heads,
-        kind=projection,
-        invariants=invariant_vectors(out_type) if bias else None,
-        mass=mass(out_type),
-    )
-
-
-class _SelfAttention(PlainModule):
-    """What both layers share: everything but the projection of the input."""
-
-    plain: SelfAttention
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        num_heads: int,
-        kernel_size: int | None,
-        *,
-        head_fields: int | None,
-        query: QueryMode,
-        keys: KeyMode,
-        encoding: Encoding | str | None,
-        window: str,
-        dilation: int,
-        projection: ProjectionKind,
-        dropout: float,
-        bias: bool,
-        backend: str,
-        samples: Samples | int | None,
-    ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
-        check_option("query", query, ("own", "all"))
-        check_option("keys", keys, ("all", "own"))
-        check_option("projection", projection, ("group", "pointwise"))
-        group = fibers(in_type.gspace, as_samples(samples))
-        num_heads = check_int("num_heads", num_heads)
-        fields = choose_head_fields(out_type, num_heads, head_fields, mass(out_type))
-        if projection == "pointwise":
-            check_regular("out_type", out_type, 'projection="pointwise"')
-        project_in, num_poses = self._project_in(in_type, num_heads, fields, group, projection, bool(bias))
-        encoding = as_encoding(encoding)
-        if keys == "own" and not encoding.absolute:
-            num_poses = 1  # A query sees keys of one pose, whose term would be the same for all of them.
-        relative = group.relative if num_poses > 1 else None
-        # The measure of the one pose that a query sees, or that there is, drops out.
-        log_measure = group.log_measure if isinstance(project_in, ToPoses) and keys == "all" else None
-        all_queries = query == "all" and isinstance(project_in, ToPoses)
-        if all_queries:
-            check_weights(group)
-        super().__init__(
-            in_type,
-            out_type,
-            SelfAttention(
-                project_in,
-                project_heads(out_type, num_heads, fields, group, projection, bool(bias)),
-                encoding.bind(
-                    group.dimension, num_heads, fields, num_poses, 0 if relative is None else torch.tensor(relative)
-                ),
-                inverse_action=group.inverse_action,
-                quotient=group.quotient if group.samples is None else None,
-                relative=relative,
-                log_measure=log_measure,
-                query_weight=mass(out_type) / group.order if all_queries else 1.0,
-                transformation=random_transformation(in_type, out_type, group),
-                num_heads=num_heads,
-                window=choose_window(group, in_type, kernel_size, window, dilation),
-                query=query,
-                keys=keys,
-                dropout=check_probability("dropout", dropout),
-                backend=check_backend(backend),
-            ),
-        )
-        self.num_heads = num_heads
-        self.head_fields = fields
-        self.samples = group.samples
-
-    def _project_in(
-        self,
-        in_type: FieldType,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> tuple[ToPoses | Scalars, int]:
-        """The projection to queries, values and keys, and the number of poses they have."""
-        raise NotImplementedError
-
-    def attention_maps(
-        self,
-        input: GeometricTensor,
-        positions: Sequence[Sequence[int]] | Tensor,
-        poses: Sequence[int | GroupElement] | None = None,
-    ) -> Tensor:
-        r"""What chosen queries attend to.
-
-        Args:
-            input: features of type ``in_type``.
-            positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid; negative ones
-                count from the end.
-            poses: the output poses h, as elements or as their indices; all by default.
-
-        Returns:
-            Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
-            positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
-            and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, or one in lifting. Each map sums to 1 over the
-            key poses and the space. Dropout is not applied.
-
-        Raises:
-            TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has the wrong type, or a position or pose does not exist.
-
-        Example:
-            >>> import torch
-            >>> from escnn import gspaces, nn
-            >>> from escnn_attention import GroupSelfAttention
-            >>> g = gspaces.rot2dOnR2(4)
-            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-            >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3)
-            >>> maps = layer.attention_maps(fields(torch.randn(1, 8, 5, 5)), positions=[(2, 2), (0, 4)], poses=[0])
-            >>> maps.shape
-            torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
-        """
-        x = check_input(input, self.in_type, self)
-        shape = x.tensor.shape[2:]
-        index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
-        if index.shape[1] != len(shape):
-            raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
-        size = torch.tensor(shape, dtype=torch.long)
-        if ((index < -size) | (index >= size)).any():
-            raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
-        flat = torch.zeros(len(index), dtype=torch.long)
-        for axis, n in enumerate(shape):
-            flat = flat * n + index[:, axis] % n
-        return self.plain.attention_maps(x.tensor, flat, None if poses is None else [self._pose(h) for h in poses])
-
-    def _pose(self, pose: int | GroupElement) -> int:
-        group = fibers(self.space, self.samples)
-        if isinstance(pose, GroupElement):
-            if pose.group != self.space.fibergroup:
-                raise ValueError(f"poses: got an element of {pose.group.name}, needed {self.space.fibergroup.name}")
-            if pose not in group.elements:
-                raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
-            return group.index(pose)
-        if not 0 <= pose < group.order:
-            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
-        return int(pose)
-
-    def extra_repr(self) -> str:
-        core = self.plain
-        window = core.window
-        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
-        parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
-        if window.dilation > 1:
-            parts.append(f"dilation={window.dilation}")
-        parts.append(f"query={core.query!r}")
-        if core.keys != "all":
-            parts.append(f"keys={core.keys!r}")
-        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
-        if core.dropout:
-            parts.append(f"dropout={core.dropout}")
-        if self.samples is not None:
-            parts.append(f"samples={self.samples!r}")
-        return ", ".join([*parts, f"backend={core.backend!r}"])
-
-
-class GroupSelfAttention(_SelfAttention):
+class GroupSelfAttention(PlainModule):
     r"""Group self-attention: from any fields to any fields, equivariant to translations and to the fiber group H.
 
     For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with
@@ -262,7 +41,17 @@ class GroupSelfAttention(_SelfAttention):
     and an equivariant projection of all heads together to ``out_type``. Queries, keys and values are regular fields,
     made from ``in_type`` by the complete space of equivariant pointwise maps: scalars, vectors, quotient and regular
     fields come in and go out alike, and vector fields are lifted as they are. The positional encoding
-    :math:`\rho` is a continuous function, evaluated at the turned offset.
+    :math:`\rho` is a continuous function, evaluated at the offset as h sees it.
+
+    Scalar fields look the same from every pose. From trivial fields alone keys differ from pose to pose by the pose
+    term of the encoding only, which drops out of the softmax:
+
+    .. math::
+        s_h(x; x') = \langle q(x),\; k(x') + \rho_x(h^{-1}\Delta) \rangle / \sqrt C, \qquad
+        \mathrm{out}(x, h) = |Q(h)| \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
+
+    The scores of the content are computed once and shared by all poses, :math:`|H|^2` times fewer than of other fields.
+    (With rotary encodings, unless ``keys="own"``, and with absolute ones the term does not drop out, and poses stay.)
 
     It is GSA-Nets' Eq. 16 with one correction: as printed, the encoding sees :math:`h^{-1}(\tilde h^{-1}\hat h)`,
     which is not invariant to the group.
@@ -330,6 +119,11 @@ class GroupSelfAttention(_SelfAttention):
     Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``.
     """
 
+    plain: SelfAttention
+
+    _scalars_only = False
+    """Whether the layer is for scalar fields only, whose encoding has no term for the poses."""
+
     def __init__(
         self,
         in_type: FieldType,
@@ -349,56 +143,168 @@ class GroupSelfAttention(_SelfAttention):
         backend: str = "auto",
         samples: Samples | int | None = None,
     ):
+        check_type("in_type", in_type)
+        check_type("out_type", out_type)
+        check_same_gspace(in_type, out_type)
+        check_option("query", query, ("own", "all"))
+        check_option("keys", keys, ("all", "own"))
+        group = fibers(in_type.gspace, as_samples(samples))
+        heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
+        encoding = as_encoding(encoding)
+        lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, keys))
+        project_in = heads.read_scalars(in_type) if lifts else heads.read(in_type)
+        if query == "all" and not lifts:
+            check_weights(group)
+        # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
+        num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order
+        tables = GroupTables(
+            group.inverse_action,
+            quotient=None if lifts or group.samples is not None else group.quotient,
+            relative=None if lifts or num_poses == 1 else group.relative,
+            # The measure of the one pose that a query sees, or that there is, drops out.
+            log_measure=group.log_measure if keys == "all" and not lifts else None,
+        )
+        # All query poses together weigh as many poses as there are; without poses there is one query for them.
+        weight = mass(out_type) / (1 if lifts else group.order) if query == "all" else 1.0
         super().__init__(
             in_type,
             out_type,
-            num_heads,
-            kernel_size,
-            head_fields=head_fields,
-            query=query,
-            keys=keys,
-            encoding=encoding,
-            window=window,
-            dilation=dilation,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
-            backend=backend,
-            samples=samples,
+            SelfAttention(
+                project_in,
+                heads.write(out_type),
+                _bind(encoding, heads, num_poses, lifts),
+                tables,
+                choose_window(group, in_type, kernel_size, window, dilation),
+                AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
+                query_weight=weight,
+                transformation=random_transformation(in_type, out_type, group),
+            ),
         )
+        self.num_heads = heads.number
+        self.head_fields = heads.channels
+        self.samples = group.samples
 
-    def _project_in(
+    def attention_maps(
         self,
-        in_type: FieldType,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> tuple[ToPoses, int]:
-        return project_poses(in_type, num_heads, head_fields, group, projection, bias), group.order
+        input: GeometricTensor,
+        positions: Sequence[Sequence[int]] | Tensor,
+        poses: Sequence[int | GroupElement] | None = None,
+    ) -> Tensor:
+        r"""What chosen queries attend to.
+
+        Args:
+            input: features of type ``in_type``.
+            positions: ``(n, d)``, the positions of the queries, as indices along the axes of the grid; negative ones
+                count from the end.
+            poses: the output poses h, as elements or as their indices; all by default.
+
+        Returns:
+            Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
+            positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
+            and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`. Where scalars have no poses, and in
+            :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the key poses and the space.
+            Dropout is not applied.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: it has the wrong type, or a position or pose does not exist.
+
+        Example:
+            >>> import torch
+            >>> from escnn import gspaces, nn
+            >>> from escnn_attention import GroupSelfAttention
+            >>> g = gspaces.rot2dOnR2(4)
+            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+            >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3)
+            >>> maps = layer.attention_maps(fields(torch.randn(1, 8, 5, 5)), positions=[(2, 2), (0, 4)], poses=[0])
+            >>> maps.shape
+            torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
+        """
+        x = check_input(input, self.in_type, self)
+        shape = x.tensor.shape[2:]
+        index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
+        if index.shape[1] != len(shape):
+            raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
+        size = torch.tensor(shape, dtype=torch.long)
+        if ((index < -size) | (index >= size)).any():
+            raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
+        flat = torch.zeros(len(index), dtype=torch.long)
+        for axis, n in enumerate(shape):
+            flat = flat * n + index[:, axis] % n
+        return self.plain.attention_maps(x.tensor, flat, None if poses is None else [self._pose(h) for h in poses])
+
+    def _pose(self, pose: int | GroupElement) -> int:
+        group = fibers(self.space, self.samples)
+        if isinstance(pose, GroupElement):
+            if pose.group != self.space.fibergroup:
+                raise ValueError(f"poses: got an element of {pose.group.name}, needed {self.space.fibergroup.name}")
+            if pose not in group.elements:
+                raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
+            return group.index(pose)
+        if not 0 <= pose < group.order:
+            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
+        return int(pose)
+
+    def extra_repr(self) -> str:
+        core = self.plain
+        window = core.window
+        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
+        parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
+        if window.dilation > 1:
+            parts.append(f"dilation={window.dilation}")
+        parts.append(f"query={core.query!r}")
+        if core.keys != "all":
+            parts.append(f"keys={core.keys!r}")
+        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
+        if core.dropout:
+            parts.append(f"dropout={core.dropout}")
+        if self.samples is not None:
+            parts.append(f"samples={self.samples!r}")
+        return ", ".join([*parts, f"backend={core.backend!r}"])
 
 
-class LiftingSelfAttention(_SelfAttention):
+def _sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, keys: KeyMode) -> bool:
+    """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.
+
+    Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
+    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to the queries too.
+    """
+    added = type(encoding).rotations is Encoding.rotations or keys == "own"
+    return is_scalar(in_type) and heads.group.order > 1 and added and not encoding.absolute
+
+
+def _bind(encoding: Encoding, heads: Heads, num_poses: int, lifts: bool) -> Encoding:
+    """The encoding for these heads; without its term for the poses where keys have none."""
+    relative = heads.group.relative if num_poses > 1 else None
+    features = 0 if relative is None else torch.tensor(relative)
+    bound = encoding.bind(heads.group.dimension, heads.number, heads.channels, num_poses, features)
+    if lifts:
+        # Made and left out, so that the function of the offset is the one that the layer has beside poses.
+        bound.pose_embedding = bound.pose_network = None
+    return bound
+
+
+class LiftingSelfAttention(GroupSelfAttention):
     r"""Lifting self-attention: from scalar fields to regular fields, and on to any ``out_type``.
 
     .. math::
         s_h(x; x') &= \langle q(x),\; k(x') + \rho(h^{-1}\Delta) \rangle / \sqrt C \\
         \mathrm{out}(x, h) &= \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
 
-    Scalars look the same from every pose, so the scores of the content are computed once and shared by all of them. The
-    poses differ by the turned encoding alone: with ``encoding="none"`` they are all equal.
+    It is :class:`GroupSelfAttention` on scalars, with every encoding and without a term for the poses. The output
+    differs from pose to pose by what the encoding sees of the offset alone: with ``encoding="none"`` all are equal.
 
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
-        out_type, num_heads, kernel_size, head_fields, encoding, window, dilation: as in :class:`GroupSelfAttention`.
-        projection: that of the output.
-        dropout, bias, backend, samples: as in :class:`GroupSelfAttention`.
+        out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``bias``, ``backend`` and
+            ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: ``in_type`` has a field that is not trivial, and all that :class:`GroupSelfAttention` raises.
 
     Example:
@@ -414,50 +320,18 @@ class LiftingSelfAttention(_SelfAttention):
     Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 14.
     """
 
+    _scalars_only = True
+
     def __init__(
         self,
         in_type: FieldType,
         out_type: FieldType,
         num_heads: int = 1,
         kernel_size: int | None = None,
-        *,
-        head_fields: int | None = None,
-        encoding: Encoding | str | None = None,
-        window: str = "auto",
-        dilation: int = 1,
-        projection: ProjectionKind = "group",
-        dropout: float = 0.0,
-        bias: bool = True,
-        backend: str = "auto",
-        samples: Samples | int | None = None,
+        **options: Any,
     ):
-        super().__init__(
-            in_type,
-            out_type,
-            num_heads,
-            kernel_size,
-            head_fields=head_fields,
-            # One query without a pose contributes to every output pose.
-            query="all",
-            keys="all",
-            encoding=encoding,
-            window=window,
-            dilation=dilation,
-            projection=projection,
-            dropout=dropout,
-            bias=bias,
-            backend=backend,
-            samples=samples,
-        )
-
-    def _project_in(
-        self,
-        in_type: FieldType,
-        num_heads: int,
-        head_fields: int,
-        group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
-    ) -> tuple[Scalars, int]:
-        advice = "; GroupSelfAttention lifts any fields"
-        return project_scalars(in_type, num_heads, head_fields, bias, "LiftingSelfAttention", advice), 1
+        name = type(self).__name__
+        known = [n for n in option_names(GroupSelfAttention) if n not in ("query", "keys")]
+        check_options(name, options, known)
+        check_scalars(check_type("in_type", in_type), name, "; GroupSelfAttention lifts any fields")
+        super().__init__(in_type, out_type, num_heads, kernel_size, **options)

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import cast
 
 import numpy as np
 import torch
-from escnn.group import O3, SO3, GroupElement
+from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_length, check_option, check_probability
+from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.points.attention import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.relations import Offset
-from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
-from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
-from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.point_attention import PointLayer, PointModule
-from escnn_attention.nn.point_transformer import PointBlock
-from escnn_attention.nn.self_attention import project_scalars
-from escnn_attention.nn.transformer import dropout_of, shortcut_of
-from escnn_attention.plain.local_frames import Generators, LocalFrames
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.sphere_attention import SphereAttention, SphereFeedForward
-from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
+from escnn_attention.nn.clouds import check_points_mode
+from escnn_attention.nn.heads import is_scalar
+from escnn_attention.nn.point_module import PointLayer, PointModule
+from escnn_attention.nn.stabiliser import Stabiliser
+from escnn_attention.plain.local_frames import LocalFrames
+from escnn_attention.plain.sphere_attention import SphereAttention
 
-__all__ = ["SphereSelfAttention", "SphereTransformerBlock"]
+__all__ = ["SphereSelfAttention", "check_on_sphere", "check_sphere"]
 
 
 class SphereSelfAttention(PointLayer):
@@ -122,40 +116,18 @@ class SphereSelfAttention(PointLayer):
         check_type("in_type", in_type)
         check_type("out_type", out_type)
         check_same_gspace(in_type, out_type)
-        check_option("query", query, ("own", "all"))
-        check_option("normalization", normalization, ("softmax", "count"))
+        check_points_mode(query, normalization)
         num_heads = check_int("num_heads", num_heads)
-        stabiliser = _Stabiliser(in_type, samples)
+        stabiliser = Stabiliser(in_type, samples)
         if head_fields is None:
             head_fields = -(-len(out_type) // num_heads)
         fields = num_heads * check_int("head_fields", head_fields)
-        if num_neighbours is not None:
-            check_int("num_neighbours", num_neighbours)
-        chord = None
-        if radius is not None:
-            chord = 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
-        # No point is further than the antipode, whatever rounding makes of its distance.
-        neighbourhood = Neighbourhood(None if chord == 2.0 else chord, num_neighbours)
-        scale = check_length("length_scale", (chord or 1.0) if length_scale is None else length_scale)
-        kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-        if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
-            raise ValueError(
-                f"encoding: SphereSelfAttention got {type(kernel).__name__}, needed a function of the quotient of two "
-                "frames: mlp, separable, fourier, none or a PairKernel"
-            )
-        lifts = all(r.is_trivial() for r in in_type.representations)
-        project_in: ToPoses | Scalars
-        if lifts:
-            project_in = project_scalars(in_type, num_heads, head_fields, bool(bias), "SphereSelfAttention")
-        else:
-            project_in = ToPoses(
-                stabiliser.segments(in_type),
-                in_type.size,
-                3 * fields,
-                len(stabiliser.elements),
-                groups=3 * num_heads,
-                bias=2 * fields if bias else 0,
-            )
+        neighbourhood = _choose_neighbourhood(radius, num_neighbours)
+        if length_scale is None:
+            length_scale = _chord(radius) if radius else 1.0
+        kernel = _choose_encoding(encoding)
+        lifts, biases = is_scalar(in_type), 2 * fields if bias else 0
+        project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, 3 * fields, 3 * num_heads, biases)
         axes = 0 if lifts else 2 if stabiliser.reflects else 1
         plain = SphereAttention(
             LocalFrames(stabiliser.generators(in_type)),
@@ -176,7 +148,7 @@ class SphereSelfAttention(PointLayer):
             keys="all",
             normalization=normalization,
             dropout=check_probability("dropout", dropout),
-            length_scale=scale,
+            length_scale=check_length("length_scale", length_scale),
             backend="neighbours",
         )
         super().__init__(in_type, out_type, plain, head_fields)
@@ -208,125 +180,10 @@ class SphereSelfAttention(PointLayer):
         Raises:
             AssertionError: an error is too large: more ``samples`` make it smaller.
         """
-        return _check_on_sphere(self, atol, rtol)
+        return check_on_sphere(self, atol, rtol)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, samples={self.samples}"
-
-
-class SphereTransformerBlock(PointBlock):
-    r"""Attention on the sphere and a network at every point, each with a residual connection.
-
-    .. math::
-        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
-        z &= y + \mathrm{Dropout}(N(\mathrm{LN}(y)))
-
-    with LN a :class:`FieldLayerNorm`. The network N turns the fields at a point into functions on its frames, applies a
-    SiLU there, and turns them back. The shortcut is the identity where the types agree, and an equivariant map
-    elsewhere.
-
-    Args:
-        in_type, out_type, num_heads, samples, head_fields, radius: as in :class:`SphereSelfAttention`.
-        num_neighbours, query, encoding, length_scale: as in :class:`SphereSelfAttention`.
-        normalization, bias: as in :class:`SphereSelfAttention`.
-        hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
-        attention_dropout: the dropout of the attention probabilities.
-        dropout: the dropout of the branches, of whole fields where a field is not a scalar.
-
-    Shape:
-        ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
-        coordinates.
-
-    Raises:
-        TypeError, ValueError: as :class:`SphereSelfAttention`.
-
-    Example:
-        >>> import torch
-        >>> from escnn import gspaces, nn
-        >>> from escnn_attention import SphereTransformerBlock
-        >>> g = gspaces.rot3dOnR3()
-        >>> fields = nn.FieldType(g, 4 * [g.trivial_repr] + 2 * [g.fibergroup.irrep(1)])
-        >>> block = SphereTransformerBlock(fields, fields, num_heads=2, num_neighbours=6)
-        >>> coords = torch.nn.functional.normalize(torch.randn(20, 3), dim=-1)
-        >>> block(nn.GeometricTensor(torch.randn(20, 10), fields, coords)).shape
-        torch.Size([20, 10])
-
-    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3; de Haan et al., "Gauge Equivariant Mesh CNNs",
-    ICLR 2021, for nonlinearities on sampled frames.
-    """
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        num_heads: int = 1,
-        *,
-        samples: int = 8,
-        hidden_fields: int | None = None,
-        head_fields: int | None = None,
-        radius: float | None = None,
-        num_neighbours: int | None = None,
-        query: QueryMode = "own",
-        encoding: Encoding | PairKernel | str | None = None,
-        length_scale: float | None = None,
-        normalization: Normalization = "softmax",
-        attention_dropout: float = 0.0,
-        dropout: float = 0.0,
-        bias: bool = True,
-    ):
-        super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
-        dropout = check_probability("dropout", dropout)
-        check_probability("attention_dropout", attention_dropout)
-        self.attention = SphereSelfAttention(
-            in_type,
-            out_type,
-            num_heads,
-            samples=samples,
-            head_fields=head_fields,
-            radius=radius,
-            num_neighbours=num_neighbours,
-            query=query,
-            encoding=encoding,
-            length_scale=length_scale,
-            normalization=normalization,
-            dropout=attention_dropout,
-            bias=bias,
-        )
-        stabiliser = _Stabiliser(in_type, samples)
-        hidden = 2 * len(out_type) if hidden_fields is None else check_int("hidden_fields", hidden_fields)
-        self.norms = torch.nn.ModuleList([FieldLayerNorm(in_type), FieldLayerNorm(out_type)])
-        self.shortcut = shortcut_of(in_type, out_type, "group")
-        self.dropout = dropout_of(out_type, dropout)
-        self.network = SphereFeedForward(
-            LocalFrames(stabiliser.generators(out_type)),
-            ToPoses(
-                stabiliser.segments(out_type),
-                out_type.size,
-                hidden,
-                len(stabiliser.elements),
-                bias=hidden if bias else 0,
-            ),
-            stabiliser.mean(out_type, hidden, 1, bool(bias)),
-        )
-
-    def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
-    ) -> GeometricTensor:
-        y = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
-        y = self.shortcut(x) + y
-        z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
-        return y + self.dropout(z)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
-        self.eval()
-        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
-        norms = torch.nn.ModuleList(cast(FieldLayerNorm, norm).export() for norm in self.norms)
-        return PlainBlock(norms, self.attention.export(), shortcut, copy.deepcopy(self.network)).eval()
-
-    def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
-        """As :meth:`SphereSelfAttention.check_equivariance`."""
-        return _check_on_sphere(self, atol, rtol)
 
 
 def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
@@ -340,7 +197,8 @@ def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
         )
 
 
-def _check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple[GroupElement, float]]:
+def check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple[GroupElement, float]]:
+    """The errors of random rotations of random points, each of them below its limit."""
     module = copy.deepcopy(module).double().eval()
     points = torch.nn.functional.normalize(torch.randn(24, 3, dtype=torch.float64), dim=-1)
     x = GeometricTensor(torch.randn(24, module.in_type.size, dtype=torch.float64), module.in_type, points)
@@ -356,60 +214,26 @@ def _check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tupl
     return errors
 
 
-class _Stabiliser:
-    """Samples of the rotations about the north pole, and of the reflections that fix it."""
-
-    def __init__(self, field_type: FieldType, samples: int):
-        group = field_type.fibergroup
-        if not isinstance(group, (SO3, O3)) or field_type.gspace.dimensionality != 3:
-            raise ValueError(
-                f"in_type: the sphere needs a gspace on R³ with the fiber group SO(3) or O(3), "
-                f"gspaces.rot3dOnR3() or gspaces.flipRot3dOnR3(), got {field_type.gspace.name}"
-            )
-        self.reflects = isinstance(group, O3)
-        if check_int("samples", samples) % 2 and self.reflects:
-            raise ValueError(f"samples: got {samples} for {group.name}, needed an even number: half are reflections")
-        number = samples // 2 if self.reflects else samples
-        turns = [_about("z", 2 * math.pi * s / number) for s in range(number)]
-        if self.reflects:
-            mirror = group.element((1, _about("y", math.pi)), "Q")  # y to -y
-            rotations = [group.element((0, q), "Q") for q in turns]
-            self.elements = [*rotations, *(r @ mirror for r in rotations)]
-        else:
-            self.elements = [group.element(q, "Q") for q in turns]
-        self.group = group
-        action = field_type.gspace.basespace_action
-        self.matrices = np.stack([np.asarray(action(h), dtype=np.float64) for h in self.elements])
-
-    def segments(self, field_type: FieldType, *, dual: bool = False) -> list[FrameSegment]:
-        r"""The matrices :math:`\rho(h_s)^{-1}`, or :math:`\rho(h_s)^T / S`, of a type."""
-        out = []
-        for representation, columns in columns_of(field_type):
-            matrices = np.stack([np.asarray(representation(h), dtype=np.float64) for h in self.elements])
-            transposed = np.swapaxes(matrices, 1, 2)
-            if not np.allclose(matrices @ transposed, np.eye(representation.size), atol=1e-8):
-                raise ValueError(f"{representation.name}: a representation on the sphere must be orthogonal")
-            out.append(FrameSegment(columns, transposed / len(matrices) if dual else transposed, None))
-        return out
-
-    def mean(self, out_type: FieldType, fields: int, groups: int, bias: bool) -> FromPoses:
-        """From functions on frames to the fields whose mean they are."""
-        segments = self.segments(out_type, dual=True)
-        invariants = invariant_vectors(out_type) if bias else None
-        return FromPoses(segments, out_type.size, fields, 1, groups=groups, invariants=invariants)
-
-    def generators(self, field_type: FieldType) -> list[Generators]:
-        """What rotations about z and about y do to a type."""
-        out = []
-        for representation, columns in columns_of(field_type):
-            _, about_y, about_z = represented(representation).generators.numpy()
-            out.append(Generators(columns, about_z, about_y))
-        return out
+def _chord(radius: float) -> float:
+    """The distance between points that see each other under this angle."""
+    return 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
 
 
-def _about(axis: str, angle: float) -> np.ndarray:
-    """The unit quaternion of a rotation, the real part last."""
-    quaternion = np.zeros(4)
-    quaternion["xyz".index(axis)] = math.sin(angle / 2)
-    quaternion[3] = math.cos(angle / 2)
-    return quaternion
+def _choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Neighbourhood:
+    """The rule by which points are neighbours."""
+    if num_neighbours is not None:
+        check_int("num_neighbours", num_neighbours)
+    # No point is further than the antipode, whatever rounding makes of its distance.
+    chord = None if radius is None or _chord(radius) == 2.0 else _chord(radius)
+    return Neighbourhood(chord, num_neighbours)
+
+
+def _choose_encoding(encoding: Encoding | PairKernel | str | None) -> Encoding | PairKernel:
+    """The encoding or kernel, if it is a function of the quotient of two frames."""
+    kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
+    if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
+        raise ValueError(
+            f"encoding: SphereSelfAttention got {type(kernel).__name__}, needed a function of the quotient of two "
+            "frames: mlp, separable, fourier, none or a PairKernel"
+        )
+    return kernel

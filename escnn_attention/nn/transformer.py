@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from escnn.group import GroupElement
@@ -19,13 +19,12 @@ from escnn.nn import (
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option, check_probability
-from escnn_attention.encodings import Encoding
-from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import check_input, check_pointwise, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
@@ -34,7 +33,7 @@ from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind
 from escnn_attention.plain.transformer import TransformerBlock as PlainTransformerBlock
 
-__all__ = ["TransformerBlock", "dropout_of", "export_of", "shortcut_of"]
+__all__ = ["TransformerBlock", "dropout_of", "export_of", "pointwise_network", "shortcut_of"]
 
 
 class TransformerBlock(GridModule):
@@ -61,34 +60,43 @@ class TransformerBlock(GridModule):
     Args:
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
         out_type: the type of the output, likewise.
-        num_heads, kernel_size, head_fields, query, keys, encoding, window, dilation, bias, backend: of the attention,
-            as in :class:`GroupSelfAttention`.
+        num_heads: the number of heads.
+        kernel_size: the odd width of the window of the attention; None for the whole grid.
+        attention: another attention than :class:`GroupSelfAttention`: a module from ``in_type`` to ``out_type`` that
+            keeps the grid, such as :class:`AttentiveConv`, or a function of the two types that makes one. The options
+            of an attention are then left to it.
         norm: ``"gsa"`` or ``"pre"``.
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
-        projection: of the attention and of the pointwise network.
+        projection, bias: of the attention and of the pointwise network.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
         samples: for a continuous fiber group, the :class:`Samples` of the attention and of the pointwise network, or
             their number.
+        options: of the attention: ``head_fields``, ``query``, ``keys``, ``encoding``, ``window``, ``dilation`` and
+            ``backend``, as in :class:`GroupSelfAttention`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
 
     Raises:
-        ValueError: as the layers inside raise.
+        TypeError: there is no such option, or ``attention`` is no module and makes none.
+        ValueError: ``attention`` is of other types, or as the layers inside raise.
 
     Example:
         >>> import torch
         >>> from escnn import gspaces, nn
-        >>> from escnn_attention import TransformerBlock
+        >>> from escnn_attention import AttentiveConv, TransformerBlock
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
         >>> block = TransformerBlock(fields, fields, num_heads=2, kernel_size=5, norm="pre")
         >>> block(fields(torch.randn(1, 32, 9, 9))).shape
+        torch.Size([1, 32, 9, 9])
+        >>> convolution = AttentiveConv(fields, fields, kernel_size=3, padding=1)
+        >>> TransformerBlock(fields, fields, attention=convolution)(fields(torch.randn(1, 32, 9, 9))).shape
         torch.Size([1, 32, 9, 9])
 
     Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Xiong et al., "On Layer Normalization in the Transformer
@@ -102,87 +110,40 @@ class TransformerBlock(GridModule):
         num_heads: int = 1,
         kernel_size: int | None = None,
         *,
+        attention: AttentionLike | None = None,
         norm: Literal["gsa", "pre"] = "gsa",
         norm_scope: NormScope | None = None,
         hidden_fields: int | None = None,
-        head_fields: int | None = None,
-        query: QueryMode = "own",
-        keys: KeyMode = "all",
-        encoding: Encoding | str | None = None,
-        window: str = "auto",
-        dilation: int = 1,
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         crop: int = 0,
         bias: bool = True,
-        backend: str = "auto",
         samples: Samples | int | None = None,
+        **options: Any,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
         attention_dropout = check_probability("attention_dropout", attention_dropout)
-        if norm_scope is not None:
-            check_option("norm_scope", norm_scope, ("position", "sample"))
-        if norm == "gsa":
-            check_pointwise("in_type", in_type, 'norm="gsa"')
-            check_pointwise("out_type", out_type, 'norm="gsa"')
-        continuous = in_type.fibergroup.continuous
-        if continuous and norm == "gsa":
-            raise ValueError(
-                f'norm: got "gsa", which needs regular fields inside, and the fiber group {in_type.fibergroup.name} is '
-                'continuous and has none; needed "pre"'
-            )
-        scope: NormScope = norm_scope or ("sample" if norm == "gsa" else "position")
+        scope = _choose_scope(norm, norm_scope, in_type, out_type)
+        shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
+        passed_on = [n for n in option_names(GroupSelfAttention) if n not in ("dropout", *shared)]
+        check_options(type(self).__name__, options, [*option_names(TransformerBlock), *passed_on])
         self.norm = norm
-        attention = GroupSelfAttention(
-            in_type,
-            out_type,
-            num_heads,
-            kernel_size,
-            head_fields=head_fields,
-            query=query,
-            keys=keys,
-            encoding=encoding,
-            window=window,
-            dilation=dilation,
-            projection=projection,
-            dropout=attention_dropout,
-            bias=bias,
-            backend=backend,
-            samples=samples,
-        )
-        order = mass(out_type)
-        if hidden_fields is None:
-            hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
-        check_int("hidden_fields", hidden_fields)
-        if not continuous:
-            hidden = FieldType(in_type.gspace, hidden_fields * [in_type.gspace.regular_repr])
-            expand = PoseLinear(out_type, hidden, projection=projection, bias=bias)
-            contract = PoseLinear(hidden, out_type, projection=projection, bias=bias)
-        after: list[EquivariantModule] = []
-        feed_forward: list[EquivariantModule]
-        if continuous:
-            self.before = SequentialModule(FieldLayerNorm(in_type, scope))
-            feed_forward = [
-                FieldLayerNorm(out_type, scope),
-                PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bias),
-            ]
-        elif norm == "gsa":
-            self.before = SequentialModule(FieldLayerNorm(in_type, scope), SiLU(in_type))
-            after = [FieldLayerNorm(out_type, scope), SiLU(out_type)]
-            feed_forward = [
-                expand,
-                FieldLayerNorm(hidden, scope),
-                SiLU(hidden),
-                contract,
-                FieldLayerNorm(out_type, scope),
-            ]
+        if attention is None:
+            layer: EquivariantModule = GroupSelfAttention(
+                in_type, out_type, num_heads, kernel_size, dropout=attention_dropout, **shared, **options
+            )
         else:
-            self.before = SequentialModule(FieldLayerNorm(in_type, scope))
-            feed_forward = [FieldLayerNorm(out_type, scope), expand, SiLU(hidden), contract]
-        self.attention = attention
+            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (kernel_size, None)}
+            own["attention_dropout"] = (attention_dropout, 0.0)
+            layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
+        feed_forward = _feed_forward(out_type, norm, scope, hidden_fields, **shared)
+        activation = [SiLU(in_type)] if norm == "gsa" else []
+        self.before = SequentialModule(FieldLayerNorm(in_type, scope), *activation)
+        self.attention = layer
+        after = [FieldLayerNorm(out_type, scope), SiLU(out_type)] if norm == "gsa" else []
         self.after = SequentialModule(*after, dropout_of(out_type, dropout))
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
@@ -219,8 +180,13 @@ class TransformerBlock(GridModule):
         """What chosen queries of the block's attention attend to, for an input of the block.
 
         See :meth:`GroupSelfAttention.attention_maps`.
+
+        Raises:
+            TypeError: the attention is one without such maps.
         """
         x = check_input(input, self.in_type, self)
+        if not isinstance(self.attention, GroupSelfAttention):
+            raise TypeError(f"attention: {type(self.attention).__name__} has no such maps, needed GroupSelfAttention")
         return self.attention.attention_maps(self.before(x), positions, poses)
 
     def export(self) -> torch.nn.Module:
@@ -235,6 +201,64 @@ class TransformerBlock(GridModule):
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, crop={self.crop.margin}"
+
+
+def _choose_scope(
+    norm: Literal["gsa", "pre"], norm_scope: NormScope | None, in_type: FieldType, out_type: FieldType
+) -> NormScope:
+    """The scope of the norms of a block, if it can be between these types."""
+    if norm_scope is not None:
+        check_option("norm_scope", norm_scope, ("position", "sample"))
+    if norm == "gsa":
+        check_pointwise("in_type", in_type, 'norm="gsa"')
+        check_pointwise("out_type", out_type, 'norm="gsa"')
+        if in_type.fibergroup.continuous:
+            raise ValueError(
+                f'norm: got "gsa", which needs regular fields inside, and the fiber group {in_type.fibergroup.name} is '
+                'continuous and has none; needed "pre"'
+            )
+    return norm_scope or ("sample" if norm == "gsa" else "position")
+
+
+def _feed_forward(
+    out_type: FieldType,
+    norm: Literal["gsa", "pre"],
+    scope: NormScope,
+    hidden_fields: int | None,
+    *,
+    projection: ProjectionKind,
+    bias: bool,
+    samples: Samples | int | None,
+) -> list[EquivariantModule]:
+    """The pointwise network of a block, its norms included."""
+    if hidden_fields is None:
+        order = mass(out_type)
+        hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
+    check_int("hidden_fields", hidden_fields)
+    if norm == "pre":
+        network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
+        return [FieldLayerNorm(out_type, scope), *network]
+    expand, activation, contract = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias)
+    return [expand, FieldLayerNorm(expand.out_type, scope), activation, contract, FieldLayerNorm(out_type, scope)]
+
+
+def pointwise_network(
+    out_type: FieldType,
+    hidden_fields: int,
+    *,
+    projection: ProjectionKind = "group",
+    bias: bool = True,
+    samples: Samples | int | None = None,
+) -> list[EquivariantModule]:
+    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group."""
+    if out_type.fibergroup.continuous:
+        return [PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bias)]
+    hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
+    return [
+        PoseLinear(out_type, hidden, projection=projection, bias=bias),
+        SiLU(hidden),
+        PoseLinear(hidden, out_type, projection=projection, bias=bias),
+    ]
 
 
 def shortcut_of(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import PositionalBias, QueryMode, attention
+from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.self_attention import project_to_heads, terms_of
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, project_to_heads, terms_of
 
 __all__ = [
     "DilationAttention",
@@ -101,10 +101,8 @@ class DilationAttention(ExactBuffers):
         project_in: from the features of a scale to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
         project_out: from ``num_heads`` · C regular fields to the output of a scale.
         encoding: a bound encoding, of :math:`T|H|` poses, or of 1 in lifting.
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
-        num_heads, query, dropout, backend: as in :class:`escnn_attention.nn.dilation.DilationSelfAttention`.
-        scales: s, for every scale.
+        tables: of the group, a finite one.
+        mode: which poses a query sees, and how.
         windows: the window of every scale.
         interval: T, how many scales the keys have, from that of the query on; None in lifting.
         log_measure: ``(T,)``, the logarithms of the measure of the keys of each of them.
@@ -119,33 +117,26 @@ class DilationAttention(ExactBuffers):
         project_in: ToPoses | Scalars,
         project_out: FromPoses,
         encoding: Encoding,
-        *,
-        inverse_action: np.ndarray,
-        quotient: np.ndarray,
-        num_heads: int,
-        scales: Sequence[float],
+        tables: GroupTables,
+        mode: AttentionMode,
         windows: Sequence[ScaledWindow],
+        *,
         interval: int | None,
         log_measure: Sequence[float] | None,
         factors: Sequence[float] | None,
-        query: QueryMode,
-        dropout: float,
-        backend: str,
     ):
         super().__init__()
         self.project_in = project_in
         self.project_out = project_out
         self.encoding = encoding
-        self.num_heads = num_heads
-        self.scales = tuple(scales)
         self.windows = tuple(w.window for w in windows)
         self.units = tuple(w.unit for w in windows)
         self.interval = interval
         self.factors = None if factors is None else tuple(factors)
-        self.query: QueryMode = query
-        self.dropout = dropout
-        self.backend = backend
-        self.register_exact("inverse_action", inverse_action)
+        self.query, self.dropout, self.backend = mode.query, mode.dropout, mode.backend
+        self.register_exact("inverse_action", tables.inverse_action)
+        quotient = tables.quotient
+        assert quotient is not None
         # The pose (t, h⁻¹ĥ) is number t · |H| + h⁻¹ĥ.
         poses = [t * len(quotient) + quotient for t in range(interval or 1)]
         self.register_buffer("quotient", torch.as_tensor(np.concatenate(poses, axis=1)), persistent=False)
@@ -181,14 +172,14 @@ class DilationAttention(ExactBuffers):
             outputs.append(y if self.factors is None else self.factors[scale] * y)
         y = torch.stack(outputs, dim=2).flatten(1, 2)  # M, B · n, N, |H|, C
         y = self.project_out(y)
-        return join_scales(y.transpose(1, 2), len(self.scales)).unflatten(2, x.shape[2:])
+        return join_scales(y.transpose(1, 2), len(self.windows)).unflatten(2, x.shape[2:])
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(M, B, N, P, C)`` in lifting and else ``(M, B, n, N, P, C)``."""
         if self.interval is None:
-            return project_to_heads(self.project_in, x, self.num_heads)
-        shape = (len(x), len(self.scales))
-        projected = project_to_heads(self.project_in, split_scales(x, shape[1]), self.num_heads)
+            return project_to_heads(self.project_in, x)
+        shape = (len(x), len(self.windows))
+        projected = project_to_heads(self.project_in, split_scales(x, shape[1]))
         q, k, v = (t.unflatten(1, shape) for t in projected)
         return q, k, v
 
@@ -200,7 +191,7 @@ class DilationAttention(ExactBuffers):
         return k if self.interval is None else torch.cat(k[:, :, scale : scale + self.interval].unbind(2), dim=3)
 
     def _terms(self, scale: int, positions: Positions) -> PositionalBias:
-        seen = len(self.scales[scale : scale + (self.interval or 1)]) * len(self.quotient)
+        seen = len(self.windows[scale : scale + (self.interval or 1)]) * len(self.quotient)
         inverse = self.inverse_action * self.units[scale]
         log_measure = self._buffers.get("log_measure")
         return replace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,34 @@ from escnn_attention.groups.random_transformation import LieElement, RandomTrans
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
-__all__ = ["SelfAttention", "project_to_heads", "terms_of"]
+__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "project_to_heads", "terms_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTables:
+    """What a layer knows of the group H.
+
+    Attributes:
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None where there is no such table, and where keys have no poses.
+        relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
+        log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
+    """
+
+    inverse_action: np.ndarray
+    quotient: np.ndarray | None = None
+    relative: np.ndarray | None = None
+    log_measure: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class AttentionMode:
+    """Who attends to whom, and how it is computed: arguments of :func:`escnn_attention.functional.attention`."""
+
+    query: QueryMode = "own"
+    keys: KeyMode = "all"
+    dropout: float = 0.0
+    backend: str = "auto"
 
 
 class SelfAttention(ExactBuffers):
@@ -25,20 +54,21 @@ class SelfAttention(ExactBuffers):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in: from the features to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
-        project_out: from ``num_heads`` · C regular fields to the output.
+        project_in: from the features to 3 · M · C fields in 3 · M groups, for M heads of C channels: the queries, the
+            values and the keys. From :class:`~escnn_attention.plain.projections.Scalars` they have no poses, and all
+            output poses share the scores of the content.
+        project_out: from M · C regular fields to the output.
         encoding: a bound encoding.
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None with ``relative``.
-        relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
-        log_measure: ``(S,)``; the logarithm of the measure of every sample; None where all are alike.
-        query_weight: the measure of a query pose, with ``query="all"``.
+        tables: of the group.
+        window: which positions a query sees.
+        mode: which poses, and how.
+        query_weight: by which the output of the heads is multiplied: the measure of a query pose, with
+            ``query="all"``.
         transformation: by what the samples are transformed in training; None where they are fixed.
-        num_heads, window, query, keys, dropout, backend: as in :class:`escnn_attention.GroupSelfAttention`.
     """
 
     inverse_action: Tensor
-    quotient: Tensor
+    quotient: Tensor | None
     relative: Tensor | None
     log_measure: Tensor | None
 
@@ -47,17 +77,10 @@ class SelfAttention(ExactBuffers):
         project_in: ToPoses | Scalars,
         project_out: FromPoses,
         encoding: Encoding,
-        *,
-        inverse_action: np.ndarray,
-        quotient: np.ndarray | None,
-        num_heads: int,
+        tables: GroupTables,
         window: Window,
-        query: QueryMode,
-        keys: KeyMode,
-        dropout: float,
-        backend: str,
-        relative: np.ndarray | None = None,
-        log_measure: np.ndarray | None = None,
+        mode: AttentionMode,
+        *,
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
     ):
@@ -65,18 +88,25 @@ class SelfAttention(ExactBuffers):
         self.project_in = project_in
         self.project_out = project_out
         self.encoding = encoding
-        self.num_heads = num_heads
+        self.num_heads = project_in.groups // 3
         self.window = window
-        self.query: QueryMode = query
-        self.keys: KeyMode = keys
-        self.dropout = dropout
-        self.backend = backend
-        self.register_exact("inverse_action", inverse_action)
-        self.register_buffer("quotient", None if quotient is None else torch.as_tensor(quotient), persistent=False)
-        self.register_exact("relative", relative)
-        self.register_exact("log_measure", log_measure)
+        self.query, self.keys = mode.query, mode.keys
+        self.dropout, self.backend = mode.dropout, mode.backend
         self.query_weight = query_weight
         self.transformation = transformation
+        register_tables(self, tables)
+
+    @property
+    def lifts(self) -> bool:
+        """Whether queries and keys have no poses: every output pose sees the same ones."""
+        return isinstance(self.project_in, Scalars)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.lifts:
+            # Terms of the poses of keys that have none drop out: a layer with such terms is the same without them.
+            for name in [n for n in state_dict if n.startswith(f"{prefix}encoding.pose_")]:
+                del state_dict[name]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
@@ -111,9 +141,12 @@ class SelfAttention(ExactBuffers):
 
     def call(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Call:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
-        q, k, v = project_to_heads(self.project_in, x, self.num_heads)
+        q, k, v = project_to_heads(self.project_in, x)
         dropout = self.dropout if self.training else 0.0
-        return Call(q, k, v, positions, self.bias(positions, element), self.query, self.keys, dropout)
+        # One query without a pose contributes to every output pose, whichever of its poses would.
+        query: QueryMode = "all" if self.lifts else self.query
+        keys: KeyMode = "all" if self.lifts else self.keys
+        return Call(q, k, v, positions, self.bias(positions, element), query, keys, dropout)
 
     def bias(self, positions: Positions, element: LieElement | None = None) -> PositionalBias:
         """What the positional encoding adds to the scores at the given positions."""
@@ -124,10 +157,19 @@ class SelfAttention(ExactBuffers):
         return terms_of(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 
-def project_to_heads(project_in: ToPoses | Scalars, x: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
+    """Make the tables constants of a module, by their names."""
+    module.register_exact("inverse_action", tables.inverse_action)
+    quotient = None if tables.quotient is None else torch.as_tensor(tables.quotient)
+    module.register_buffer("quotient", quotient, persistent=False)
+    module.register_exact("relative", tables.relative)
+    module.register_exact("log_measure", tables.log_measure)
+
+
+def project_to_heads(project_in: ToPoses | Scalars, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of features ``(B, in, *space)``, each ``(M, B, N, P, C)``."""
     fields = project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
-    q, v, k = fields.unflatten(0, (3, num_heads)).unbind()
+    q, v, k = fields.unflatten(0, (3, -1)).unbind()
     return q, k, v
 
 
@@ -145,13 +187,13 @@ def terms_of(
         encoding: a bound encoding.
         positions: where the features lie.
         inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
-        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``.
+        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``, and where
+            keys have no poses.
         relative: ``(|H|, P, F)``; the same as features, for an encoding that was bound with some.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    poses = encoding.poses(relative)
-    if poses is not None and relative is None:
-        assert quotient is not None
+    poses = None if quotient is None and relative is None else encoding.poses(relative)
+    if poses is not None and quotient is not None and relative is None:
         # Of this selection the gradient is one operation; of an index in brackets it is a sort.
         poses = poses.index_select(1, quotient.flatten()).unflatten(1, quotient.shape)
     spatial, waves, rotary = None, encoding.waves(), encoding.rotations()

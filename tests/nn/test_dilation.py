@@ -12,13 +12,8 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor, IIDBatchNorm2d, InnerBatchNorm, SequentialModule
 
 from escnn_attention import FieldLayerNorm, GroupSelfAttention, HalvingPool, LiftingSelfAttention, PoseLinear, SiLU
-from escnn_attention.nn.dilation import (
-    DilationLiftingSelfAttention,
-    DilationSelfAttention,
-    PerScale,
-    ScalePooling,
-    Scales,
-)
+from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
+from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from tests import spaces
 from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of
 

@@ -7,7 +7,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import FieldLayerNorm, PointTransformerBlock, PoseLinear, SiLU
+from escnn_attention import FieldLayerNorm, PointSelfAttention, PointTransformerBlock, PoseLinear, SiLU
 
 
 def fields(space) -> FieldType:
@@ -112,3 +112,27 @@ def test_dropout_is_for_training():
     assert not torch.equal(block(x).tensor, block(x).tensor)
     block.eval()
     assert torch.equal(block(x).tensor, block(x).tensor)
+
+
+def test_any_attention():
+    def attention(in_type, out_type):
+        return PointSelfAttention(in_type, out_type, 2, head_fields=2, num_neighbours=4, query="all")
+
+    both = fields(gspaces.flipRot2dOnR2(3))
+    blocks = []
+    for options in ({"attention": attention}, {"num_heads": 2, "head_fields": 2, "num_neighbours": 4, "query": "all"}):
+        torch.manual_seed(0)
+        blocks.append(PointTransformerBlock(both, both, **options).eval())
+    x = GeometricTensor(torch.randn(7, both.size), both, torch.randn(7, 2))
+    given, made = (block(x).tensor for block in blocks)
+    assert torch.equal(given, made)
+    assert torch.equal(blocks[0].export()(x.tensor, x.coords), made)
+    with pytest.raises(ValueError, match="kernel_features: got 3 beside an attention"):
+        PointTransformerBlock(both, both, attention=attention, kernel_features=3)
+    with pytest.raises(ValueError, match=r"radius: got 1\.0 beside an attention"):
+        PointTransformerBlock(both, both, attention=attention, radius=1.0)
+    with pytest.raises(TypeError, match=r"raduis: PointTransformerBlock has no such option, needed some of .*radius"):
+        PointTransformerBlock(both, both, raduis=1.0)
+    for name, value in (("keys", "own"), ("backend", "native")):
+        with pytest.raises(ValueError, match=f"{name}: got {value!r}, but an attentive convolution"):
+            PointTransformerBlock(both, both, kernel_features=3, **{name: value})

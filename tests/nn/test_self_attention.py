@@ -20,11 +20,13 @@ from escnn_attention import (
     GroupSelfAttention,
     LiftingSelfAttention,
     MLPEncoding,
+    Samples,
     SeparableEncoding,
 )
 from escnn_attention.functional import BACKENDS
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.groups.fibers import fibers
+from escnn_attention.groups.fibers import fibers, mass
+from escnn_attention.plain.projections import Scalars, ToPoses
 from tests import spaces
 from tests.spaces import (
     ALL,
@@ -414,6 +416,98 @@ class TestLocality:
         torch.testing.assert_close(layer(x).tensor, alone(x).tensor)
 
 
+def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **options):
+    """A layer on scalars, and one with poses of queries and keys and the same numbers."""
+
+    def make():
+        torch.manual_seed(0)
+        out_type = FieldType(space, [space.fibergroup.irreps()[-1] if samples is None else space.irrep(1)])
+        layer = GroupSelfAttention(
+            scalars(space, 3), out_type, 2, query=query, encoding=encoding, samples=samples, head_fields=4, **options
+        ).double()
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        return layer
+
+    layer = make()
+    monkeypatch.setattr("escnn_attention.nn.self_attention._sees_scalars", lambda *_: False)
+    return layer, make()
+
+
+class TestScalars:
+    """Of scalars queries and keys have no poses, and the layer is what it is with them."""
+
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
+    @pytest.mark.parametrize("query", ["own", "all"])
+    @pytest.mark.parametrize("keys", ["own", "all"])
+    def test_is_the_layer_with_poses(self, monkeypatch, keys, query, encoding):
+        options = {"keys": keys, "kernel_size": 3}
+        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), query, encoding, **options)
+        assert isinstance(layer.plain.project_in, Scalars)
+        assert isinstance(posed.plain.project_in, ToPoses)
+        layer.load_state_dict(posed.state_dict())  # terms of poses that drop out are left out
+        x = random_field(layer.in_type, 5, 4)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+        assert turned_error(layer, x) < TOLERANCE
+        places = [(0, 1), (3, 3)]
+        maps, of_poses = layer.attention_maps(x, places), posed.attention_maps(x, places)
+        assert maps.shape == (2, 2, 6, 2, 1, 1, 5, 4)
+        assert of_poses.shape == (2, 2, 6, 2, 6 if query == "all" else 1, 6, 5, 4)
+        torch.testing.assert_close(maps[:, :, :, :, 0, 0], of_poses.sum(5).mean(4))
+
+    def test_keys_of_the_own_pose_are_alike_with_rotary_encodings_too(self, monkeypatch):
+        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), "own", "rotary", keys="own")
+        layer.load_state_dict(posed.state_dict())
+        x = random_field(layer.in_type, 4, 4)
+        assert isinstance(layer.plain.project_in, Scalars)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize("query", ["own", "all"])
+    def test_samples_of_a_continuous_group(self, monkeypatch, query):
+        layer, posed = with_and_without_poses(monkeypatch, gspaces.rot2dOnR2(-1), query, "mlp", samples=5)
+        assert posed.plain.relative is not None
+        assert layer.plain.relative is None
+        layer.load_state_dict(posed.state_dict())
+        x = random_field(layer.in_type, 4, 4)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+
+    def test_the_same_seed_gives_the_same_layer(self):
+        """As in versions in which scalars had poses: what is left out is drawn."""
+        space = PLANE["D3"]()
+        states = []
+        for in_type in (scalars(space, 3), FieldType(space, 3 * [space.irrep(1, 0)])):
+            torch.manual_seed(0)
+            states.append(GroupSelfAttention(in_type, regular(space, 8), 2, encoding="separable").state_dict())
+        alone, posed = states
+        assert set(posed) - set(alone) == {"plain.encoding.pose_embedding"}
+        assert all(torch.equal(alone[name], posed[name]) for name in alone)
+
+    @pytest.mark.parametrize("encoding", ["rotary", "absolute"])
+    def test_encodings_whose_poses_matter_keep_them(self, encoding):
+        """Without the poses of the keys these give something else."""
+        space = PLANE["D3"]()
+        layer = GroupSelfAttention(scalars(space, 3), regular(space, 4), 2, encoding=encoding, query="all").double()
+        assert isinstance(layer.plain.project_in, ToPoses)
+        x = random_field(layer.in_type, 4, 4)
+        y = layer(x).tensor
+        with torch.no_grad():
+            layer.plain.encoding.pose_embedding.zero_()
+        assert (layer(x).tensor - y).norm() > 1e-3 * y.norm()
+
+    def test_all_queries_of_scalars_are_one(self):
+        """Also where the poses have different weights, by which other fields cannot be added up."""
+        space = gspaces.rot3dOnR3()
+        samples = Samples(7, turn="fixed")
+        types = scalars(space, 2), FieldType(space, [space.irrep(1)])
+        layers = []
+        for query in ("own", "all"):
+            torch.manual_seed(0)
+            layers.append(GroupSelfAttention(*types, query=query, samples=samples, head_fields=3).double())
+        own, every = layers
+        x = random_field(types[0], 3, 3, 3)
+        torch.testing.assert_close(every(x).tensor, mass(types[1]) * own(x).tensor)
+
+
 class TestModule:
     def test_gradients_numerically(self):
         layer = attention_for(PLANE["C2"](), size=3)
@@ -740,6 +834,10 @@ BAD_ARGUMENTS = {
     "in_type: LiftingSelfAttention needs trivial .*GroupSelfAttention lifts": (
         ValueError,
         lambda t: LiftingSelfAttention(t, t),
+    ),
+    "query: LiftingSelfAttention has no such option, needed some of head_fields, encoding,": (
+        TypeError,
+        lambda t: LiftingSelfAttention(scalars(D4(), 2), t, query="own"),
     ),
     "gspace: the fiber group SO\\(2\\) is continuous": (
         NotImplementedError,

@@ -19,7 +19,7 @@ from escnn_attention import (
     SphereSelfAttention,
     SphereTransformerBlock,
 )
-from escnn_attention.nn.sphere_attention import _Stabiliser
+from escnn_attention.nn.stabiliser import Stabiliser
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
 
 ROTATIONS, ALL = gspaces.rot3dOnR3(), gspaces.flipRot3dOnR3()
@@ -113,7 +113,7 @@ def test_the_formula(space, query, lifts, encoding):
     ).double()
     x = on_sphere(in_type, 4)
     measure = torch.rand(4, dtype=torch.float64) + 0.5
-    core, stabiliser = layer.plain, _Stabiliser(in_type, 4)
+    core, stabiliser = layer.plain, Stabiliser(in_type, 4)
     group = space.fibergroup
     out = torch.zeros(4, mixed(space).size, dtype=torch.float64)
     # Every frame as an element of the group, and the features that it sees.
@@ -168,7 +168,7 @@ def test_the_formula(space, query, lifts, encoding):
 def test_local_frames_are_those_of_the_group():
     for space in SPACES.values():
         field_type = mixed(space)
-        frames = LocalFrames(_Stabiliser(field_type, 4).generators(field_type)).double()
+        frames = LocalFrames(Stabiliser(field_type, 4).generators(field_type)).double()
         x = on_sphere(field_type, 6)
         angles = angles_of(x.coords)
         torch.testing.assert_close(frames_at(*angles)[:, :, 2], x.coords)
@@ -178,7 +178,7 @@ def test_local_frames_are_those_of_the_group():
         vectors = FieldType(space, [irrep(space, 1)])
         change = torch.as_tensor(space.basespace_action(space.fibergroup.identity))
         assert change.shape == (3, 3)
-        turn = LocalFrames(_Stabiliser(vectors, 4).generators(vectors)).double()
+        turn = LocalFrames(Stabiliser(vectors, 4).generators(vectors)).double()
         moved = turn.inward(torch.randn(1, 3).double().expand(6, 3), *angles)
         torch.testing.assert_close(moved.norm(dim=1), moved[0].norm().expand(6))
 
@@ -344,3 +344,23 @@ def test_errors():
         layer(GeometricTensor(x.tensor.float(), in_type, 2 * x.coords.float()))
     with pytest.raises(ValueError, match="coords"):
         layer(GeometricTensor(torch.randn(1, 2, 3, 3, 3), in_type))
+
+
+def test_any_attention_in_a_block():
+    in_type = mixed(ROTATIONS)
+    options = {"head_fields": 2, "num_neighbours": 6}
+
+    def attention(*types):
+        return SphereSelfAttention(*types, 2, samples=6, **options)
+
+    blocks = []
+    for given in ({"attention": attention}, {"num_heads": 2, **options}):
+        torch.manual_seed(0)
+        blocks.append(SphereTransformerBlock(in_type, in_type, samples=6, **given).eval())
+    coords = torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
+    x = GeometricTensor(torch.randn(9, in_type.size), in_type, coords)
+    assert torch.equal(blocks[0](x).tensor, blocks[1](x).tensor)
+    with pytest.raises(ValueError, match="num_neighbours: got 6 beside an attention"):
+        SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
+    with pytest.raises(TypeError, match="keys: SphereTransformerBlock has no such option"):
+        SphereTransformerBlock(in_type, in_type, keys="own")

@@ -5,7 +5,7 @@ from escnn.nn import FieldType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention import FieldLayerNorm, GroupSelfAttention, PoseLinear, SiLU, TransformerBlock
+from escnn_attention import AttentiveConv, FieldLayerNorm, GroupSelfAttention, PoseLinear, SiLU, TransformerBlock
 from tests import spaces
 
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
@@ -306,3 +306,71 @@ def test_a_cropped_block_is_exact_and_takes_the_margin(norm, size):
     torch.testing.assert_close(y.tensor, whole(x).tensor[:, :, 2:-2, 2:-2])
     torch.testing.assert_close(block.export()(x.tensor), y.tensor)
     assert spaces.grid_error(block, x) < 1e-12
+
+
+SAME = SiLU(spaces.regular(C4, 4))
+
+
+class TestAnyAttention:
+    """A block takes an attention as a module, or as a function of its types, and nothing else is different."""
+
+    def made(self, **options):
+        torch.manual_seed(0)
+        fields = spaces.regular(C4, 4)
+        return TransformerBlock(fields, fields, norm="pre", **options).double()
+
+    def test_it_is_the_block_with_its_options(self):
+        def attention(in_type, out_type):
+            return GroupSelfAttention(in_type, out_type, 2, 3, query="all", dropout=0.1)
+
+        by_options = self.made(num_heads=2, kernel_size=3, query="all", attention_dropout=0.1)
+        by_function = self.made(attention=attention)
+        fields = by_options.in_type
+        torch.manual_seed(0)
+        by_module = self.made(attention=attention(fields, fields))
+        by_module.load_state_dict(by_options.state_dict())
+        x = spaces.random_field(fields, 5, 4)
+        for block in (by_options, by_function, by_module):
+            block.eval()
+            assert torch.equal(block(x).tensor, by_options(x).tensor)
+            assert torch.equal(block.export()(x.tensor), by_options(x).tensor)
+            assert block.attention_maps(x, [(1, 2)]).shape == (2, 2, 4, 1, 4, 4, 5, 4)
+
+    def test_other_layers(self):
+        block = self.made(attention=lambda *types: AttentiveConv(*types, 3, padding=1))
+        x = spaces.random_field(block.in_type, 6, 6)
+        assert spaces.grid_error(block.eval(), x) < 1e-10
+        with pytest.raises(TypeError, match="attention: AttentiveConv has no such maps, needed GroupSelfAttention"):
+            block.attention_maps(x, [(0, 0)])
+
+    @pytest.mark.parametrize(
+        ("error", "message", "options"),
+        [
+            (TypeError, "quary: TransformerBlock has no such option, needed some of .*norm.*query", {"quary": "all"}),
+            (TypeError, "attention: got int, needed an equivariant module, or a function", {"attention": 3}),
+            (TypeError, "attention: got NoneType, needed", {"attention": lambda *_: None}),
+            (
+                ValueError,
+                "query: got 'all' beside an attention",
+                {"attention": SAME, "query": "all"},
+            ),
+            (
+                ValueError,
+                "kernel_size: got 3 beside an attention",
+                {"attention": SAME, "kernel_size": 3},
+            ),
+            (
+                ValueError,
+                "attention_dropout: got 0.5 beside",
+                {"attention": SAME, "attention_dropout": 0.5},
+            ),
+            (
+                ValueError,
+                "attention: its in_type is .*, needed",
+                {"attention": lambda *_: SiLU(spaces.regular(C4, 2))},
+            ),
+        ],
+    )
+    def test_errors(self, error, message, options):
+        with pytest.raises(error, match=message):
+            self.made(**options)

@@ -1,0 +1,78 @@
+"""The checks of what layers on point clouds take: options, and what comes with the features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from escnn_attention._checks import check_option
+
+__all__ = ["check_cloud", "check_points_mode"]
+
+
+def check_points_mode(query: str, normalization: str, keys: str = "all", backend: str = "auto") -> None:
+    """There are such options of attention between points."""
+    check_option("query", query, ("own", "all"))
+    check_option("keys", keys, ("all", "own"))
+    check_option("normalization", normalization, ("softmax", "count"))
+    check_option("backend", backend, ("auto", "native", "neighbours", "dense", "reference"))
+
+
+def check_cloud(
+    coords: Tensor, edge_index: Any = None, batch: Any = None, mask: Any = None, measure: Any = None
+) -> None:
+    """What comes with the features of a cloud fits together; what a mask hides may be anything."""
+    number = len(coords)
+    if number == 0:
+        raise ValueError("input: got a cloud without points, needed at least one")
+    for name, value in (("edge_index", edge_index), ("batch", batch), ("mask", mask), ("measure", measure)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
+        raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
+    if mask is not None and not bool(mask.any()):
+        raise ValueError("mask: hides all points, needed at least one that is there")
+    finite = coords.detach().isfinite().all(-1)
+    if not bool((finite if mask is None else finite | ~mask).all()):
+        raise ValueError("coords: got numbers that are not finite; leave points out by mask")
+    if edge_index is not None:
+        _check_index("edge_index", edge_index, (2, edge_index.shape[-1] if edge_index.dim() else 0), number)
+    if batch is not None:
+        _check_index("batch", batch, (number,), None)
+        if edge_index is not None and bool((batch[edge_index[0]] != batch[edge_index[1]]).any()):
+            raise ValueError("edge_index: got edges between points that belong to different clouds of batch")
+    if edge_index is not None:
+        _check_keys(edge_index, number, mask)
+    if measure is not None:
+        if measure.shape != (number,):
+            raise ValueError(f"measure: got shape {tuple(measure.shape)}, needed ({number},)")
+        good = (measure > 0) & measure.isfinite()
+        if not bool((good if mask is None else good | ~mask).all()):
+            raise ValueError("measure: got numbers that are not positive and finite; leave points out by mask")
+
+
+def _check_keys(edge_index: Tensor, number: int, mask: Tensor | None) -> None:
+    """Every point that is there has a key."""
+    queries = edge_index[1] if mask is None else edge_index[1, mask[edge_index[0]]]
+    without = torch.ones(number, dtype=torch.bool, device=edge_index.device) if mask is None else mask.clone()
+    without[queries] = False
+    if bool(without.any()):
+        example, several = int(without.nonzero()[0]), int(without.sum())
+        raise ValueError(
+            f"edge_index: no edge leads to point {example} ({several} such of {number} points), which then has nothing "
+            "to attend to; give isolated points an edge to themselves, or leave them out by mask"
+        )
+
+
+def _check_index(name: str, index: Tensor, shape: tuple[int, ...], number: int | None) -> None:
+    """``index`` is of integers, of this shape, from 0 to ``number`` - 1."""
+    if index.dtype != torch.long:
+        raise TypeError(f"{name}: got {index.dtype}, needed a tensor of torch.long")
+    if tuple(index.shape) != shape:
+        needed = "(2, edges)" if name == "edge_index" else shape
+        raise ValueError(f"{name}: got shape {tuple(index.shape)}, needed {needed}")
+    if index.numel() and (int(index.min()) < 0 or (number is not None and int(index.max()) >= number)):
+        most = "" if number is None else f" to {number - 1}"
+        raise ValueError(f"{name}: got {int(index.min())} to {int(index.max())}, needed numbers from 0{most}")

@@ -1,0 +1,177 @@
+"""What equivariant modules on point clouds share: the call, its checks, and the check of equivariance."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from escnn.group import GroupElement
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.geometry.clouds import once
+from escnn_attention.geometry.relations import Offset
+from escnn_attention.nn.arguments import check_points
+from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.plain.point_attention import PointAttention
+
+__all__ = ["PointLayer", "PointModule"]
+
+
+class PointModule(EquivariantModule):
+    """An equivariant module on feature fields at scattered points, which leaves the points where they are.
+
+    Attributes:
+        in_type: the type of the input.
+        out_type: the type of the output.
+        space: the gspace of both.
+    """
+
+    in_type: FieldType
+    out_type: FieldType
+
+    def __init__(self, in_type: FieldType, out_type: FieldType):
+        super().__init__()
+        self.in_type = in_type
+        self.out_type = out_type
+        self.space = in_type.gspace
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape, ``(N, in_type.size)``."""
+        shape = tuple(input_shape)
+        if len(shape) != 2 or shape[1] != self.in_type.size:
+            raise ValueError(f"input_shape: {type(self).__name__} got {shape}, needed (points, {self.in_type.size})")
+        return (shape[0], self.out_type.size)
+
+    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
+        """Check on a random cloud that the module commutes with the elements of the fiber group.
+
+        Points are turned and not resampled, so that every element is exact.
+
+        Args:
+            atol: the largest absolute error, in float64.
+            rtol: the largest error relative to the output.
+
+        Returns:
+            each element with the mean of its absolute errors.
+
+        Raises:
+            AssertionError: an error is too large.
+        """
+        module = copy.deepcopy(self).double().eval()
+        group = self.space.fibergroup
+        dimension = self.space.dimensionality
+        x = GeometricTensor(
+            torch.randn(12, self.in_type.size, dtype=torch.float64),
+            self.in_type,
+            torch.randn(12, dimension, dtype=torch.float64),
+        )
+        errors: list[tuple[GroupElement, float]] = []
+        with torch.no_grad():
+            y = module(x)
+            for element in group.testing_elements():
+                error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
+                limit = atol + rtol * float(y.tensor.abs().max())
+                assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}" + (
+                    "; samples are exact for the elements that permute them only" if group.continuous else ""
+                )
+                errors.append((element, float(error.mean())))
+        return errors
+
+
+class PointLayer(PointModule):
+    """What the layers on points share: the call and its checks.
+
+    Attributes:
+        plain: the torch module that does the work on tensors.
+        num_heads: the number of heads.
+        head_fields: the regular fields of a head.
+    """
+
+    plain: PointAttention
+
+    def __init__(self, in_type: FieldType, out_type: FieldType, plain: PointAttention, head_fields: int):
+        super().__init__(in_type, out_type)
+        self.plain = plain
+        self.num_heads = plain.num_heads
+        self.head_fields = head_fields
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the layer.
+
+        Args:
+            x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be
+                differentiated by both.
+            edge_index: ``(2, E)``, the edges from keys (first row) to queries (second row), as in PyTorch Geometric and
+                escnn's point convolutions. A point attends to itself only if there is such an edge; to every point that
+                is there leads one. Without edges the layer searches neighbours by ``radius`` and ``num_neighbours``, or
+                takes all points of the cloud.
+            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud. Edges need none, and with
+                one stay within clouds.
+            mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
+            measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points. Quadrature
+                weights make attention that of the continuous field that the points sample.
+
+        Returns:
+            features ``(N, out_type.size)`` of type ``out_type`` at the same coordinates.
+
+        Raises:
+            TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
+            ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does
+                not fit, a point that does not exist or to which no edge leads, edges between clouds, edges for a layer
+                that has a ``radius`` or ``num_neighbours`` of its own.
+        """
+        name = type(self).__name__
+        x = check_points(x, self.in_type, self)
+        rule = self.plain.neighbourhood
+        if edge_index is not None and not rule.is_global:
+            raise ValueError(
+                f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
+            )
+        once(check_cloud, x.coords, edge_index, batch, mask, measure)
+        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
+        return GeometricTensor(y, self.out_type, x.coords)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode.
+
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to features, gives the same values
+        and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def extra_repr(self) -> str:
+        core = self.plain
+        rule = core.neighbourhood
+        parts = [f"{self.in_type} -> {self.out_type}", f"num_heads={self.num_heads}", f"head_fields={self.head_fields}"]
+        parts += [
+            f"{name}={value}"
+            for name, value in (("radius", rule.radius), ("num_neighbours", rule.num_neighbours))
+            if value is not None
+        ]
+        parts.append(f"query={core.query!r}")
+        if core.keys != "all":
+            parts.append(f"keys={core.keys!r}")
+        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
+        if not isinstance(core.relation, Offset):
+            parts.append(f"relation={core.relation}")
+        if core.normalization != "softmax":
+            parts.append(f"normalization={core.normalization!r}")
+        if core.length_scale != (rule.radius or 1.0):
+            parts.append(f"length_scale={core.length_scale}")
+        if core.dropout:
+            parts.append(f"dropout={core.dropout}")
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
