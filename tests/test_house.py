@@ -229,6 +229,21 @@ RULES: dict[str, Callable[[House], Iterator[str]]] = {
 }
 
 
+# Exported networks need these, and no escnn.
+WITHOUT_ESCNN = ("_checks", "_precision", "geometry", "functional", "encodings", "plain")
+
+IMPORT_ALL = """
+import sys
+sys.modules["escnn"] = None
+import importlib
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(name, error)
+"""
+
+
 def exceptions() -> set[str]:
     return {line for line in EXCEPTIONS.splitlines() if line}
 
@@ -247,6 +262,17 @@ def test_the_package_keeps(house, rule):
 def test_every_exception_is_still_needed(house):
     broken = {f"{name}: {what}" for name, rule in RULES.items() for what in rule(house)}
     assert not exceptions() - broken, "remove what is mended from EXCEPTIONS"
+
+
+def test_what_exported_networks_need_imports_no_escnn(house, run_python):
+    """Whole rooms, and random transformations of samples; layers themselves do need it."""
+    paths = [path for path in house.trees if room_of(path) in WITHOUT_ESCNN and "triton_kernels" not in path]
+    paths += ["groups/__init__.py", "groups/random_transformation.py", "nn/silu.py"]
+    names = [
+        f"escnn_attention/{path}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for path in paths
+    ]
+    failed = [line.split()[0] for line in run_python(IMPORT_ALL, *names).splitlines()]
+    assert failed == ["escnn_attention.nn.silu"]
 
 
 def function(lines: int, docstring: str = "") -> str:

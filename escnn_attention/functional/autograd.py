@@ -20,7 +20,8 @@ from escnn_attention._precision import working_precision
 from escnn_attention.functional.backends import blocked
 from escnn_attention.functional.bias import PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, Window, WindowShape, trimmed
+from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.positions import Window, WindowShape
 
 __all__ = [
     "LOG2E",

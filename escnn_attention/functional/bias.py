@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.geometry.positions import Positions
 
 __all__ = ["KeyMode", "PositionalBias", "QueryMode", "Waves"]
 

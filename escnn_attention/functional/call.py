@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.geometry.positions import Positions
 
 __all__ = ["Call"]
 

@@ -23,7 +23,7 @@ from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.geometry.positions import Positions
 
 __all__ = ["BACKENDS", "Backend", "attention", "check_backend", "compute", "preference"]
 
@@ -117,7 +117,8 @@ def attention(
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias, attention
-        >>> from escnn_attention.geometry.grid import Grid, Window
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()  # 2 heads, 1 image of 5 x 5, 4 poses, 8 channels
         >>> bias = PositionalBias(num_poses=4, spatial=torch.randn(2, 4, 9, 8))  # of the 9 offsets of the window
         >>> attention(q, k, v, Grid((5, 5), Window(3)), bias).shape

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import PositionalBias, QueryMode
-from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Positions, Window, WindowShape
 
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 

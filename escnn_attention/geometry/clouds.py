@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +20,8 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.geometry.grid import Blocks, Positions
-
-_T = TypeVar("_T")
+from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.positions import Blocks, Positions
 
 __all__ = [
     "Cloud",
@@ -35,42 +32,8 @@ __all__ = [
     "WholeClouds",
     "among",
     "cloud_slices",
-    "once",
-    "shared_geometry",
     "where_present",
 ]
-
-_found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
-
-
-@contextmanager
-def shared_geometry() -> Iterator[None]:
-    """Within this context, such as one pass through a network, :func:`once` remembers what it has made."""
-    if _found.get() is not None:
-        yield
-        return
-    token = _found.set({})
-    try:
-        yield
-    finally:
-        _found.reset(token)
-
-
-@torch.compiler.disable
-def once(make: Callable[..., _T], *arguments: Any) -> _T:
-    """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
-
-    Tensors are the same if they are the same object: nobody changes one within a pass.
-    """
-    found = _found.get()
-    if found is None:
-        return make(*arguments)
-    key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
-    if key not in found:
-        # The arguments are held, so that no other tensor gets their identity.
-        found[key] = make(*arguments), arguments
-    result: _T = found[key][0]
-    return result
 
 
 class Piece(NamedTuple):
@@ -98,7 +61,7 @@ class Neighbours(ABC):
         Args:
             limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
         """
-        return once(self._pieces, limit)
+        return cached(self._pieces, limit)
 
     @abstractmethod
     def _pieces(self, limit: int) -> list[Piece]: ...

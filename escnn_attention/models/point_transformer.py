@@ -14,7 +14,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
-from escnn_attention.geometry.clouds import once, shared_geometry
+from escnn_attention.geometry.cache import cached, shared_geometry
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
@@ -246,7 +246,7 @@ class PointTransformer(torch.nn.Module):
         measure: Tensor | None,
     ) -> Tensor:
         num_clouds = count_clouds(batch, x.coords, mask)
-        once(check_cloud, x.coords, edge_index, batch, mask, measure)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
         features = x.tensor
         if self.positions is not None:
             offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from escnn_attention._checks import check_option
 from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention

@@ -10,7 +10,7 @@ from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.geometry.clouds import once
+from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
@@ -137,7 +137,7 @@ class PointLayer(PointModule):
             raise ValueError(
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
-        once(check_cloud, x.coords, edge_index, batch, mask, measure)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
         y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
         return GeometricTensor(y, self.out_type, x.coords)
 

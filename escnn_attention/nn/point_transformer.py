@@ -9,7 +9,8 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialMo
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_probability, check_unused
-from escnn_attention.geometry.clouds import once, where_present
+from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.clouds import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import check_points, check_type
@@ -44,7 +45,7 @@ class PointBlock(PointModule):
         x = check_points(x, self.in_type, self)
         if mask is None:
             return self._of_all(x, edge_index, batch, measure)
-        once(check_cloud, x.coords, edge_index, batch, mask, measure)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
 
         def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
             return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor

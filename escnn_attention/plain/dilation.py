@@ -13,7 +13,8 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import PositionalBias, attention
-from escnn_attention.geometry.grid import Grid, Positions, Window, WindowShape
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Positions, Window, WindowShape
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, project_to_heads, terms_of

@@ -25,7 +25,8 @@ from escnn_attention.functional.points.attention import (
     mix_values,
     point_attention,
 )
-from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices, once
+from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, cloud_slices
 from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
@@ -147,9 +148,9 @@ class PointAttention(PointModule, ExactBuffers):
 
     def _neighbours(self, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Neighbours:
         if edge_index is not None:
-            return once(Lists, edge_index, len(coords))
+            return cached(Lists, edge_index, len(coords))
         # The rule of another layer may be equal.
-        return once(Neighbourhood.__call__, self.neighbourhood, coords, batch)
+        return cached(Neighbourhood.__call__, self.neighbourhood, coords, batch)
 
     def _log_measure(self, measure: Tensor | None) -> Tensor | None:
         """The logarithms of the measure of the keys, ``(N or 1, P or 1)``."""

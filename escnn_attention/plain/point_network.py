@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.geometry.clouds import shared_geometry
+from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, Waves, compute, probabilities
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, Positions, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Positions, Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses

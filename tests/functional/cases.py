@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from escnn_attention.functional import BACKENDS, PositionalBias, Waves, attention
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 
 
 def case(

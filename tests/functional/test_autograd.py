@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from escnn_attention.functional import PositionalBias, attention
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, doubled, leaves, outputs_and_gradients, refusal
 
 pytestmark = pytest.mark.parametrize("backend", ["native", "tiled"])

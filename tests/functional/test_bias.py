@@ -5,7 +5,8 @@ import torch
 
 from escnn_attention import FourierEncoding
 from escnn_attention.functional.bias import PositionalBias, Waves
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 
 
 def waves(heads=2):

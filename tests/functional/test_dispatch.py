@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from escnn_attention.functional import BACKENDS, Backend, PositionalBias, attention, dispatch
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 
 
 def arguments(n=5, window=None):

@@ -11,7 +11,8 @@ from hypothesis import given
 from escnn_attention.functional import attention
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold, rotate
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients
 
 

@@ -5,7 +5,7 @@ import torch
 
 from escnn_attention.functional import BACKENDS, Backend, attention, memory, working_memory
 from escnn_attention.functional.backends import blocked, tiled
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, outputs_and_gradients, refusal
 
 

@@ -9,7 +9,8 @@ from escnn_attention.functional.backends import reference
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.widen import join, merge, neighbours, num_classes, widen, width
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import case, cases
 
 

@@ -7,17 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escnn_attention.geometry.clouds import (
-    Cloud,
-    Lists,
-    Neighbourhood,
-    Neighbours,
-    WholeClouds,
-    among,
-    cloud_slices,
-    once,
-    shared_geometry,
-)
+from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, among, cloud_slices
 
 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
@@ -164,35 +154,6 @@ def test_a_cloud_has_all_offsets():
     torch.testing.assert_close(cloud.offsets[cloud.rows(i, j)], x[j] - x[i])
     with pytest.raises(NotImplementedError, match="dense"):
         cloud.blocks(3)
-
-
-def test_what_is_shared_is_found_once():
-    made = []
-
-    def make(a, b, c):
-        made.append((a, b, c))
-        return len(made)
-
-    x, y = torch.zeros(3), torch.zeros(3)
-    assert [once(make, x, None, 1), once(make, x, None, 1)] == [1, 2]
-    with shared_geometry():
-        assert [once(make, x, None, 1), once(make, x, None, 1), once(make, y, None, 1)] == [3, 3, 4]
-        assert [once(make, x, None, 2), once(make, x, None, 1)] == [5, 3]
-        with shared_geometry():
-            assert once(make, x, None, 1) == 3
-        # The identity of a tensor that is gone is not taken for another.
-        first = once(make, torch.zeros(3), None, 1)
-        assert all(once(make, torch.zeros(3), None, 1) > first for _ in range(20))
-        points = torch.randn(6, 2)
-        rule = Neighbourhood(num_neighbours=2)
-        found = once(Neighbourhood.__call__, rule, points, None)
-        assert once(Neighbourhood.__call__, Neighbourhood(num_neighbours=2), points, None) is found
-        assert found.pieces(100) is found.pieces(100)
-        assert found.pieces(2) is not found.pieces(100)
-    assert once(make, x, None, 1) == len(made)
-    with pytest.raises(RuntimeError, match="stop"), shared_geometry():
-        raise RuntimeError("stop")
-    assert once(make, x, None, 1) == len(made)
 
 
 @pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])

@@ -4,7 +4,7 @@ from escnn import gspaces
 from escnn.nn import R2Conv, R3Conv
 
 from escnn_attention import GroupSelfAttention, TransformerBlock, equivariance_report
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from escnn_attention.models import HybridNet
 
 SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem_kernel": 3, "num_heads": 2}

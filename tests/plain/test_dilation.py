@@ -4,7 +4,8 @@ import math
 import pytest
 import torch
 
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales
 
 

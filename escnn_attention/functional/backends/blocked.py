@@ -22,7 +22,7 @@ from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.geometry.grid import Blocks
+from escnn_attention.geometry.positions import Blocks
 
 __all__ = ["SCORES_PER_CHUNK", "attention"]
 

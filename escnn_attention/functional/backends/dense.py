@@ -28,7 +28,7 @@ from escnn_attention.functional.bias import PositionalBias, Waves
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.widen import MAX_CLASSES, join, merge, num_classes, widen, width
-from escnn_attention.geometry.grid import Positions
+from escnn_attention.geometry.positions import Positions
 
 __all__ = ["ENTRIES_PER_CHUNK", "attention", "why_unsupported"]
 

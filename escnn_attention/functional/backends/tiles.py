@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from escnn_attention.geometry.grid import Grid, Window, WindowShape
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window, WindowShape
 
 __all__ = ["Chunks", "Piece", "Tiles", "chunks_of", "tile_counts", "tiles_of"]
 

@@ -34,7 +34,8 @@ from escnn_attention.functional.autograd import (
 )
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.geometry.grid import Grid, WindowShape, trimmed
+from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.positions import WindowShape
 
 __all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_unsupported"]
 

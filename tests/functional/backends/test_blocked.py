@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.functional.backends import blocked
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import case, cases, outputs_and_gradients
 
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from escnn_attention.functional import BACKENDS, PositionalBias, attention
 from escnn_attention.functional.backends import dense
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
 

@@ -12,7 +12,7 @@ from escnn_attention.functional import PositionalBias, attention, working_memory
 from escnn_attention.functional.backends import native
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.native import build as compiled
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, outputs_and_gradients, refusal
 
 if reason := native.why_not_built(torch.float64):

@@ -6,7 +6,8 @@ import torch
 
 from escnn_attention.functional import PositionalBias, attention, probabilities
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 
 
 def loops(q, k, v, grid, terms, query):

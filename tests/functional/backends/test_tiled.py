@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import attention
 from escnn_attention.functional.backends import tiled
-from escnn_attention.geometry.grid import Window
+from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, outputs_and_gradients, refusal
 
 

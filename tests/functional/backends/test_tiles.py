@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.functional.backends.tiles import chunks_of, tile_counts, tiles_of
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
 

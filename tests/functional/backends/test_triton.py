@@ -13,7 +13,8 @@ from escnn_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
 from escnn_attention.functional.backends import triton
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, Window
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
 from tests import spaces
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
