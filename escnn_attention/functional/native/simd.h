@@ -94,8 +94,11 @@ template <class T> inline V<T> exp2(V<T> x) {
 }
 
 template <class T> constexpr T LOG2E = T(1.4426950408889634);
+// A score of nothing: less than any other, and finite, so that differences are numbers.
+template <class T> constexpr T MASKED = sizeof(T) == 4 ? T(-1e30) : T(-1e300);
 
 template <class T> inline V<T> larger(V<T> a, V<T> b) { return a > b ? a : b; }
+template <class T> inline V<T> plus(V<T> a, V<T> b) { return a + b; }
 
 // The first of two vectors in blocks of S lanes, each followed by the same block of the second; of all even blocks, or
 // of all odd ones.
@@ -125,6 +128,25 @@ template <class T, int N, int S = 1, class F> inline V<T> reduce(const V<T>* x, 
         for (int i = 0; i < N / 2; i++)
             y[i] = f(blocks<T, S>(x[2 * i], x[2 * i + 1], false), blocks<T, S>(x[2 * i], x[2 * i + 1], true));
         return reduce<T, N / 2, 2 * S>(y, f);
+    }
+}
+
+// The sums of the lanes of 16 vectors.
+template <class T> inline void sum_lanes(const V<T>* x, T* to) {
+    constexpr int number = WIDTH<T> < 16 ? WIDTH<T> : 16;
+    for (int i = 0; i < 16; i += number) {
+        const V<T> y = reduce<T, number>(x + i, plus<T>);
+        std::memcpy(to + i, &y, number * sizeof(T));
+    }
+}
+// R vectors, each to one number, of which `to` has room for 4.
+template <class T, int R, class F> inline void reduce_lanes(const V<T>* x, T* to, F f) {
+    constexpr int number = WIDTH<T> < 4 ? WIDTH<T> : 4;
+    for (int i = 0; i < 4; i += number) {
+        V<T> y[number];
+        for (int b = 0; b < number; b++) y[b] = x[std::min(i + b, R - 1)];
+        const V<T> z = reduce<T, number>(y, f);
+        std::memcpy(to + i, &z, number * sizeof(T));
     }
 }
 

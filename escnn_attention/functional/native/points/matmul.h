@@ -31,27 +31,6 @@ template <class T, int R> void matmul(const T* const* x, int64_t channels, const
     if (key < length) matmul_block<T, R, 1>(x, channels, keys, start, key, to);
 }
 
-template <class T> inline V<T> plus(V<T> a, V<T> b) { return a + b; }
-
-// The sums of the lanes of 16 vectors.
-template <class T> inline void sum_lanes(const V<T>* x, T* to) {
-    constexpr int number = WIDTH<T> < 16 ? WIDTH<T> : 16;
-    for (int i = 0; i < 16; i += number) {
-        const V<T> y = reduce<T, number>(x + i, plus<T>);
-        std::memcpy(to + i, &y, number * sizeof(T));
-    }
-}
-// R vectors, each to one number, of which `to` has room for 4.
-template <class T, int R, class F> inline void reduce_lanes(const V<T>* x, T* to, F f) {
-    constexpr int number = WIDTH<T> < 4 ? WIDTH<T> : 4;
-    for (int i = 0; i < 4; i += number) {
-        V<T> y[number];
-        for (int b = 0; b < number; b++) y[b] = x[std::min(i + b, R - 1)];
-        const V<T> z = reduce<T, number>(y, f);
-        std::memcpy(to + i, &z, number * sizeof(T));
-    }
-}
-
 // Rows of weights (R, length) times the transpose of keys (channels, length), each times a factor, added to the rows
 // `to` (R, channels).
 template <class T, int R> void matmul_transposed(const T* const* weight, const T* factor, const Rows<T>& keys,

@@ -14,7 +14,6 @@ namespace {
 template <class T> struct Normalization {
     using W = V<T>;
     static constexpr int width = WIDTH<T>;
-    static constexpr T nothing = sizeof(T) == 4 ? T(-1e30) : T(-1e300);
 
     explicit Normalization(const Layout<T>& layout)
             : layout(layout), call(layout.call), dropout(call.dropout), measure(call.row_stride) {}
@@ -33,7 +32,7 @@ template <class T> struct Normalization {
         total = std::max(total, std::numeric_limits<T>::min());
         if (call.normalize_by_count)
             for (int64_t i = 0; i < task.length; i++) measure[i] /= total;
-        std::fill(measure.data + task.length, measure.data + task.padded, call.normalize_by_count ? T(0) : nothing);
+        std::fill(measure.data + task.length, measure.data + task.padded, call.normalize_by_count ? T(0) : MASKED<T>);
     }
     // What is added to all rows of scores, or null.
     const T* added() const { return call.normalize_by_count ? nullptr : measure.data; }
