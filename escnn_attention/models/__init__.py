@@ -2,6 +2,7 @@
 
 from escnn_attention.models.all_cnn_c import AllCNNC
 from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits
+from escnn_attention.models.cnn import CNN
 from escnn_attention.models.convolutions import Attention
 from escnn_attention.models.dense import DenseBlock
 from escnn_attention.models.dense_net import GroupDenseNet
@@ -17,6 +18,7 @@ from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
 
 __all__ = [
+    "CNN",
     "AllCNNC",
     "Attention",
     "DenseBlock",

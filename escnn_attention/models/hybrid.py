@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Conv, ReLU, SequentialModule
@@ -15,6 +15,8 @@ from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
+from escnn_attention.nn.self_attention import LiftingSelfAttention
+from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.resample import PoolKind
 
@@ -27,7 +29,7 @@ class HybridNet(EquivariantClassifier):
     A network of stages, each on half as many positions along every axis as the one before. A stage is a number of
     steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s; convolutions
     in the early stages and attention in the late ones is the usual division of labour. Without any attention it is the
-    steerable G-CNN of the same outline.
+    steerable G-CNN of the same outline, and with ``stem="attention"`` and no other convolution it has attention only.
 
     Args:
         gspace: the symmetry, of the plane or of space.
@@ -36,7 +38,10 @@ class HybridNet(EquivariantClassifier):
         widths: the number of regular fields in each stage.
         convolutions: the number of convolutions in each stage; at least one in the first, which is the stem.
         attention: the number of attention blocks in each stage.
-        stem_kernel: the width of the first convolution.
+        stem: what lifts the image to functions on the group: a ``"convolution"``, or lifting self-attention in windows,
+            with a layer norm and :class:`SiLU` (``"attention"``), in place of the first convolution.
+        stem_kernel: the width of the first convolution, or of the windows in its place.
+        stem_heads: the number of heads of a stem that attends, each with the width divided by it, rounded up.
         conv_kernel: the width of the others.
         kernel_size: the width of the attention windows; None for global attention.
         window: their shape, see :class:`GroupSelfAttention`.
@@ -44,6 +49,8 @@ class HybridNet(EquivariantClassifier):
         head_fields: the regular fields of a head; by default the width divided by the number of heads, rounded up.
         query, keys, encoding, backend: of the attention, see :class:`GroupSelfAttention`.
         norm: of the attention blocks, see :class:`TransformerBlock`.
+        last_norm: whether a layer norm follows the last stage where that ends in attention.
+        features: the number of regular fields that a last pointwise convolution gives; by default there is none.
         pool: how positions are halved between the stages, ``"max"`` or ``"avg"``; both exact for any size.
         attention_dropout, dropout: of the attention probabilities and of the branches of a block.
 
@@ -77,7 +84,9 @@ class HybridNet(EquivariantClassifier):
         widths: Sequence[int] = (16, 32, 32),
         convolutions: Sequence[int] = (2, 2, 0),
         attention: Sequence[int] = (0, 0, 2),
+        stem: Literal["convolution", "attention"] = "convolution",
         stem_kernel: int = 5,
+        stem_heads: int = 4,
         conv_kernel: int = 3,
         kernel_size: int | None = None,
         window: str = "auto",
@@ -87,63 +96,88 @@ class HybridNet(EquivariantClassifier):
         keys: KeyMode = "all",
         encoding: Encoding | str | None = None,
         norm: Literal["gsa", "pre"] = "pre",
+        last_norm: bool = True,
+        features: int | None = None,
         pool: PoolKind = "max",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         backend: str = "auto",
     ):
         fields = image_type(gspace, in_channels)
-        for name, numbers in {"widths": widths, "convolutions": convolutions, "attention": attention}.items():
-            check_sequence(name, numbers, "one number for each stage")
-        if not len(widths) == len(convolutions) == len(attention) >= 1:
-            raise ValueError(
-                "widths, convolutions, attention: needed one number for each stage, got "
-                f"{len(widths)}, {len(convolutions)} and {len(attention)}"
-            )
-        check_int("convolutions", convolutions[0])
+        outline = _outline(widths, convolutions, attention)
         check_int("num_classes", num_classes)
         check_int("num_heads", num_heads)
+        check_option("stem", stem, ("convolution", "attention"))
         for name, width in (("stem_kernel", stem_kernel), ("conv_kernel", conv_kernel)):
             if check_int(name, width) % 2 == 0:
                 raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
         check_option("pool", pool, get_args(PoolKind))
+        shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
+        block: dict[str, Any] = {**shared, "norm": norm, "query": query, "keys": keys, "dropout": dropout}
         stages: dict[str, EquivariantModule] = {}
-        for stage, (width, count, blocks) in enumerate(zip(widths, convolutions, attention, strict=True), start=1):
-            if check_int("convolutions", count, least=0) + check_int("attention", blocks, least=0) == 0:
-                raise ValueError(f"convolutions, attention: stage {stage} has neither")
-            wider = FieldType(gspace, check_int("widths", width) * [gspace.regular_repr])
-            if stage > 1:
-                stages[f"pool_{stage - 1}"] = HalvingPool(fields, pool)
-            for i in range(1, count + 1):
-                kernel = stem_kernel if stage == i == 1 else conv_kernel
-                stages[f"convolution_{stage}_{i}"] = _convolution(fields, wider, kernel)
-                fields = wider
-            for i in range(1, blocks + 1):
-                stages[f"attention_{stage}_{i}"] = TransformerBlock(
+        for kind, name, width in outline:
+            wider = FieldType(gspace, width * [gspace.regular_repr])
+            if kind == "pool":
+                stages[name] = HalvingPool(fields, pool)
+                continue
+            if kind == "attention":
+                heads = -(-width // num_heads) if head_fields is None else head_fields
+                stages[name] = TransformerBlock(
                     fields,
                     wider,
                     num_heads,
                     kernel_size,
-                    head_fields=-(-width // num_heads) if head_fields is None else head_fields,
-                    norm=norm,
-                    query=query,
-                    keys=keys,
-                    encoding=encoding,
-                    window=window,
+                    head_fields=heads,
                     attention_dropout=attention_dropout,
-                    dropout=dropout,
-                    backend=backend,
+                    **block,
                 )
-                fields = wider
-        if attention[-1]:
+            elif stages or stem == "convolution":
+                stages[name] = _convolution(fields, wider, conv_kernel if stages else stem_kernel)
+            else:
+                heads = -(-width // check_int("stem_heads", stem_heads))
+                lifting = LiftingSelfAttention(
+                    fields, wider, stem_heads, stem_kernel, head_fields=heads, dropout=attention_dropout, **shared
+                )
+                stages["lifting"] = SequentialModule(lifting, FieldLayerNorm(wider), SiLU(wider))
+            fields = wider
+        if attention[-1] and last_norm:
             stages["norm"] = FieldLayerNorm(fields)
+        if features is not None:
+            wider = FieldType(gspace, check_int("features", features) * [gspace.regular_repr])
+            stages["features"] = _CONVOLUTIONS[gspace.dimensionality](fields, wider, 1, recompute=True)
         super().__init__(stages, num_classes)
 
 
+_CONVOLUTIONS = {2: R2Conv, 3: R3Conv}
+
+
+def _outline(
+    widths: Sequence[int], convolutions: Sequence[int], attention: Sequence[int]
+) -> list[tuple[Literal["pool", "convolution", "attention"], str, int]]:
+    """Everything in front of the last norm, in order: what it is, its name, and its regular fields."""
+    for name, numbers in {"widths": widths, "convolutions": convolutions, "attention": attention}.items():
+        check_sequence(name, numbers, "one number for each stage")
+    if not len(widths) == len(convolutions) == len(attention) >= 1:
+        raise ValueError(
+            "widths, convolutions, attention: needed one number for each stage, got "
+            f"{len(widths)}, {len(convolutions)} and {len(attention)}"
+        )
+    check_int("convolutions", convolutions[0])
+    parts: list[tuple[Literal["pool", "convolution", "attention"], str, int]] = []
+    for stage, (width, count, blocks) in enumerate(zip(widths, convolutions, attention, strict=True), start=1):
+        if check_int("convolutions", count, least=0) + check_int("attention", blocks, least=0) == 0:
+            raise ValueError(f"convolutions, attention: stage {stage} has neither")
+        check_int("widths", width)
+        if stage > 1:
+            parts.append(("pool", f"pool_{stage - 1}", width))
+        parts += [("convolution", f"convolution_{stage}_{i}", width) for i in range(1, count + 1)]
+        parts += [("attention", f"attention_{stage}_{i}", width) for i in range(1, blocks + 1)]
+    return parts
+
+
 def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
-    kinds = {2: R2Conv, 3: R3Conv}
     # Without recompute=True all convolutions that are alike share a basis: a change of precision would reach other
     # networks.
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
-    convolution = kinds[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
+    convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, InnerBatchNorm(out_type), ReLU(out_type, inplace=True))

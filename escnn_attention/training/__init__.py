@@ -13,6 +13,7 @@ _PLACES = {
     "Classifier": "module",
     "Clouds": "data",
     "Constellations": "data",
+    "Digits": "data",
     "MNIST": "data",
     "ModelNet40": "data",
     "PatchCamelyon": "data",

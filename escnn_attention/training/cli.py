@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from escnn_attention.training.settings import DEFAULT_EPOCHS, NETWORK_NAMES, Settings
+from escnn_attention.training.comparison.settings import DEFAULT_EPOCHS, NETWORK_NAMES, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -180,8 +180,8 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
     with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
         # escnn warns at import that an optional package, which no finite group on the plane needs, is missing.
         warnings.filterwarnings("ignore", message=".*py3nj.*")
-        from escnn_attention.training.compare import compare as run
-        from escnn_attention.training.console import ConsoleReporter, result_table
+        from escnn_attention.training.comparison.compare import compare as run
+        from escnn_attention.training.comparison.console import ConsoleReporter, result_table
         from escnn_attention.training.errors import UserError
     _choose_threads(settings.data, threads)
     try:

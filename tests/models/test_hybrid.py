@@ -3,7 +3,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import R2Conv, R3Conv
 
-from escnn_attention import GroupSelfAttention, TransformerBlock, equivariance_report
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock, equivariance_report
 from escnn_attention.geometry.positions import Window
 from escnn_attention.models import HybridNet
 
@@ -77,6 +77,25 @@ def test_precisions_do_not_reach_other_networks():
         assert network(torch.randn(1, 1, 7, 7, dtype=dtype)).dtype == dtype
 
 
+def test_a_stem_that_attends():
+    options = {"widths": (2, 4), "convolutions": (1, 0), "attention": (0, 1), "num_heads": 2, "kernel_size": 3}
+    options |= {"stem": "attention", "stem_heads": 2, "norm": "gsa", "last_norm": False, "features": 3}
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, **options)
+    assert list(network.stages) == ["lifting", "pool_1", "attention_2_1", "features"]
+    assert [c.kernel_size for c in layers(network, R2Conv)] == [1]
+    assert equivariance_report(network.as_fields(), (2, 1, 8, 8), layers=False).relative_error < 1e-5
+    lifting = layers(network, LiftingSelfAttention)[0]
+    assert (lifting.num_heads, lifting.head_fields, lifting.plain.window) == (2, 1, Window(5, "square"))
+
+
+def test_features_follow_the_last_norm():
+    network = HybridNet(
+        gspaces.flip2dOnR2(), 1, 5, widths=(2,), convolutions=(1,), attention=(1,), num_heads=1, features=3
+    )
+    assert list(network.stages)[-2:] == ["norm", "features"]
+    assert network.head.in_features == 3
+
+
 def test_attention_alone_can_widen():
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, widths=(3, 6), convolutions=(1, 0), attention=(0, 1), num_heads=4)
     block = layers(network, TransformerBlock)[0]
@@ -107,6 +126,9 @@ def test_trains():
         ({"attention": (0, 0, 0)}, "convolutions, attention: stage 3 has neither"),
         ({"num_heads": 0}, "num_heads: got 0, needed at least 1"),
         ({"stem_kernel": 4}, "stem_kernel: got 4, needed an odd width"),
+        ({"stem": "pooling"}, "stem: got 'pooling', needed one of 'convolution', 'attention'"),
+        ({"stem": "attention", "stem_heads": 0}, "stem_heads: got 0, needed at least 1"),
+        ({"features": 0}, "features: got 0, needed at least 1"),
         ({"pool": "sum"}, "pool: got 'sum', needed one of 'max', 'avg'"),
     ],
 )

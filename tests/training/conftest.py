@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import load_digits
-from escnn_attention.training.images import ImageData
-from escnn_attention.training.progress import Reporter
-from escnn_attention.training.settings import Settings
+from escnn_attention.training.comparison.images import ImageData, load_images
+from escnn_attention.training.comparison.progress import Reporter
+from escnn_attention.training.comparison.settings import Settings
 from tests import samples
 
 
@@ -32,7 +31,7 @@ def listener() -> Listener:
 
 @pytest.fixture(scope="session")
 def digits() -> ImageData:
-    return load_digits()
+    return load_images("digits")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Data: Lightning data modules for images and point clouds, and the images of the comparison."""
 
 from escnn_attention.training.data.cifar10 import CIFAR10
-from escnn_attention.training.data.comparison import load_data, load_digits
 from escnn_attention.training.data.constellations import Constellations
+from escnn_attention.training.data.digits import Digits
 from escnn_attention.training.data.mnist import MNIST
 from escnn_attention.training.data.patch_camelyon import PatchCamelyon
 from escnn_attention.training.data.points import Clouds
@@ -17,11 +17,10 @@ __all__ = [
     "QM9",
     "Clouds",
     "Constellations",
+    "Digits",
     "ModelNet40",
     "PatchCamelyon",
     "RotMNIST",
     "SampledSolids",
     "Springs",
-    "load_data",
-    "load_digits",
 ]

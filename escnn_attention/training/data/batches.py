@@ -95,12 +95,18 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
         mean: one number per channel, of pixels between 0 and 1.
         std: likewise, the standard deviation.
         augment: what is done to training images before that.
+        white: the value of a pixel that counts as 1.
     """
 
     def __init__(
-        self, source: ImageSource, mean: Sequence[float], std: Sequence[float], augment: FlipAndCrop | None = None
+        self,
+        source: ImageSource,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augment: FlipAndCrop | None = None,
+        white: int = 255,
     ) -> None:
-        self.source, self.augment = source, augment
+        self.source, self.augment, self.white = source, augment, white
         self.mean, self.std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
 
     def __len__(self) -> int:
@@ -110,4 +116,4 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
         images, labels = self.source.take(draw.indices)
         if self.augment is not None:
             images = self.augment(images, draw)
-        return images.to(torch.float32).div_(255).sub_(self.mean).div_(self.std), labels
+        return images.to(torch.float32).div_(self.white).sub_(self.mean).div_(self.std), labels

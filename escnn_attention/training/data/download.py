@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from escnn_attention.training.data.locking import locked
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without a byte

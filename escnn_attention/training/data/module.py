@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,8 +21,8 @@ class PublishedImages(DataInParts, ABC):
     A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
     are kept as bytes. A training batch is a function of the seed, the epoch and its number: of neither the number of
     processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. An epoch has
-    ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out. Of the validation and test images every one is
-    seen exactly once.
+    ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out, unless ``drop_last`` is false. Of the
+    validation and test images every one is seen exactly once.
 
     A subclass says what is in the data set and where it is.
 
@@ -36,6 +36,8 @@ class PublishedImages(DataInParts, ABC):
         limit_train, limit_valid, limit_test: use the first so many images only.
         eval_batch_size: images in a validation or test step over all processes together; by default ``batch_size``.
         download: whether to download what the folder lacks.
+        drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
+        mean, std: by which the images are normalised; by default those of the data set.
 
     Attributes:
         in_channels: C.
@@ -53,8 +55,10 @@ class PublishedImages(DataInParts, ABC):
     in_channels: ClassVar[int]
     num_classes: ClassVar[int]
     size: ClassVar[int]
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    white: ClassVar[int] = 255
+    """The value of a pixel that is 1 where ``mean`` and ``std`` are taken."""
     files: ClassVar[str]
     """The files that are looked for, for people."""
 
@@ -69,11 +73,20 @@ class PublishedImages(DataInParts, ABC):
         limit_test: int | None = None,
         eval_batch_size: int | None = None,
         download: bool = True,
+        drop_last: bool = True,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ) -> None:
         limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
-        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits)
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits, drop_last)
         self.folder = folder
         self.download = download
+        for name, values in (("mean", mean), ("std", std)):
+            if values is None:
+                continue
+            if len(values) != self.in_channels:
+                raise UserError(f"{name}: got {len(values)} numbers, needed one for each channel, {self.in_channels}")
+            setattr(self, name, tuple(values))
 
     # What a subclass fills in.
 
@@ -106,7 +119,7 @@ class PublishedImages(DataInParts, ABC):
 
     def _batches(self, part: str) -> Batches:
         augment = self._augmentation(self._count(part)) if part == "train" else None
-        return Batches(self._sources[part], self.mean, self.std, augment)
+        return Batches(self._sources[part], self.mean, self.std, augment, self.white)
 
     def _too_few(self, part: str, count: int, world_size: int) -> str:
         return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"

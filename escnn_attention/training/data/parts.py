@@ -35,7 +35,7 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     A training batch is a function of the seed, the epoch and its number: of neither the number of processes, nor of
     workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
-    epoch is left out. Of the validation and test parts everything is seen exactly once.
+    epoch is left out, unless ``drop_last`` is false. Of the validation and test parts everything is seen exactly once.
 
     A subclass says what is in the data set and where it is.
 
@@ -45,6 +45,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         num_workers: processes that prepare batches; 0 does it in the training process.
         eval_batch_size: things in a validation or test step over all processes together; by default ``batch_size``.
         limits: of each part, use the first so many only; ``None`` for all.
+        drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
 
     Raises:
         UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
@@ -61,8 +62,10 @@ class DataInParts(pl.LightningDataModule, ABC):
         num_workers: int,
         eval_batch_size: int | None,
         limits: Mapping[str, int | None],
+        drop_last: bool = True,
     ) -> None:
         super().__init__()
+        self.drop_last = drop_last
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -112,12 +115,14 @@ class DataInParts(pl.LightningDataModule, ABC):
         rank, world_size = self._process()
         count = self._count("train")
         _check_shares("batch_size", self.batch_size, world_size, self.things)
-        if count < self.batch_size:
+        if not self.drop_last and world_size > 1:
+            raise UserError("drop_last: got false, which needs a single process: a smaller batch has no equal shares")
+        if self.drop_last and count < self.batch_size:
             raise UserError(
                 f"batch_size must be at most the number of training {self.things}, got {self.batch_size} for {count}:"
                 " an epoch leaves out what does not fill a batch"
             )
-        sampler = TrainingSampler(count, self.batch_size, self.seed, rank, world_size)
+        sampler = TrainingSampler(count, self.batch_size, self.seed, rank, world_size, self.drop_last)
         # Lightning sets the epoch, but where a run is resumed with workers, it lets them begin before that.
         if self.trainer is not None:
             sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]

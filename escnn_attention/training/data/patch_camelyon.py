@@ -14,10 +14,10 @@ from torch import Tensor
 
 from escnn_attention.training.data.arrays import check_labels, readable
 from escnn_attention.training.data.download import download
-from escnn_attention.training.data.locking import locked
 from escnn_attention.training.data.module import PublishedImages, report_progress
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
 
 if TYPE_CHECKING:
     import h5py

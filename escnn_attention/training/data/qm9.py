@@ -15,12 +15,12 @@ from torch import Tensor
 
 from escnn_attention.training.data.arrays import npz_file, readable
 from escnn_attention.training.data.download import download
-from escnn_attention.training.data.locking import locked
 from escnn_attention.training.data.module import report_progress
 from escnn_attention.training.data.orientation import in_frame_of_positions
 from escnn_attention.training.data.points import Clouds, CloudsInMemory, CloudSource, Motions, PublishedClouds, move
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
 
 URL = "https://springernature.figshare.com/ndownloader/files/3195389"
 MD5 = "ad1ebd51ee7f5b3a6e32e974e5d54012"

@@ -15,10 +15,10 @@ import torch
 from escnn_attention.training.data.arrays import check_images, npz_file
 from escnn_attention.training.data.batches import ImagesInMemory
 from escnn_attention.training.data.download import Progress, download
-from escnn_attention.training.data.locking import locked
 from escnn_attention.training.data.module import PublishedImages, report_progress
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
 
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"

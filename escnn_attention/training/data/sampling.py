@@ -44,6 +44,7 @@ class TrainingSampler(DistributedSampler[Draw]):
         seed: of the order.
         rank: of this process.
         world_size: number of processes.
+        drop_last: whether that is so; if not, one process gets it as a smaller batch.
 
     >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
     >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
@@ -51,12 +52,15 @@ class TrainingSampler(DistributedSampler[Draw]):
     True
     """
 
-    def __init__(self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, drop_last: bool = True
+    ) -> None:
         self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.count = length // batch_size if drop_last else -(-length // batch_size)
         self.rank, self.num_replicas, self.epoch = rank, world_size, 0
 
     def __len__(self) -> int:
-        return self.length // self.batch_size
+        return self.count
 
     def __iter__(self) -> Iterator[Draw]:
         batches = epoch_order(self.length, self.seed, self.epoch).split(self.batch_size)

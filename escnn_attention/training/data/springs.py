@@ -16,7 +16,6 @@ from scipy.integrate import solve_ivp
 
 from escnn_attention.training.data.arrays import npz_file
 from escnn_attention.training.data.folder import data_folder
-from escnn_attention.training.data.locking import locked
 from escnn_attention.training.data.parts import at_least, one_of
 from escnn_attention.training.data.points import (
     About,
@@ -30,6 +29,7 @@ from escnn_attention.training.data.points import (
 )
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
 
 Solver = Literal["exact", "DOP853", "rk4"]
 Array = npt.NDArray[np.float64]

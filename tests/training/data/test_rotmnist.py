@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.data import RotMNIST, download, load_data, rotmnist
+from escnn_attention.training.comparison.groups import rotate_by_angles
+from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.data import RotMNIST, download, rotmnist
 from escnn_attention.training.data.folder import data_folder
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.groups import turn_by_angles
 
 
 @pytest.fixture
@@ -76,33 +77,33 @@ def check(data, arrays):
 
 def test_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **rotmnist_arrays)
-    check(load_data("rotmnist", tmp_path), rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
     monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path))
-    check(load_data("rotmnist"), rotmnist_arrays)
+    check(load_images("rotmnist"), rotmnist_arrays)
 
 
 def test_download(tmp_path, rotmnist_arrays, serve, archive):
     serve()
     seen = []
-    check(load_data("rotmnist", tmp_path, lambda *progress: seen.append(progress)), rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path, lambda *progress: seen.append(progress)), rotmnist_arrays)
     assert seen[-1] == (len(archive), len(archive))
     assert os.listdir(tmp_path) == ["rotmnist.npz"]
     # The second time there is nothing to download.
-    check(load_data("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded again")), rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded again")), rotmnist_arrays)
 
 
 def test_download_goes_to_the_cache_by_default(tmp_path, rotmnist_arrays, serve, monkeypatch):
     serve()
     monkeypatch.delenv("ESCNN_ATTENTION_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    check(load_data("rotmnist"), rotmnist_arrays)
+    check(load_images("rotmnist"), rotmnist_arrays)
     assert (tmp_path / "cache" / "escnn-attention" / "rotmnist.npz").exists()
 
 
 def test_wrong_checksum(tmp_path, serve, archive):
     url = serve(archive[:-1] + b"x")
     with pytest.raises(UserError) as caught:
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
     for part in (url, rotmnist.MD5, hashlib.md5(archive[:-1] + b"x").hexdigest(), "--data-dir"):
         assert part in str(caught.value)
     assert os.listdir(tmp_path) == []
@@ -111,7 +112,7 @@ def test_wrong_checksum(tmp_path, serve, archive):
 def test_broken_off_download(tmp_path, serve, archive):
     serve(archive[: len(archive) // 2], length=len(archive))
     with pytest.raises(UserError, match=r"data\.zip"):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -122,7 +123,7 @@ def test_download_stopped_by_the_user(tmp_path, serve):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load_data("rotmnist", tmp_path, stop)
+        load_images("rotmnist", tmp_path, stop)
     assert os.listdir(tmp_path) == []
 
 
@@ -131,14 +132,14 @@ def test_offline(tmp_path, serve, monkeypatch):
         free.bind(("127.0.0.1", 0))
         monkeypatch.setattr(rotmnist, "URL", f"http://127.0.0.1:{free.getsockname()[1]}/data.zip")
         with pytest.raises(UserError, match=r"cannot download http://127.*offline.*--data-dir"):
-            load_data("rotmnist", tmp_path)
+            load_images("rotmnist", tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_address_that_is_gone(tmp_path, serve):
     serve(status=404)
     with pytest.raises(UserError, match="answers 404"):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -149,13 +150,13 @@ def test_archive_with_other_content(tmp_path, serve, monkeypatch):
     serve(content.getvalue())
     monkeypatch.setattr(rotmnist, "MD5", hashlib.md5(content.getvalue()).hexdigest())
     with pytest.raises(UserError, match="does not hold rotated MNIST"):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_folder_that_does_not_exist(tmp_path):
     with pytest.raises(UserError, match=r"nowhere does not exist.*--data-dir"):
-        load_data("rotmnist", tmp_path / "nowhere")
+        load_images("rotmnist", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -173,14 +174,14 @@ def test_file_with_other_content(tmp_path, rotmnist_arrays, change, message):
     arrays = {name: array for name, array in (rotmnist_arrays | change).items() if array is not None}
     np.savez(tmp_path / "rotmnist.npz", **arrays)
     with pytest.raises(UserError, match=message):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and no more"])
 def test_damaged_file(tmp_path, content):
     (tmp_path / "rotmnist.npz").write_bytes(content)
     with pytest.raises(UserError, match="cannot read"):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
 
 
 def test_a_download_that_was_stopped_goes_on(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
@@ -188,7 +189,7 @@ def test_a_download_that_was_stopped_goes_on(tmp_path, rotmnist_arrays, archive,
     for name, value in (("URL", url), ("MD5", md5), ("_NUM_TRAIN", 6)):
         monkeypatch.setattr(rotmnist, name, value)
     (tmp_path / "mnist_rotation_new.zip.part").write_bytes(archive[:100])
-    check(load_data("rotmnist", tmp_path), rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
     assert server.requests == [("bytes=100-", None)]
     assert os.listdir(tmp_path) == ["rotmnist.npz"]
 
@@ -196,14 +197,14 @@ def test_a_download_that_was_stopped_goes_on(tmp_path, rotmnist_arrays, archive,
 def test_the_published_archive_in_the_folder(tmp_path, rotmnist_arrays, archive, monkeypatch):
     monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
     (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
-    check(load_data("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded")), rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded")), rotmnist_arrays)
     assert sorted(os.listdir(tmp_path)) == ["mnist_rotation_new.zip", "rotmnist.npz"]
 
 
 def test_a_damaged_archive_in_the_folder(tmp_path, archive):
     (tmp_path / "mnist_rotation_new.zip").write_bytes(archive[:-30])
     with pytest.raises(UserError, match=r"the archive .*mnist_rotation_new\.zip does not hold rotated MNIST"):
-        load_data("rotmnist", tmp_path)
+        load_images("rotmnist", tmp_path)
     assert os.listdir(tmp_path) == ["mnist_rotation_new.zip"]
 
 
@@ -231,7 +232,7 @@ real = pytest.mark.skipif(
 
 @real
 def test_the_real_data():
-    data = load_data("rotmnist")
+    data = load_images("rotmnist")
     assert (len(data.train), len(data.valid), len(data.test)) == (10_000, 2_000, 50_000)
     np.testing.assert_allclose(data.normalisation(), (0.13249, 0.29277), atol=2e-4)
 
@@ -255,8 +256,8 @@ def test_turned_back_the_real_digits_are_upright():
         if "test_angles" not in arrays:
             pytest.skip("this rotmnist.npz does not say by which angles its digits were turned")
         angles = arrays["test_angles"][:1000].astype(np.float64)
-    data = load_data("rotmnist").test.first(1000)
-    turned_back = turn_by_angles(data.images, -angles)
+    data = load_images("rotmnist").test.first(1000)
+    turned_back = rotate_by_angles(data.images, -angles)
     one, two = (turned_back[data.labels == digit].mean(axis=0) for digit in (1, 2))
     # A one stands; a two has its corners at the lower left and at the upper right.
     assert np.argmax(one.sum(axis=0)) in (13, 14)

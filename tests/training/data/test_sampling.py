@@ -44,6 +44,14 @@ def test_processes_train_together_on_the_batches_of_one(world_size, share, lengt
     assert set(seen) <= set(range(length))
 
 
+def test_what_does_not_fill_a_batch_can_be_a_smaller_one():
+    sampler = TrainingSampler(10, 4, 0, drop_last=False)
+    assert [len(draw.indices) for draw in sampler] == [4, 4, 2]
+    assert len(sampler) == 3
+    assert sorted(flat(draw.indices for draw in sampler)) == list(range(10))
+    assert [draw.indices for draw in TrainingSampler(10, 4, 0)] == [draw.indices for draw in sampler][:2]
+
+
 def test_the_order_is_a_function_of_seed_and_epoch():
     def order(seed, epoch):
         return shares(TrainingSampler, 1, 50, 10, seed, epoch=epoch)

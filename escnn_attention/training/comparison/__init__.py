@@ -1,0 +1,1 @@
+"""The comparison of four networks: configurations of experiments, and one table of what they measure."""

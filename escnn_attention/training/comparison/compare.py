@@ -1,0 +1,151 @@
+"""The comparison: four networks, trained on upright images, tested on upright and rotated ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from escnn_attention.training.comparison.figures import write_figures
+from escnn_attention.training.comparison.groups import grid_symmetries, gspace_by_name
+from escnn_attention.training.comparison.images import ImageData, load_images
+from escnn_attention.training.comparison.measure import (
+    ANY_ANGLE,
+    UPRIGHT,
+    measure_accuracies,
+    measure_equivariance_error,
+    orient,
+)
+from escnn_attention.training.comparison.networks import count_parameters, describe_network
+from escnn_attention.training.comparison.progress import Advance, Reporter
+from escnn_attention.training.comparison.results import NetworkResult, write_results
+from escnn_attention.training.comparison.run_folder import open_run
+from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
+from escnn_attention.training.comparison.training import Training, read_network, train
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import LAST
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison gave.
+
+    Attributes:
+        results: one per network that is finished in the folder, in the order of :data:`.settings.NETWORK_NAMES`.
+        data: the images.
+        elements: names of the group elements by which the test images were transformed, without the identity.
+        files: the tables and figures that were written.
+    """
+
+    results: list[NetworkResult]
+    data: ImageData
+    elements: list[str]
+    files: list[Path]
+
+
+def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
+    """Train and measure the networks of ``settings``, and write tables, checkpoints and figures to its folder.
+
+    Networks that the folder holds finished are not trained again; one whose training was killed goes on from its last
+    finished epoch.
+
+    Args:
+        settings: the options.
+        report: told what happens.
+
+    Raises:
+        UserError: an option that cannot be met; the message says which and what to do.
+        KeyboardInterrupt: on Ctrl-C. What is finished stays.
+    """
+    report = report or Reporter()
+    _check(settings)
+    gspace = gspace_by_name(settings.group)
+    data = _load(settings, report)
+    configuration = settings.configuration(data.fingerprint())
+    folder = settings.folder
+
+    @functools.cache
+    def describe(name: str) -> dict[str, Any]:
+        return describe_network(name, settings.group, data.size, data.num_classes, settings.parameters)
+
+    with open_run(folder, configuration, restart=settings.restart) as moved:
+        if moved is not None:
+            report.say(f"the earlier run was moved to {moved}")
+        test: dict[str, npt.NDArray[np.float32]] = {}
+        results = []
+        for name in NETWORK_NAMES:
+            result = NetworkResult.read(folder / name)
+            if name in settings.networks:
+                if result is not None:
+                    report.say(f"{name} is finished, it is not trained again ({folder / name})")
+                else:
+                    test = test or orient(data.test.images, gspace)
+                    training = train(name, describe(name), data, settings, report)
+                    result = _measure(name, training, test, data, settings, report)
+                    result.write(folder / name)
+            if result is not None:
+                results.append(result)
+        files = write_results(folder, results, configuration, data.source)
+        networks = {r.network: read_network(describe(r.network), folder / r.network / LAST)[0] for r in results}
+        report.say("drawing figures")
+        files += write_figures(folder / "figures", networks, results, data)
+    return Comparison(results, data, list(grid_symmetries(gspace)), files)
+
+
+def _check(settings: Settings) -> None:
+    unknown = [name for name in settings.networks if name not in NETWORK_NAMES]
+    if unknown or not settings.networks:
+        raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(NETWORK_NAMES)}")
+    for name in ("parameters", "epochs", "batch_size", "limit_train", "limit_test", "learning_rate"):
+        value = getattr(settings, name)
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} must be positive, got {value}")
+    if settings.seed < 0:
+        raise UserError(f"--seed must not be negative, got {settings.seed}")
+
+
+def _load(settings: Settings, report: Reporter) -> ImageData:
+    # The bar of a download appears with its first bytes: mostly there is nothing to download.
+    with contextlib.ExitStack() as stack:
+        advance: Advance | None = None
+
+        def progress(received: int, total: int | None) -> None:
+            nonlocal advance
+            if advance is None:
+                advance = stack.enter_context(report.bar(f"downloading {settings.data}", total, size=True))
+            advance(received, total)
+
+        data = load_images(settings.data, settings.data_dir, progress)
+    return data.limited(settings.limit_train, settings.limit_test)
+
+
+def _measure(
+    name: str,
+    training: Training,
+    test: Mapping[str, npt.NDArray[np.float32]],
+    data: ImageData,
+    settings: Settings,
+    report: Reporter,
+) -> NetworkResult:
+    network, gspace = training.network, gspace_by_name(settings.group)
+    with report.bar(f"testing {name}") as advance:
+        accuracies = measure_accuracies(network, test, data, training.device, 4 * settings.batch_size, advance)
+    upright, any_angle = accuracies.pop(UPRIGHT), accuracies.pop(ANY_ANGLE)
+    return NetworkResult(
+        network=name,
+        parameters=count_parameters(network),
+        accuracy_upright=upright,
+        accuracy_rotated=sum(accuracies.values()) / len(accuracies) if accuracies else None,
+        accuracy_any_angle=any_angle,
+        accuracy_by_element=accuracies,
+        equivariance_error=measure_equivariance_error(network, gspace, data.size, data.num_classes),
+        seconds_per_epoch=training.seconds_per_epoch,
+        epochs=settings.epoch_count,
+        device=str(training.device),
+    )

@@ -1,0 +1,119 @@
+"""The figures of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from escnn import nn as enn
+from torch import Tensor, nn
+
+from escnn_attention import GroupSelfAttention
+from escnn_attention.models import EquivariantClassifier
+from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
+from escnn_attention.training.comparison.images import ImageData
+from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
+from escnn_attention.training.comparison.results import NetworkResult
+from escnn_attention.training.files import atomic_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_RESOLUTION = 130  # dots per inch
+_SHOWN_DIGIT = 7  # no symmetry: a rotation of it is seen
+_QUERIES = 2  # positions in the figures of attention
+
+
+def write_figures(
+    folder: Path, networks: Mapping[str, nn.Module], results: Sequence[NetworkResult], data: ImageData
+) -> list[Path]:
+    """Write the figures that can be drawn of ``networks`` as PNG files, each in one step.
+
+    ``accuracies.png`` always; ``feature_maps-NAME.png`` and ``attention-NAME.png`` for every network with group
+    attention.
+
+    Args:
+        folder: created if it does not exist.
+        networks: trained, on the CPU, by name.
+        results: what was measured of them.
+        data: the images; one of the test part is shown.
+
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [_save(folder / "accuracies.png", _accuracies(results, data))]
+    for name, network in networks.items():
+        if not isinstance(network, EquivariantClassifier):
+            continue
+        names = list(network.stages)
+        first = next((i for i, stage in enumerate(names) if stage.startswith("attention")), None)
+        if first is None:
+            continue
+        image = enn.GeometricTensor(_example(network, data), network.in_type)
+        # With the pooling behind it, if there is one.
+        end = first + 1 + names[first + 1].startswith("pool")
+        attended = _sequence(network, names[:end])
+        stages = {"after lifting": _sequence(network, names[:1]), "after group attention": attended}
+        title = f"{TITLES[name]}: feature maps turn, poses permute"
+        files.append(_save(folder / f"feature_maps-{name}.png", plot_feature_maps(image, stages, title=title)))
+        layer = next(m for m in network.stages[names[first]].modules() if isinstance(m, GroupSelfAttention))
+        figure = plot_attention_maps(
+            image,
+            attended,
+            layer,
+            positions=_queries(image.tensor, _sequence(network, names[:first])(image).shape[-2:]),
+            title=f"{TITLES[name]}: where a query looks, pose by pose",
+        )
+        files.append(_save(folder / f"attention-{name}.png", figure))
+    return files
+
+
+def _accuracies(results: Sequence[NetworkResult], data: ImageData) -> Figure:
+    rows = {}
+    for result in results:
+        row = {"upright": result.accuracy_upright}
+        if result.accuracy_rotated is not None:
+            row["turned by group elements"] = result.accuracy_rotated
+        rows[f"{TITLES[result.network]}\n{DESCRIPTIONS[result.network]}"] = row | {
+            "turned by any angle": result.accuracy_any_angle
+        }
+    counts = [result.parameters for result in results]
+    note = f"trained on {len(data.train)} {data.upright}; {min(counts):,} to {max(counts):,} parameters"
+    return plot_accuracies(rows, note=note)
+
+
+def _sequence(network: EquivariantClassifier, stages: Sequence[str]) -> enn.SequentialModule:
+    """Stages of ``network``, by name, one after the other."""
+    return enn.SequentialModule(*(network.stages[name] for name in stages))
+
+
+def _example(network: nn.Module, data: ImageData) -> Tensor:
+    """(1, 1, S, S): the test image of the digit shown that ``network`` recognises with most confidence."""
+    shown = data.test.first(512)
+    images, labels = data.normalised(shown.images), torch.from_numpy(shown.labels)
+    with torch.no_grad():
+        confidence = network(images).softmax(dim=1)[:, _SHOWN_DIGIT]
+    confidence[labels != _SHOWN_DIGIT] -= 1.0
+    return images[confidence.argmax()][None].clone()
+
+
+def _queries(image: Tensor, grid: Sequence[int]) -> list[tuple[int, int]]:
+    """Positions on the grid of a layer: the brightest of the image, then the brightest of those well away from it."""
+    brightness = nn.functional.adaptive_avg_pool2d(image, (grid[0], grid[1]))[0, 0]
+    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
+    chosen: list[tuple[int, int]] = []
+    for _ in range(_QUERIES):
+        row, column = divmod(int(brightness.argmax()), grid[1])
+        chosen.append((row, column))
+        near = (rows - row).square() + (columns - column).square() < (min(grid) / 2) ** 2
+        brightness = brightness.masked_fill(near, float("-inf"))
+    return chosen
+
+
+def _save(path: Path, figure: Figure) -> Path:
+    with atomic_file(path) as file:
+        figure.savefig(file, format="png", dpi=_RESOLUTION)
+    return path

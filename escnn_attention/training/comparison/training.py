@@ -1,0 +1,139 @@
+"""Training of one network of the comparison: an experiment, in the folder of that name."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from escnn_attention.training.comparison.images import ImageData
+from escnn_attention.training.comparison.progress import EpochProgress, Reporter
+from escnn_attention.training.comparison.settings import Settings
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import LAST, run_experiment
+from escnn_attention.training.experiment.checkpoints import read_checkpoint
+from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.experiment.history import EpochHistory
+from escnn_attention.training.files import atomic_file
+
+_WAY_OUT = "choose another --output, or give --restart, which moves the run aside"
+_LABEL_SMOOTHING = 0.05
+_WEIGHT_DECAY = 1e-2
+_WARM_UP = 0.2  # part of the epochs in which the learning rate grows to its maximum
+
+
+@dataclass(frozen=True)
+class Training:
+    """A network that is trained.
+
+    Attributes:
+        network: its weights after the last epoch.
+        seconds_per_epoch: median over the epochs, without validation.
+        device: where it was trained last.
+    """
+
+    network: nn.Module
+    seconds_per_epoch: float
+    device: torch.device
+
+
+def configure(network: dict[str, Any], data: ImageData, settings: Settings) -> dict[str, Any]:
+    """The configuration of a training, as ``escnn-attention fit`` takes it from a file."""
+    epochs = settings.epoch_count
+    return {
+        "seed_everything": settings.seed,
+        "trainer": {
+            "accelerator": _accelerator(settings.accelerator),
+            "devices": 1,
+            "max_epochs": epochs,
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+        },
+        "model": {
+            "network": network,
+            "num_classes": data.num_classes,
+            "optimizer": {
+                "class_path": "torch.optim.AdamW",
+                "init_args": {"lr": settings.learning_rate, "weight_decay": _WEIGHT_DECAY},
+            },
+            "schedule": "one-cycle",
+            "warm_up": _WARM_UP * epochs,
+            "label_smoothing": _LABEL_SMOOTHING,
+        },
+        "data": data.describe(settings.batch_size),
+    }
+
+
+def train(name: str, network: dict[str, Any], data: ImageData, settings: Settings, report: Reporter) -> Training:
+    """Train a network, from the checkpoint of the last finished epoch if there is one.
+
+    Args:
+        name: of the network, and of its folder.
+        network: its description.
+        data: the images.
+        settings: epochs, batch size, learning rate, seed, accelerator, folder.
+        report: told what happens.
+
+    Raises:
+        UserError: the accelerator is not there, or the checkpoint does not fit the network.
+        KeyboardInterrupt: on Ctrl-C.
+    """
+    folder, epochs = settings.folder / name, settings.epoch_count
+    configuration = configure(network, data, settings)
+    checkpoint = folder / LAST
+    if checkpoint.exists():
+        _, finished = read_network(network, checkpoint)
+        if finished < epochs:
+            report.say(f"resuming {name} at epoch {finished + 1} of {epochs} from {checkpoint}")
+        else:
+            report.say(f"{name}: all {epochs} epochs are in {checkpoint}")
+    with report.bar(f"training {name}") as advance:
+        try:
+            experiment = run_experiment({**configuration, "folder": str(folder)}, [EpochProgress(advance)])
+        except SystemExit as error:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from error
+    trainer = experiment.trainer
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    history = next(callback for callback in callbacks if isinstance(callback, EpochHistory))
+    return Training(
+        network=experiment.model.network,
+        seconds_per_epoch=statistics.median(row["seconds"] for row in history.rows),
+        device=trainer.strategy.root_device,
+    )
+
+
+def read_network(network: dict[str, Any], checkpoint: Path) -> tuple[nn.Module, int]:
+    """The network of a description with the weights of a checkpoint, in eval mode, and the epochs that are finished.
+
+    A checkpoint in which the same weights have other names, in the same order, is written anew with those of today.
+
+    Raises:
+        UserError: the checkpoint cannot be read or is of another network.
+    """
+    content = read_checkpoint(checkpoint, f"Move it away, {_WAY_OUT}")
+    built = build_described(network)
+    expected = {f"network.{name}": value.shape for name, value in built.state_dict().items()}
+    found = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
+    if [value.shape for value in found.values()] != list(expected.values()):
+        raise UserError(f"{checkpoint} is of another network than this version of escnn_attention builds: {_WAY_OUT}")
+    if list(found) != list(expected):
+        content["state_dict"] = dict(zip(expected, found.values(), strict=True))
+        with atomic_file(checkpoint) as file:
+            torch.save(content, file)
+    built.load_state_dict(dict(zip(built.state_dict(), found.values(), strict=True)))
+    return built.eval(), int(content["epoch"]) + 1
+
+
+def _accelerator(name: str) -> str:
+    available = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name not in available:
+        raise UserError(f"unknown accelerator {name!r}: choose one of {', '.join(available)}")
+    if not available[name]:
+        raise UserError(f"there is no accelerator {name!r} that torch can use here: leave --accelerator at auto")
+    return name

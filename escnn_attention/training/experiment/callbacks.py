@@ -1,0 +1,95 @@
+"""What ``fit`` and ``predict`` have Lightning write: checkpoints, configuration, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import yaml
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.cli import SaveConfigCallback
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.checkpoints import PROVENANCE
+from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
+from escnn_attention.training.experiment.result import say_kept
+from escnn_attention.training.files import atomic_file, keep_aside, write_csv
+from escnn_attention.training.module import Scheduled
+
+_OF_THE_CALL = ("folder", "ckpt_path", "config")
+
+
+class _Best(ModelCheckpoint):
+    """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes."""
+
+    def __init__(self, folder: Path, monitor: str, mode: str) -> None:
+        super().__init__(folder, Path(BEST).stem, monitor=monitor, mode=mode, enable_version_counter=False)
+
+
+class _Last(ModelCheckpoint):
+    """The checkpoint of the last epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, Path(LAST).stem, save_on_train_epoch_end=True, enable_version_counter=False)
+
+
+class Provenance(pl.Callback):
+    """Has checkpoints say by what they were made."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    @property
+    def state_key(self) -> str:
+        return PROVENANCE
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.facts
+
+
+def checkpoint_callbacks(folder: Path, model: Scheduled) -> list[pl.Callback]:
+    """What keeps the best and the last checkpoint of a training."""
+    # The best first, so that the last one, from which a run goes on, knows of it.
+    return [_Best(folder, model.monitor, model.mode), _Last(folder)]
+
+
+class SaveConfiguration(SaveConfigCallback):
+    """Keeps the configuration of ``fit`` in the folder of the experiment."""
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit" and not self.config["trainer"].get("fast_dev_run"):
+            kept = {k: v for k, v in yaml.safe_load(self.parser.dump(self.config)).items() if k not in _OF_THE_CALL}
+            with atomic_file(Path(self.config["folder"]) / CONFIGURATION, "w") as file:
+                file.write(f"{WRITTEN}\n")
+                yaml.safe_dump(kept, file, sort_keys=False)
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Writes one line for each image or cloud, as the module describes it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(write_interval="epoch")
+        self.path = path
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.world_size > 1:
+            raise UserError("predict runs in one process: give --trainer.devices 1")
+        if not isinstance(pl_module, Scheduled) or type(pl_module).describe is Scheduled.describe:
+            raise UserError(f"predict: {type(pl_module).__name__} has nothing to write; use test")
+        self.describe = pl_module.describe
+
+    def write_on_epoch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        predictions: Sequence[Any],
+        batch_indices: Sequence[Any],
+    ) -> None:
+        new = self.path.with_name(f".{self.path.name}")
+        write_csv(new, self.describe(torch.cat(list(predictions)).float().cpu()))
+        if self.path.exists() and self.path.read_bytes() != new.read_bytes():
+            say_kept(self.path, keep_aside(self.path))
+        new.replace(self.path)

@@ -1,0 +1,90 @@
+"""Checkpoints that survive a kill at any moment, and what they say of themselves."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import atomic_file
+
+PROVENANCE = "_Provenance"
+"""The name under which a checkpoint says by what it was made."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint next to its place and renames it.
+
+    Lightning's own writer goes through the system's folder for temporary files; where that is another file system, the
+    final move is a copy, and a kill in the middle of it destroys the only checkpoint.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """The content of a local file. Whatever is asked for, nothing but tensors and plain values is unpickled."""
+        return read_checkpoint(Path(path))
+
+
+def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
+    """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
+
+    Args:
+        path: the file.
+        way_out: what to do where it cannot be read, for the message.
+
+    Raises:
+        UserError: the file cannot be read, or is no checkpoint.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        reason = None if isinstance(checkpoint, dict) else f"it holds a {type(checkpoint).__name__}, not a checkpoint"
+    except MemoryError:
+        raise
+    # A damaged file can lead the reader anywhere.
+    except Exception as error:
+        reason = _reason(error)
+        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}") from error
+    if reason is not None:
+        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}")
+    return checkpoint
+
+
+def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None:
+    """What a callback, given by the name of its class, left in a checkpoint."""
+    states = checkpoint.get("callbacks", {})
+    if not isinstance(states, dict):
+        return None
+    return next((state for name, state in states.items() if callback in str(name)), None)
+
+
+def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """By what a checkpoint was made: ``configuration``, ``versions``, ``hardware``; None where it does not say."""
+    facts = state_of(checkpoint, PROVENANCE)
+    configuration = facts.get("configuration") if isinstance(facts, dict) else None
+    if not isinstance(configuration, dict):
+        return None
+    model, trainer = configuration.get("model"), configuration.get("trainer")
+    whole = isinstance(model, dict) and isinstance(model.get("network"), dict) and isinstance(trainer, dict)
+    return facts if whole else None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return error.strerror or str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds something else than tensors and plain values, or it is damaged"
+    if isinstance(error, OSError):  # of a place that a damaged file points to
+        return "it is damaged, or not a checkpoint"
+    first, *_ = str(error).splitlines() or [""]
+    return f"it is damaged, or not a checkpoint ({type(error).__name__}: {first})"

@@ -1,0 +1,307 @@
+"""The commands ``fit``, ``validate``, ``test`` and ``predict``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.callbacks import (
+    PredictionWriter,
+    Provenance,
+    SaveConfiguration,
+    checkpoint_callbacks,
+)
+from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, provenance_of, read_checkpoint
+from escnn_attention.training.experiment.configuration import (
+    differences,
+    essential,
+    find_task,
+    network_facts,
+    plain,
+    training_facts,
+)
+from escnn_attention.training.experiment.folder import BEST, EPOCHS, LAST, PREDICTIONS, check_folder, stamp
+from escnn_attention.training.experiment.history import EpochHistory
+from escnn_attention.training.experiment.result import write_result
+from escnn_attention.training.locking import held
+from escnn_attention.training.module import Classifier, Scheduled
+from escnn_attention.training.points import PointClassifier, PointDynamics, PointRegression
+from escnn_attention.training.provenance import hardware, versions
+from escnn_attention.training.quiet import quiet_lightning
+
+_PATIENCE = 10.0  # seconds in which the processes end that prepared batches for one that was killed
+
+Task = Literal["classification", "point-classification", "point-regression", "point-dynamics"]
+
+_MODULES: dict[str, type[Scheduled]] = {
+    "classification": Classifier,
+    "point-classification": PointClassifier,
+    "point-regression": PointRegression,
+    "point-dynamics": PointDynamics,
+}
+
+
+def run_experiment(
+    arguments: Sequence[str] | Mapping[str, Any], callbacks: Sequence[pl.Callback] = ()
+) -> ExperimentCLI:
+    """Fit, validate, test or predict, as ``escnn-attention`` does.
+
+    Args:
+        arguments: the command (``fit``, ``validate``, ``test``, ``predict``) and its options; or the configuration of a
+            ``fit`` as plain values, with its ``folder``.
+        callbacks: of the trainer, beside those that the configuration names.
+
+    Raises:
+        UserError: the folder holds another experiment, a checkpoint is missing, or the data cannot be had.
+        SystemExit: an option or a configuration that cannot be parsed; the reason is on stderr.
+    """
+    described = isinstance(arguments, Mapping)
+    with quiet_lightning():
+        return ExperimentCLI(
+            "fit" if described else next(iter(arguments), ""),
+            callbacks,
+            model_class=_MODULES.get(find_task(arguments), Classifier),
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_data=True,
+            save_config_callback=SaveConfiguration,
+            save_config_kwargs={"save_to_log_dir": False},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            parser_kwargs={"prog": "escnn-attention"},
+            args={"subcommand": "fit", "fit": arguments} if described else list(arguments),
+        )
+
+
+class ExperimentCLI(LightningCLI):
+    """Lightning's command line, with everything about an experiment in one folder.
+
+    The folder holds ``config.yaml``, ``last.ckpt`` (after every epoch), ``best.ckpt`` (of the highest validation
+    accuracy, or the lowest error), ``epochs.csv``, TensorBoard's logs in ``tensorboard``, and what ``test`` and
+    ``predict`` write. With ``--trainer.fast_dev_run`` nothing is written, and a training starts anew.
+
+    Args:
+        command: the one to run: the options of the others are not collected, which takes a second for each.
+        callbacks: of the trainer, beside those of the configuration.
+        **options: of Lightning's command line.
+    """
+
+    def __init__(self, command: str, callbacks: Sequence[pl.Callback], **options: Any) -> None:
+        self.command = command
+        self.callbacks = callbacks
+        super().__init__(**options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The command that is run, or all where it is none of them."""
+        known = LightningCLI.subcommands()
+        return {self.command: known[self.command]} if self.command in known else known
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--folder", type=Path, required=True, help="Folder of the experiment: checkpoints, logs and results."
+        )
+        parser.add_argument(
+            "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
+        )
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        seed = self.config[self.config["subcommand"]]["seed_everything"]
+        if isinstance(seed, bool):
+            raise UserError(f"--seed_everything: got {seed}, needed an integer")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would take options from the checkpoint; here the configuration has them all."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        for name in ("default_root_dir", "enable_checkpointing"):
+            if config["trainer"].get(name) is not None:
+                raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
+        self.writes = not config["trainer"].get("fast_dev_run")
+        self.checkpoint_is_given = config.get("ckpt_path") is not None
+        self.folder = Path(config["folder"])
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"--folder: {self.folder} is not a folder")
+        self.last = stamp(self.folder / LAST)
+        checkpoint = self._checkpoint(config.get("ckpt_path"))
+        if self.subcommand == "fit" and self.writes:
+            check_folder(self.folder, checkpoint, self._plain())
+        # As "ckpt_path" of the command, which Lightning hands to the trainer.
+        config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
+        if checkpoint is not None:
+            self._check_checkpoint(checkpoint)
+
+    def _checkpoint(self, given: str | Path | None) -> Path | None:
+        """What to go on from (``fit``), or the network to use."""
+        if given is not None:
+            path = (
+                self.folder / {"best": BEST, "last": LAST}[str(given)]
+                if str(given) in ("best", "last")
+                else Path(given)
+            )
+            if not path.is_file():
+                raise UserError(f"--ckpt_path: there is no file {path}")
+            return path
+        if self.subcommand == "fit":
+            last = self.folder / LAST
+            return last if self.writes and last.exists() else None
+        for name in (BEST, LAST):
+            if (self.folder / name).exists():
+                return self.folder / name
+        raise UserError(f"{self.folder} holds no trained network: run 'escnn-attention fit' with this --folder first")
+
+    def _check_checkpoint(self, path: Path) -> None:
+        """The configuration fits what the checkpoint was trained with, so far as it must."""
+        content = read_checkpoint(path)
+        needed = ("state_dict", "epoch") + (("optimizer_states",) if self.subcommand == "fit" else ())
+        for name in needed:
+            if name not in content:
+                raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
+        if not isinstance(content["state_dict"], dict) or not isinstance(content["epoch"], int):
+            raise UserError(f"{self._told_apart(path)} is not a checkpoint of this package")
+        trained = provenance_of(content)
+        if trained is None:
+            return
+        now = self._plain()
+        changed = differences(
+            trained["configuration"], now, training_facts if self.subcommand == "fit" else network_facts
+        )
+        if changed:
+            way_out = "checkpoint" if self.checkpoint_is_given else "--folder"
+            raise UserError(
+                f"{self._told_apart(path)} is of another configuration: {changed}. Choose another {way_out}"
+            )
+        if self.subcommand != "fit":
+            return
+        epochs = now["trainer"].get("max_epochs")
+        if epochs is not None and 0 <= epochs < int(content["epoch"]) + 1:
+            raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
+
+    def instantiate_classes(self) -> None:
+        with _told():
+            super().instantiate_classes()
+        _check_images(self.model, self.datamodule)
+        checkpoint = self.config[self.subcommand].get("ckpt_path")
+        if checkpoint is not None:
+            self._check_weights(Path(checkpoint))
+
+    def _check_weights(self, path: Path) -> None:
+        """Configurations do not tell everything: a checkpoint may be from elsewhere, and say nothing of its network."""
+        try:
+            self.model.load_state_dict(read_checkpoint(path)["state_dict"])
+        except RuntimeError as error:
+            _, *reasons = str(error).splitlines()
+            raise UserError(f"{self._told_apart(path)} is of another network: {reasons[0].strip()}") from error
+
+    def _told_apart(self, path: Path) -> str:
+        return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with _told(), self._alone():
+            super()._run_subcommand(subcommand)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One training in a folder at a time, however many processes it has."""
+        if not (self.subcommand == "fit" and self.writes and self.trainer.is_global_zero):
+            yield
+            return
+        with held(self.folder, "choose another --folder", _PATIENCE):
+            if stamp(self.folder / LAST) != self.last:
+                raise UserError(
+                    f"another process has trained in {self.folder} just now: start again to go on from there"
+                )
+            yield
+
+    def _plain(self) -> dict[str, Any]:
+        return plain(self.parser, self.config, self.subcommand)
+
+    def _facts(self) -> dict[str, Any]:
+        """By what a checkpoint or a result of this command is made."""
+        return {"configuration": essential(self._plain()), "versions": versions(), "hardware": hardware()}
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        config = self._get(self.config_init, "trainer", default={})
+        if self.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        logger = config.get("logger")
+        given = config.get("callbacks") or []
+        callbacks: list[pl.Callback] = [*(given if isinstance(given, list) else [given]), *self.callbacks]
+        training = self.subcommand == "fit" and self.writes
+        if training:
+            callbacks += [
+                EpochHistory(self.folder / EPOCHS, self.model.monitor),
+                Provenance(self._facts()),
+                *checkpoint_callbacks(self.folder, self.model),
+            ]
+        else:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+        if self.subcommand == "predict" and self.writes:
+            callbacks.append(PredictionWriter(self.folder / PREDICTIONS))
+        if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(RichProgressBar())
+        if logger is None:
+            logger = TensorBoardLogger(self.folder, name=None, version="tensorboard") if training else False
+        plugins = config.get("plugins") or []
+        return super().instantiate_trainer(
+            default_root_dir=str(self.folder),
+            logger=logger,
+            callbacks=callbacks,
+            enable_checkpointing=training,
+            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
+            **kwargs,
+        )
+
+    def after_test(self) -> None:
+        """Write what was measured, with everything that it depends on."""
+        if not (self.trainer.is_global_zero and self.writes):
+            return
+        write_result(
+            self.folder,
+            Path(self.config[self.subcommand]["ckpt_path"]),
+            self.trainer.callback_metrics,
+            {
+                "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
+                "seed": self.config[self.subcommand]["seed_everything"],
+            },
+            self._facts(),
+        )
+
+
+def _check_images(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """The network is one for these images, so far as both say what they are for."""
+    if not isinstance(model, Classifier):
+        return
+    in_type = getattr(model.network, "in_type", None)
+    sides = (
+        ("channels", "in_channels", getattr(in_type, "size", getattr(model.network, "in_channels", None))),
+        ("classes", "num_classes", model.num_classes),
+    )
+    for what, name, needed in sides:
+        given = getattr(data, name, None)
+        if isinstance(given, int) and isinstance(needed, int) and given != needed:
+            raise UserError(f"model.network: it is for {needed} {what}, but {type(data).__name__} has {given} ({name})")
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Wrong options and wrong sizes, which have clear messages, end as such."""
+    try:
+        yield
+    except OSError as error:
+        known = error.filename is not None and error.strerror is not None
+        raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error
+    except (ValueError, MisconfigurationException) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,127 @@
+"""Configurations of experiments as plain values, and what a training and its weights depend on in them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser
+
+# What may change about the data from one call to the next.
+_INCIDENTAL = tuple(
+    f"data.init_args.{name}"
+    for name in ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
+)
+# What of the trainer is part of the training.
+_TRAINING = (
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "accumulate_grad_batches",
+    "limit_train_batches",
+    "overfit_batches",
+    "max_steps",
+)
+
+
+def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
+    """The task that the options or the configuration files name: on it depends what options there are."""
+    if isinstance(arguments, Mapping):
+        return str(arguments.get("task", "classification"))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    parser.add_argument("--task")
+    known, _ = parser.parse_known_args(list(arguments))
+    if known.task is not None:
+        return str(known.task)
+    for path in reversed(known.config):
+        # What cannot be read is reported once the options are known.
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            if isinstance(content, dict) and "task" in content:
+                return str(content["task"])
+    return "classification"
+
+
+def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
+    """The configuration of a command as plain values."""
+    dumped = yaml.safe_load(parser.dump(config))
+    found: dict[str, Any] = dumped if subcommand is None else dumped[subcommand]
+    return found
+
+
+def essential(configuration: dict[str, Any]) -> dict[str, Any]:
+    """What a result depends on, without the paths of a machine."""
+    kept = {name: configuration[name] for name in ("task", "seed_everything", "trainer", "model", "data")}
+    data = dict(kept["data"])
+    data["init_args"] = {
+        name: value
+        for name, value in data.get("init_args", {}).items()
+        if name not in ("folder", "num_workers", "download")
+    }
+    return {**kept, "data": data}
+
+
+def training_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """All that a training depends on, by dotted names."""
+    trainer, model = configuration["trainer"], configuration["model"]
+    names = list(_TRAINING)
+    if model.get("schedule") in ("cosine", "one-cycle"):
+        names.append("max_epochs")  # which the schedule is laid out for
+    parts = {
+        name: configuration[name] for name in ("task", "seed_everything", "model", "data") if name in configuration
+    }
+    parts["trainer"] = {name: trainer.get(name) for name in names}
+    return {name: value for name, value in _flat("", parts) if name not in _INCIDENTAL}
+
+
+def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """What weights depend on, by dotted names: the network, but for how it is computed."""
+    flat = _flat("model.network", configuration["model"]["network"])
+    return {name: value for name, value in flat if not name.endswith(".backend")}
+
+
+def differences(
+    trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
+) -> str:
+    """In what two configurations differ, for people; empty where they agree.
+
+    Args:
+        trained: the configuration of a checkpoint.
+        now: the configuration of this command.
+        facts: what of them is held against each other: :func:`training_facts` or :func:`network_facts`.
+    """
+    old, new = facts(trained), facts(now)
+    return ", ".join(
+        f"{name} ({old[name]} there, {new[name]} now)"
+        for name in old
+        # What an older version did not know of has its default.
+        if name in new and old[name] != new[name]
+    )
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
+    if name.rpartition(".")[2] == "class_path":
+        value = _definition(value)
+    return [(name, json.dumps(value, default=repr))]
+
+
+def _definition(path: Any) -> Any:
+    """Where a class is defined, whichever of its names it was given by.
+
+    Of what a checkpoint names nothing is imported: where it is what this command uses, it has been imported by now.
+    """
+    module, _, name = str(path).rpartition(".")
+    try:
+        found = getattr(sys.modules[module], name)
+        return f"{found.__module__}.{found.__qualname__}"
+    except (KeyError, AttributeError):
+        return path

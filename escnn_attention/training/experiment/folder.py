@@ -1,0 +1,88 @@
+"""The folder of an experiment: the names of its files, and what a training may replace in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
+from escnn_attention.training.experiment.configuration import differences, training_facts
+
+BEST, LAST = "best.ckpt", "last.ckpt"
+CONFIGURATION = "config.yaml"
+EPOCHS = "epochs.csv"
+TEST = "test.json"
+PREDICTIONS = "predictions.csv"
+
+WRITTEN = "# Written by escnn-attention fit."
+"""The first line of the configuration that a folder keeps."""
+
+
+def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[str, Any]) -> None:
+    """A training takes the place of nothing but what it goes on with.
+
+    Args:
+        folder: of the experiment.
+        checkpoint: what the training goes on from, if anything.
+        configuration: of the training, as :func:`~.configuration.plain` gives it.
+
+    Raises:
+        UserError: the folder holds a configuration that ``fit`` has not written, or files of another training.
+    """
+    path = folder / CONFIGURATION
+    if path.exists() and not _is_ours(path):
+        raise UserError(
+            f"--folder: {path} is not a file that fit has written, and would be replaced by one: give it another"
+            " name, or choose another --folder"
+        )
+    if checkpoint is not None and checkpoint.resolve().parent == folder.resolve():
+        return
+    found = [name for name in (LAST, EPOCHS, TEST, PREDICTIONS) if (folder / name).exists()]
+    # One that is killed in its first epoch may leave its best checkpoint only, and makes the same again.
+    if not found and (folder / BEST).exists() and not _is_first_epoch(folder / BEST, configuration):
+        found = [BEST]
+    if not found:
+        return
+    if checkpoint is not None:
+        raise UserError(f"--folder: {folder} holds a training ({found[0]}): choose another for one from {checkpoint}")
+    raise UserError(
+        f"--folder: {folder} holds {', '.join(found)} of a training, but no {LAST} to go on from: choose"
+        " another folder, or move these files away"
+    )
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Of a file, what changes when it is written anew; None where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def _is_first_epoch(path: Path, configuration: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is of the first epoch of this very training."""
+    content = read_checkpoint(path)
+    trained = provenance_of(content)
+    return (
+        content.get("epoch") == 0
+        and trained is not None
+        and not differences(trained["configuration"], configuration, training_facts)
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a configuration is as ``fit`` writes it, so that another may take its place."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.startswith(WRITTEN):
+        return True
+    if not (path.parent / LAST).exists():
+        return False
+    # Older versions wrote no first line. What has no comments, and stands beside a checkpoint, is theirs.
+    with contextlib.suppress(yaml.YAMLError):
+        return text == yaml.safe_dump(yaml.safe_load(text), sort_keys=False)
+    return False

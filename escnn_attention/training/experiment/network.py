@@ -1,0 +1,55 @@
+"""Trained networks of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
+from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.experiment.folder import BEST, LAST
+
+
+def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> torch.nn.Module:
+    """The trained network of an experiment: that of the highest validation accuracy, in eval mode.
+
+    Nothing is run that the checkpoint brings along. It says by which class the network was made, and with which
+    arguments; where all of them are of this package, and the gspace is escnn's, the network is built from that.
+
+    Args:
+        folder: that was given to ``escnn-attention fit --folder``.
+        network: one of the same kind, which gets the weights, where it is not a network of this package; by default
+            one is built, on the CPU.
+
+    Raises:
+        TypeError: ``network`` is not a module.
+        UserError: there is no checkpoint in the folder, it cannot be read, it is of another network than the one that
+            is given, or none is given and it is of a class from elsewhere.
+    """
+    if network is not None and not isinstance(network, torch.nn.Module):
+        raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
+    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
+    if path is None:
+        raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
+    content = read_checkpoint(path)
+    if network is None:
+        trained = provenance_of(content)
+        if trained is None:
+            raise UserError(f"{path} does not say what network it is of: build it, and give it as `network`")
+        try:
+            network = build_described(trained["configuration"]["model"]["network"])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+    prefix = "network."
+    state = content.get("state_dict")
+    weights = {name: value for name, value in (state or {}).items() if name.startswith(prefix)}
+    if not weights:
+        raise UserError(f"{path} holds no weights of a network")
+    try:
+        network.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+    except RuntimeError as error:
+        _, *reasons = str(error).splitlines()
+        raise UserError(f"{path} is of another network: {reasons[0].strip()}") from error
+    return network.eval()

@@ -1,0 +1,90 @@
+"""What ``test`` keeps: the measurement, and everything that it depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
+from escnn_attention.training.experiment.folder import LAST, TEST
+from escnn_attention.training.experiment.history import EpochHistory
+from escnn_attention.training.files import keep_aside, write_json
+
+
+def write_result(
+    folder: Path,
+    checkpoint: Path,
+    metrics: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    tested: Mapping[str, Any],
+) -> None:
+    """Write ``test.json``; one of another measurement is kept beside it.
+
+    Args:
+        folder: of the experiment.
+        checkpoint: of the network that was measured.
+        metrics: what was measured, as ``test_NAME``.
+        facts: further entries.
+        tested: configuration, versions and hardware of the measurement.
+    """
+    content = read_checkpoint(checkpoint)
+    # The curve goes on after the best epoch.
+    last = checkpoint.parent / LAST
+    curve = state_of(read_checkpoint(last) if last.is_file() else content, EpochHistory.__qualname__)
+    result = {
+        **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
+        "epoch": int(content["epoch"]) + 1,
+        **facts,
+        "checkpoint": checkpoint.name,
+        "weights_sha256": _digest(content["state_dict"]),
+        "curve": [{k: _number(v) for k, v in row.items()} for row in (curve or {"rows": []})["rows"]],
+        "trained": provenance_of(content),
+        "tested": tested,
+    }
+    path = folder / TEST
+    if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
+        say_kept(path, keep_aside(path))
+    write_json(path, result)
+
+
+def say_kept(path: Path, aside: Path) -> None:
+    """Say on stderr that a file of another measurement was renamed."""
+    print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    """A result that was written before; empty where the file is something else."""
+    with contextlib.suppress(ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _measured(result: Mapping[str, Any]) -> list[Any]:
+    """What a result is of: the weights, the data, and how it was computed."""
+    tested = result.get("tested")
+    configuration = tested.get("configuration") if isinstance(tested, dict) else None
+    return [result.get("weights_sha256"), result.get("checkpoint"), configuration]
+
+
+def _number(value: Any) -> float | None:
+    """For JSON, which has no NaN."""
+    number = None if value is None else float(value)
+    return number if number is None or math.isfinite(number) else None
+
+
+def _digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """Equal for equal weights, whatever else a checkpoint holds."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

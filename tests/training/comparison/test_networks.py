@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from escnn_attention import equivariance_report
+from escnn_attention.training.comparison.groups import gspace_by_name
+from escnn_attention.training.comparison.measure import measure_equivariance_error
+from escnn_attention.training.comparison.networks import count_parameters, describe_network
+from escnn_attention.training.comparison.settings import NETWORK_NAMES
+from escnn_attention.training.experiment.described import build_described
+
+EQUIVARIANT = ("steerable", "hybrid", "gsa-net")
+
+
+def build(name, group="c4", size=8, num_classes=10, parameters=900):
+    return build_described(describe_network(name, group, size, num_classes, parameters))
+
+
+@pytest.mark.parametrize("group", ["c4", "d4"])
+def test_parameter_counts_are_about_equal(group):
+    for name in NETWORK_NAMES:
+        assert count_parameters(build(name, group, parameters=5_000)) == pytest.approx(5_000, rel=0.05), name
+
+
+@pytest.mark.parametrize("name", NETWORK_NAMES)
+@pytest.mark.parametrize("size", [7, 8, 12])
+def test_sizes(name, size):
+    network = build(name, size=size, num_classes=3)
+    assert network(torch.randn(2, 1, size, size)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", EQUIVARIANT)
+@pytest.mark.parametrize(("group", "size"), [("c4", 7), ("c4", 16), ("d4", 8)])
+def test_equivariant_networks_are_exactly_so(name, group, size):
+    assert measure_equivariance_error(build(name, group, size), gspace_by_name(group), size, 10) < 1e-5
+
+
+def test_grids_are_halved_where_that_is_exact():
+    layers = {}
+    for size in (7, 8, 12, 28):
+        options = describe_network("hybrid", "c4", size, 10, 1)["init_args"]
+        layers[size] = [sum(counts) for counts in zip(options["convolutions"], options["attention"], strict=True)]
+        assert sum(options["convolutions"]) == sum(options["attention"]) == 2
+        # Attention in windows where the grid is larger than these.
+        assert options["kernel_size"] == (None if size == 8 else 5)
+    assert layers == {7: [4], 8: [1, 3], 12: [1, 3], 28: [1, 1, 2]}
+
+
+def test_the_state_of_the_random_numbers_is_left_as_it_was():
+    torch.manual_seed(1)
+    expected = torch.randn(3)
+    torch.manual_seed(1)
+    describe_network("cnn", "c4", 8, 10, 900)
+    assert torch.equal(torch.randn(3), expected)
+
+
+def test_feature_maps_are_named_by_stage():
+    maps = build("gsa-net").feature_maps(torch.randn(1, 1, 8, 8))
+    assert list(maps) == ["lifting", "pool_1", "attention_2_1", "attention_2_2", "attention_2_3", "features"]
+    assert maps["pool_1"].shape[-2:] == (4, 4)
+
+
+def test_whole_network_as_a_module():
+    module = build("hybrid").as_fields()
+    assert module.evaluate_output_shape((5, 1, 8, 8)) == (5, 10, 1, 1)
+    assert equivariance_report(module, (2, 1, 8, 8)).relative_error < 1e-5
