@@ -40,7 +40,7 @@ from escnn_attention.plotting import (
     plot_equivariance_error,
     plot_feature_maps,
 )
-from escnn_attention.training.data.constellations import PATTERNS, make_constellations
+from escnn_attention.training.data.clouds.constellations import PATTERNS, make_constellations
 
 STEPS = 500  # of training on clouds
 MOLECULE = 74  # of QM9, by the number it has there: N-methylacetamide, the bond between two amino acids

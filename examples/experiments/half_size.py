@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.batches import ImageSource
-from escnn_attention.training.data.module import PublishedImages
+from escnn_attention.training.data.images.batches import ImageSource
+from escnn_attention.training.data.images.published import PublishedImages
 from examples.experiments.two_classes import AirplanesAndCars
 
 

@@ -13,8 +13,8 @@ from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.batches import ImagesInMemory
-from escnn_attention.training.module import Classifier
+from escnn_attention.training.data.images.batches import ImagesInMemory
+from escnn_attention.training.modules.classifier import Classifier
 from examples.attentive_convolutions import cli, costs, tables
 from examples.experiments.runs import DATA, NETWORK
 from examples.experiments.twins import parameters

@@ -14,9 +14,10 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from escnn_attention.models import HamiltonianNetwork
-from escnn_attention.training.data import Springs, qm9, shapes
-from escnn_attention.training.data.folder import ENVIRONMENT
-from escnn_attention.training.data.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
+from escnn_attention.training.data import Springs
+from escnn_attention.training.data.clouds import qm9, qm9_file, qm9_targets, shapes
+from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
+from escnn_attention.training.data.storage.folder import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
@@ -54,15 +55,15 @@ def molecules(data_dir, monkeypatch):
     sizes = rng.integers(3, 6, 24).astype(np.uint8)
     atoms = int(sizes.sum())
     np.savez(
-        data_dir / qm9.FILE,
+        data_dir / qm9_file.FILE,
         num_atoms=sizes,
-        charges=rng.choice([*qm9.ELEMENTS.values()], atoms).astype(np.uint8),
+        charges=rng.choice([*qm9_file.ELEMENTS.values()], atoms).astype(np.uint8),
         positions=rng.standard_normal((atoms, 3)).astype(np.float32),
         targets=rng.standard_normal((24, 15)),
-        target_names=np.array(qm9.NAMES),
+        target_names=np.array(qm9_targets.NAMES),
         index=np.arange(1, 25, dtype=np.int32),
         polarizability=rng.standard_normal((24, 6)).astype(np.float32),
-        polarizability_names=np.array(qm9.ENTRIES),
+        polarizability_names=np.array(qm9_file.ENTRIES),
     )
     monkeypatch.setattr(qm9, "_NUM_TRAIN", 12)
     monkeypatch.setattr(qm9, "_NUM_VALID", 4)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from escnn_attention.training.data import digits, rotmnist
-from escnn_attention.training.data.download import Progress
-from escnn_attention.training.data.folder import data_folder
+from escnn_attention.training.data.images import digits, rotmnist
+from escnn_attention.training.data.storage.download import Progress
+from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
 _FOLDER_OPTION = "--data-dir"

@@ -1,15 +1,15 @@
-"""Data: Lightning data modules for images and point clouds, and the images of the comparison."""
+"""Lightning data modules for images and point clouds."""
 
-from escnn_attention.training.data.cifar10 import CIFAR10
-from escnn_attention.training.data.constellations import Constellations
-from escnn_attention.training.data.digits import Digits
-from escnn_attention.training.data.mnist import MNIST
-from escnn_attention.training.data.patch_camelyon import PatchCamelyon
-from escnn_attention.training.data.points import Clouds
-from escnn_attention.training.data.qm9 import QM9
-from escnn_attention.training.data.rotmnist import RotMNIST
-from escnn_attention.training.data.shapes import ModelNet40, SampledSolids
-from escnn_attention.training.data.springs import Springs
+from escnn_attention.training.data.clouds.batch import Clouds
+from escnn_attention.training.data.clouds.constellations import Constellations
+from escnn_attention.training.data.clouds.qm9 import QM9
+from escnn_attention.training.data.clouds.shapes import ModelNet40, SampledSolids
+from escnn_attention.training.data.clouds.springs import Springs
+from escnn_attention.training.data.images.cifar10 import CIFAR10
+from escnn_attention.training.data.images.digits import Digits
+from escnn_attention.training.data.images.mnist import MNIST
+from escnn_attention.training.data.images.patch_camelyon import PatchCamelyon
+from escnn_attention.training.data.images.rotmnist import RotMNIST
 
 __all__ = [
     "CIFAR10",

@@ -17,7 +17,7 @@ from escnn_attention.training.experiment.checkpoints import PROVENANCE
 from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
 from escnn_attention.training.experiment.result import say_kept
 from escnn_attention.training.files import atomic_file, keep_aside, write_csv
-from escnn_attention.training.module import Scheduled
+from escnn_attention.training.modules.scheduled import Scheduled
 
 _OF_THE_CALL = ("folder", "ckpt_path", "config")
 

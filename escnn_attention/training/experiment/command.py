@@ -33,8 +33,11 @@ from escnn_attention.training.experiment.folder import BEST, EPOCHS, LAST, PREDI
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.locking import held
-from escnn_attention.training.module import Classifier, Scheduled
-from escnn_attention.training.points import PointClassifier, PointDynamics, PointRegression
+from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.point_classifier import PointClassifier
+from escnn_attention.training.modules.point_dynamics import PointDynamics
+from escnn_attention.training.modules.point_regression import PointRegression
+from escnn_attention.training.modules.scheduled import Scheduled
 from escnn_attention.training.provenance import hardware, versions
 from escnn_attention.training.quiet import quiet_lightning
 

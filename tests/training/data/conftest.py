@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from escnn_attention.training.data import download
+from escnn_attention.training.data.storage import download
 
 
 @dataclass

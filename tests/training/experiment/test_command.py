@@ -22,7 +22,7 @@ pytest.importorskip("jsonargparse")
 from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
-from escnn_attention.training.module import Classifier
+from escnn_attention.training.modules.classifier import Classifier
 from tests import samples
 
 ROOT = Path(__file__).parents[3]

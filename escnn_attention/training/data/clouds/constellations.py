@@ -1,0 +1,215 @@
+"""Constellations: how often does each pattern occur among the points?"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from escnn_attention.training.data.clouds.batch import CloudsInMemory
+from escnn_attention.training.data.clouds.data_module import GeneratedClouds
+from escnn_attention.training.data.parts import at_least, one_of
+
+Features = Literal["presence", "constant", "distances"]
+
+COPIES = 2
+"""How often each pattern can occur."""
+
+
+def _polygon(corners: int) -> npt.NDArray[np.float64]:
+    angles = 2 * np.pi * np.arange(corners) / corners
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+PATTERNS: dict[str, npt.NDArray[np.float64]] = {
+    "square": _polygon(4),
+    "triangle": _polygon(3),
+    "pentagon": _polygon(5),
+    "L": np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0], [3.0, 2.0], [3.0, 3.0]]),
+}
+"""The points of each pattern: regular polygons of radius 1 about the origin, and an L. The order is that of the counts.
+"""
+
+_CANDIDATES = COPIES * list(PATTERNS)
+_SIZES = np.array([len(PATTERNS[name]) for name in _CANDIDATES])
+NUM_POINTS = int(_SIZES.sum())
+"""Points of all candidates: 34."""
+
+_EXTENT = 24.0  # of the square in which patterns lie
+_LARGER = 3.0  # how much larger it is for polygons in the published data
+_CENTRE = np.array([2.0, 2.0])  # of the published polygons before they are turned about the origin
+_ANGLE = 0.33 * np.pi
+
+
+class Constellation(NamedTuple):
+    """Constellations before they are a batch.
+
+    Attributes:
+        points: (count, 34, 2).
+        present: (count, 34) whether the pattern that a point is of is there.
+        owners: (count, 34) the candidate, from 0 to 7, that a point is of; candidates c and c + 4 are of one pattern.
+        counts: (count, 4) how often each pattern is there: 0, 1 or 2.
+    """
+
+    points: npt.NDArray[np.float64]
+    present: npt.NDArray[np.bool_]
+    owners: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+
+def make_constellations(
+    count: int, generator: np.random.Generator, *, noise: float = 0.1, published: bool = False
+) -> Constellation:
+    """Random constellations.
+
+    There are eight candidates, two of each of :data:`PATTERNS`. Each is there with probability 1/2; where none would
+    be, one that is drawn at random is. A candidate is turned by an angle from U(−0.33π, 0.33π) and moved by a vector
+    from U[0, 24]²; every coordinate gets normal noise.
+
+    Args:
+        count: how many.
+        generator: of the random numbers.
+        noise: standard deviation, where the radius of a polygon is 1.
+        published: with what is odd in the published data. Patterns are turned about a point outside of them (polygons
+            are centred at (2, 2), and turned about the origin), and polygons are moved by U[0, 72]², so that the place
+            of a point tells what it is of. Coordinates are scaled to [−1, 1] cloud by cloud, by the smallest and the
+            greatest of all of them, those of absent candidates included: so absent points show, and the scale of a
+            cloud changes when it is turned. Otherwise patterns are turned about their mean, all are moved by the same
+            distribution, and one scaling, x ↦ x/12 − 1, is that of all clouds.
+
+    Example:
+        >>> import numpy as np
+        >>> made = make_constellations(3, np.random.default_rng(0))
+        >>> made.points.shape, made.counts.shape
+        ((3, 34, 2), (3, 4))
+    """
+    present = generator.random((count, len(_CANDIDATES))) < 0.5
+    forced = generator.integers(len(_CANDIDATES), size=count)
+    none = ~present.any(axis=1)
+    present[none, forced[none]] = True
+
+    parts = []
+    for name in _CANDIDATES:
+        corners = PATTERNS[name]
+        if not published:
+            corners = corners - corners.mean(axis=0)
+        elif name != "L":
+            corners = corners + _CENTRE
+        extent = _EXTENT * (_LARGER if published and name != "L" else 1.0)
+        angles = generator.uniform(-_ANGLE, _ANGLE, count)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        x, y = corners.T
+        turned = np.stack([cos * x - sin * y, sin * x + cos * y], axis=2)
+        parts.append(turned + generator.uniform(0, extent, (count, 1, 2)))
+    points = np.concatenate(parts, axis=1) + noise * generator.standard_normal((count, NUM_POINTS, 2))
+    if published:
+        low, high = points.min(axis=(1, 2), keepdims=True), points.max(axis=(1, 2), keepdims=True)
+        points = 2 * (points - low) / (high - low) - 1
+    else:
+        points = points / (_EXTENT / 2) - 1
+
+    # In an order that says nothing about what a point is of.
+    order = np.argsort(generator.random((count, NUM_POINTS)), axis=1)
+    owners = np.repeat(np.arange(len(_CANDIDATES)), _SIZES)[order]
+    counts = present.reshape(count, COPIES, len(PATTERNS)).sum(axis=1)
+    return Constellation(
+        np.take_along_axis(points, order[..., None], axis=1),
+        np.take_along_axis(present, owners, axis=1),
+        owners,
+        counts.astype(np.int64),
+    )
+
+
+def distances(points: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Of each point, the distances to the present ones: (count, 34, 33), the longest first, zeros at the end.
+
+    They are what the published code takes for features. Turning and moving a cloud does not change them.
+    """
+    found = np.linalg.norm(points[:, :, None] - points[:, None], axis=3) * present[:, None]
+    return -np.sort(-found, axis=2)[..., :-1]
+
+
+class Constellations(GeneratedClouds):
+    """Constellations in the plane: how often are a square, a triangle, a pentagon and an L among the points?
+
+    Targets are four counts (B, 4) int64, each 0, 1 or 2: four classifications with three classes. A count is 0, 1, 2
+    with probabilities of about 1/4, 1/2, 1/4, so that guessing is right half of the time. How clouds are made is in
+    :func:`make_constellations`. The parts have nothing in common (in the published code the test clouds are the first
+    of the training clouds unless files were made before).
+
+    The published test sets are ``rotate_test`` (SE(2); there an angle of 10°, or a uniform one) and ``translate_test``
+    (T(2)). The published augmentation turns and moves all clouds of a batch alike, along both axes by the same; here
+    every cloud is moved in its own way.
+
+    Args:
+        num_train, num_valid, num_test: clouds of each part; as published 10,000 to train and 1,000 to test.
+        features: ``"presence"``, 1 or 0: whether the pattern that a point is of is there, with all 34 points in the
+            cloud; ``"constant"``, 1, with the points of present patterns only; ``"distances"``, the 33 sorted
+            distances to present points, with the points of present patterns only: the published choice, in which
+            masked points have no part.
+        noise: standard deviation of the normal noise on coordinates, where the radius of a polygon is 1.
+        published: make clouds with what is odd in the published data: see :func:`make_constellations`.
+        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
+            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+
+    In a configuration file::
+
+        data:
+          class_path: escnn_attention.training.data.Constellations
+          init_args:
+            batch_size: 90
+            rotate_test: true
+
+    Source: Hutchinson, Le Lan, Zaidi, Dupont, Teh and Kim, *LieTransformer: equivariant self-attention for Lie groups*,
+    ICML 2021.
+
+    Example:
+        >>> data = Constellations(num_train=8, batch_size=4)
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.coords.shape, batch.features.shape, batch.targets.shape
+        (torch.Size([136, 2]), torch.Size([136, 1]), torch.Size([4, 4]))
+    """
+
+    dim = 2
+    num_targets = len(PATTERNS)
+    num_classes = COPIES + 1
+
+    def __init__(
+        self,
+        num_train: int = 10_000,
+        num_valid: int = 1_000,
+        num_test: int = 1_000,
+        features: Features = "presence",
+        noise: float = 0.1,
+        published: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_train, num_valid, num_test, **options)
+        one_of(("presence", "constant", "distances"), features=features)
+        at_least(0, noise=noise)
+        self.features: Features = features
+        self.noise = noise
+        self.published = published
+        self.in_channels = NUM_POINTS - 1 if features == "distances" else 1
+
+    def _make(self, part: str) -> CloudsInMemory:
+        points, present, counts, features = self._in_blocks(part, self._block)
+        kept = np.ones_like(present) if self.features == "presence" else present
+        return CloudsInMemory(
+            torch.from_numpy(kept.sum(axis=1)),
+            torch.from_numpy(points[kept]).float(),
+            torch.from_numpy(features[kept]).float(),
+            torch.from_numpy(counts),
+        )
+
+    def _block(self, count: int, generator: np.random.Generator) -> tuple[npt.NDArray[Any], ...]:
+        made = make_constellations(count, generator, noise=self.noise, published=self.published)
+        features = (
+            distances(made.points, made.present).astype(np.float32)
+            if self.features == "distances"
+            else made.present[..., None].astype(np.float32)
+        )
+        return made.points, made.present, made.counts, features

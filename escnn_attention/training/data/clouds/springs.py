@@ -1,0 +1,367 @@
+"""Springs: bodies that pull at each other, each pair of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.integrate import solve_ivp
+
+from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory, CloudSource
+from escnn_attention.training.data.clouds.data_module import GeneratedClouds
+from escnn_attention.training.data.clouds.motions import About, Motions, moved_points, rotated
+from escnn_attention.training.data.parts import at_least, one_of
+from escnn_attention.training.data.storage.arrays import npz_file
+from escnn_attention.training.data.storage.folder import data_folder
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import atomic_file
+from escnn_attention.training.locking import locked
+
+Solver = Literal["exact", "DOP853", "rk4"]
+Array = npt.NDArray[np.float64]
+
+NUM_FRAMES = 500
+DURATION = 5.0
+STEP = DURATION / (NUM_FRAMES - 1)
+"""Time from one frame to the next: 5/499."""
+
+_AT_ONCE = 64  # systems in one call of an integrator, which takes the steps that the fastest of them needs
+
+
+class Systems(NamedTuple):
+    """Systems of n bodies in d dimensions at one time.
+
+    Attributes:
+        masses: (S, n).
+        stiffness: (S, n); the spring between bodies i and j has the constant 2 k_i k_j.
+        positions: (S, n, d).
+        momenta: (S, n, d).
+    """
+
+    masses: Array
+    stiffness: Array
+    positions: Array
+    momenta: Array
+
+
+def random_systems(count: int, generator: np.random.Generator, *, num_bodies: int = 6, dim: int = 2) -> Systems:
+    """Systems as published: m ~ U[0.1, 3.1], k ~ U[0, 5], q ~ N(0, 0.4²), p ~ N(0, 0.6²).
+
+    (The published code takes from the momenta their mean over all systems, about 0.006, which is left out here.)
+    """
+    return Systems(
+        generator.uniform(0.1, 3.1, (count, num_bodies)),
+        generator.uniform(0, 5, (count, num_bodies)),
+        0.4 * generator.standard_normal((count, num_bodies, dim)),
+        0.6 * generator.standard_normal((count, num_bodies, dim)),
+    )
+
+
+def potential(positions: Any, stiffness: Any) -> Any:
+    """V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
+
+    Args:
+        positions: (…, n, d), an array or a tensor.
+        stiffness: (…, n).
+
+    Example:
+        >>> import numpy as np
+        >>> float(potential(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([2.0, 1.0])))
+        50.0
+    """
+    differences = positions[..., :, None, :] - positions[..., None, :, :]
+    pairs = stiffness[..., :, None] * stiffness[..., None, :] * (differences**2).sum(-1)
+    return pairs.sum((-2, -1)) / 2
+
+
+def energy(positions: Any, momenta: Any, masses: Any, stiffness: Any) -> Any:
+    """H = Σ_i ‖p_i‖² / 2m_i + V, of arrays or tensors (…, n, d) and (…, n)."""
+    return ((momenta**2).sum(-1) / (2 * masses)).sum(-1) + potential(positions, stiffness)
+
+
+def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[Array, Array]:
+    """Positions and momenta, each (S, T, n, d), at ``times``.
+
+    The equations of motion are linear: with q = M^{-1/2} y they are ÿ = −K y, with a symmetric K whose eigenvectors
+    move for themselves, as cos ωt and sin ωt.
+
+    Args:
+        systems: at time 0.
+        times: (T,) from 0 on and increasing; for ``"exact"``, also any (S, T).
+        solver: ``"exact"``: by the eigenvectors of K, to rounding error. ``"DOP853"``: scipy's integrator of this name,
+            with relative errors of 10⁻¹⁰ a step. ``"rk4"``: the 3/8-rule, one step from each time to the next, as
+            published.
+
+    Example:
+        >>> import numpy as np
+        >>> systems = random_systems(2, np.random.default_rng(0))
+        >>> q, p = simulate(systems, np.linspace(0, 5, 500))
+        >>> h = energy(q, p, systems.masses[:, None], systems.stiffness[:, None])
+        >>> q.shape, bool((abs(h / h[:, :1] - 1) < 1e-12).all())
+        ((2, 500, 6, 2), True)
+    """
+    times = np.asarray(times, dtype=np.float64)
+    if solver == "exact":
+        return _exact(systems, times)
+    if solver == "rk4":
+        return _rk4(systems, times)
+    parts = [
+        _dop853(Systems(*(values[start : start + _AT_ONCE] for values in systems)), times)
+        for start in range(0, len(systems.masses), _AT_ONCE)
+    ]
+    positions, momenta = zip(*parts, strict=True)
+    return np.concatenate(positions), np.concatenate(momenta)
+
+
+def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
+    masses, stiffness, positions, momenta = systems
+    roots = np.sqrt(masses)
+    pairs = stiffness[:, :, None] * stiffness[:, None]
+    laplacian = np.eye(masses.shape[1]) * pairs.sum(axis=2)[:, None] - pairs
+    squares, modes = np.linalg.eigh(2 * laplacian / (roots[:, :, None] * roots[:, None]))
+    frequencies = np.sqrt(squares.clip(min=0))[:, None]  # (S, 1, n); the one that is 0 is that of the whole
+    phases = frequencies * (times if times.ndim == 2 else times[None])[..., None]  # (S, T, n)
+    cos, sin = np.cos(phases)[..., None], np.sin(phases)[..., None]
+    # sin(ωt)/ω, which is t where ω is 0
+    over = (times if times.ndim == 2 else times[None])[..., None, None] * np.sinc(phases / np.pi)[..., None]
+    across = modes.transpose(0, 2, 1)
+    start = (across @ (roots[..., None] * positions))[:, None]
+    speed = (across @ (momenta / roots[..., None]))[:, None]
+    y = modes[:, None] @ (cos * start + over * speed)
+    dy = modes[:, None] @ (cos * speed - frequencies[..., None] * sin * start)
+    return y / roots[:, None, :, None], dy * roots[:, None, :, None]
+
+
+def _slopes(systems: Systems, positions: Array, momenta: Array) -> tuple[Array, Array]:
+    """dq/dt and dp/dt = −∇V: −2 k_i Σ_j k_j (q_i − q_j), of all pairs at the cost of the bodies."""
+    stiffness = systems.stiffness[..., None]
+    total = stiffness.sum(axis=-2, keepdims=True)
+    mean = (stiffness * positions).sum(axis=-2, keepdims=True)
+    return momenta / systems.masses[..., None], -2 * stiffness * (total * positions - mean)
+
+
+def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
+    state = np.stack([systems.positions, systems.momenta])
+
+    def slope(state: Array) -> Array:
+        return np.stack(_slopes(systems, state[0], state[1]))
+
+    frames = [state]
+    for step in np.diff(times):
+        one = slope(state)
+        two = slope(state + step / 3 * one)
+        three = slope(state + step * (two - one / 3))
+        four = slope(state + step * (one - two + three))
+        state = state + step / 8 * (one + 3 * two + 3 * three + four)
+        frames.append(state)
+    positions, momenta = np.stack(frames, axis=2)
+    return positions, momenta
+
+
+def _dop853(systems: Systems, times: Array) -> tuple[Array, Array]:
+    shape = (2, *systems.positions.shape)
+
+    def slope(_: float, flat: Array) -> Array:
+        state = flat.reshape(shape)
+        return np.stack(_slopes(systems, state[0], state[1])).ravel()
+
+    start = np.stack([systems.positions, systems.momenta]).ravel()
+    # The error of a step is a mean over all systems, so it is kept that much smaller.
+    tolerance = 1e-10 / np.sqrt(len(systems.masses))
+    span = (times[0], times[-1])
+    solution = solve_ivp(slope, span, start, method="DOP853", t_eval=times, rtol=tolerance, atol=tolerance)
+    positions, momenta = np.moveaxis(solution.y, -1, 0).reshape(len(times), *shape).transpose(1, 2, 0, 3, 4)
+    return positions, momenta
+
+
+def move_springs(clouds: Clouds, motions: Motions, *, about: About = "mean") -> Clouds:
+    """Clouds of :class:`Springs` after a rigid motion of each: positions move, momenta turn.
+
+    Args:
+        clouds: what is moved.
+        motions: one of each cloud.
+        about: what the systems are turned about: the mean of their positions at the first frame, or the origin.
+    """
+    coords, centres = moved_points(clouds, motions, about)
+    frames = clouds.point_targets
+    if frames is None:
+        raise ValueError("clouds: got none with point_targets, needed positions and momenta (N, T, 2, d)")
+    rotations = motions.rotations[clouds.batch]
+    before, after = centres[clouds.batch], (centres + motions.translations)[clouds.batch]
+    positions = rotated(frames[:, :, 0].double() - before[:, None], rotations, 1) + after[:, None]
+    momenta = rotated(frames[:, :, 1].double(), rotations, 1)
+    return clouds._replace(
+        coords=coords.to(clouds.coords.dtype),
+        point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype),
+    )
+
+
+class Springs(GeneratedClouds):
+    """Trajectories of bodies that pull at each other: V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
+
+    A trajectory has 500 frames from time 0 to 5. A cloud is a piece of one: ``frames`` frames that follow each other,
+    one of the pieces of this length that do not overlap, drawn once for each system. Every system is in one part
+    only, and a piece of every system is in it.
+
+    A batch has n points for each of B systems:
+
+    - ``coords`` (B·n, d): the positions in the first frame;
+    - ``features`` (B·n, 2): mass m and constant k of each body;
+    - ``targets`` (B,): the energy;
+    - ``point_targets`` (B·n, T, 2, d): in each frame, the first included, position and momentum.
+
+    Args:
+        num_train, num_valid, num_test: systems of each part; as published 3,000, 2,000 and 2,000.
+        frames: T of training and validation pieces, at least 2.
+        test_frames: T of test pieces, for roll-outs; by default ``frames``. As published 5 and 100.
+        num_bodies: n.
+        dimensions: d, 2 or 3.
+        solver: see :func:`simulate`. What takes longer than the exact solution is kept in a file.
+        folder: where such a file is kept: see :class:`~.data_module.PublishedClouds`.
+        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
+            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+
+    Attributes:
+        step: time from one frame to the next, 5/499.
+
+    The published trajectories are those of ``solver="rk4"``: a network that is rolled out by the same rule makes the
+    same errors of integration. A published 5-frame error is a mean over all frames, the first included, which is always
+    right: 4/5 of the mean over predicted frames.
+
+    In a configuration file::
+
+        data:
+          class_path: escnn_attention.training.data.Springs
+          init_args:
+            batch_size: 100
+            test_frames: 100
+
+    Source: Finzi, Stanton, Izmailov and Wilson, *Generalizing convolutional neural networks for equivariance to Lie
+    groups on arbitrary continuous data*, ICML 2020; the protocol is that of the LieTransformer.
+
+    Example:
+        >>> data = Springs(num_train=4, batch_size=4)
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> batch.coords.shape, batch.point_targets.shape, batch.targets.shape
+        (torch.Size([24, 2]), torch.Size([24, 5, 2, 2]), torch.Size([4]))
+    """
+
+    in_channels = 2
+    step = STEP
+
+    def __init__(
+        self,
+        num_train: int = 3_000,
+        num_valid: int = 2_000,
+        num_test: int = 2_000,
+        frames: int = 5,
+        test_frames: int | None = None,
+        num_bodies: int = 6,
+        dimensions: int = 2,
+        solver: Solver = "exact",
+        folder: Path | None = None,
+        **options: Any,
+    ) -> None:
+        one_of((2, 3), dimensions=dimensions)
+        self.dim = dimensions
+        super().__init__(num_train, num_valid, num_test, **options)
+        at_least(2, frames=frames, num_bodies=num_bodies)
+        self.frames = {"train": frames, "valid": frames, "test": frames if test_frames is None else test_frames}
+        at_least(2, test_frames=self.frames["test"])
+        for name, count in (("frames", frames), ("test_frames", self.frames["test"])):
+            if count > NUM_FRAMES:
+                raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")
+        one_of(("exact", "DOP853", "rk4"), solver=solver)
+        self.num_bodies = num_bodies
+        self.solver: Solver = solver
+        self.folder = folder
+
+    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
+        return functools.partial(move_springs, about=self.rotate_about)
+
+    def _prepare(self) -> None:
+        if self.solver == "exact":
+            return
+        for part in self.sizes:
+            path = self._path(part)
+            try:
+                with locked(path):
+                    if path.exists():
+                        continue
+                    systems, frames = self._trajectories(part)
+                    with atomic_file(path) as file:
+                        np.savez(file, frames=frames, **systems._asdict())
+            except OSError as error:
+                raise UserError(
+                    f"cannot write {path}: {error.strerror or error}. Choose another folder with `folder`."
+                ) from error
+
+    def _path(self, part: str) -> Path:
+        """The file of a part; its name says by what it was made."""
+        facts = {
+            "seed": self.seed,
+            "part": part,
+            "count": self.sizes[part],
+            "frames": self.frames[part],
+            "bodies": self.num_bodies,
+            "dim": self.dim,
+            "solver": self.solver,
+        }
+        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+        return data_folder(self.folder, "trajectories", "`folder`") / f"springs-{name}.npz"
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource]:
+        if self.solver != "exact":
+            missing = [path for part in parts if not (path := self._path(part)).exists()]
+            if missing:
+                raise UserError(f"{missing[0]} is not there: call prepare_data() first")
+        return super()._load(parts)
+
+    def _make(self, part: str) -> CloudsInMemory:
+        if self.solver == "exact":
+            systems, frames = self._trajectories(part)
+        else:
+            with npz_file(self._path(part)) as arrays:
+                systems = Systems(*(arrays[name] for name in Systems._fields))
+                frames = arrays["frames"]
+        return as_clouds(systems, frames)
+
+    def _trajectories(self, part: str) -> tuple[Systems, Array]:
+        """The systems of a part, and their pieces of a trajectory (S, T, 2, n, d)."""
+        made = self._in_blocks(part, functools.partial(self._block, self.frames[part]))
+        return Systems(*made[:4]), made[4]
+
+    def _block(self, length: int, count: int, generator: np.random.Generator) -> tuple[Array, ...]:
+        systems = random_systems(count, generator, num_bodies=self.num_bodies, dim=self.dim)
+        pieces = generator.integers(NUM_FRAMES // length, size=count)
+        chosen = pieces[:, None] * length + np.arange(length)
+        times = np.linspace(0, DURATION, NUM_FRAMES)
+        if self.solver == "exact":
+            frames = np.stack(simulate(systems, times[chosen]), axis=2)
+        else:
+            every = np.stack(simulate(systems, times, self.solver), axis=2)
+            frames = np.take_along_axis(every, chosen[:, :, None, None, None], axis=1)
+        return (*systems, frames)
+
+
+def as_clouds(systems: Systems, frames: Array) -> CloudsInMemory:
+    """Pieces of trajectories (S, T, 2, n, d) as clouds of n points: see :class:`Springs`."""
+    count, bodies = systems.masses.shape
+    energies = energy(frames[:, 0, 0], frames[:, 0, 1], systems.masses, systems.stiffness)
+    by_body = torch.from_numpy(frames).permute(0, 3, 1, 2, 4).flatten(0, 1).float().contiguous()
+    features = np.stack([systems.masses, systems.stiffness], axis=2).reshape(-1, 2)
+    return CloudsInMemory(
+        torch.full((count,), bodies),
+        by_body[:, 0, 0].contiguous(),
+        torch.from_numpy(features).float(),
+        torch.from_numpy(energies).float(),
+        by_body,
+    )

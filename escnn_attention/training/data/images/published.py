@@ -1,0 +1,133 @@
+"""What the data modules of all image data sets have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from escnn_attention.training.data.images.batches import Batches, FlipAndCrop, ImageSource
+from escnn_attention.training.data.parts import DataInParts
+from escnn_attention.training.data.storage.folder import data_folder
+from escnn_attention.training.errors import UserError
+
+
+class PublishedImages(DataInParts, ABC):
+    """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
+
+    A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
+    are kept as bytes. A training batch is a function of the seed, the epoch and its number: of neither the number of
+    processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. An epoch has
+    ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out, unless ``drop_last`` is false. Of the
+    validation and test images every one is seen exactly once.
+
+    A subclass says what is in the data set and where it is.
+
+    Args:
+        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
+            ``~/.cache/escnn-attention``, which is made.
+        batch_size: images in a training step over all processes together; a multiple of their number.
+        seed: of the order of the training images.
+        num_workers: processes that prepare batches; 0 does it in the training process, which is fast enough for small
+            images.
+        limit_train, limit_valid, limit_test: use the first so many images only.
+        eval_batch_size: images in a validation or test step over all processes together; by default ``batch_size``.
+        download: whether to download what the folder lacks.
+        drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
+        mean, std: by which the images are normalised; by default those of the data set.
+
+    Attributes:
+        in_channels: C.
+        num_classes: the labels run from 0 to ``num_classes`` − 1.
+        size: H = W.
+        mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel.
+
+    Raises:
+        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
+            be met; the data is not there and cannot be had; a file is damaged.
+    """
+
+    things = "images"
+
+    in_channels: ClassVar[int]
+    num_classes: ClassVar[int]
+    size: ClassVar[int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    white: ClassVar[int] = 255
+    """The value of a pixel that is 1 where ``mean`` and ``std`` are taken."""
+    files: ClassVar[str]
+    """The files that are looked for, for people."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        limit_train: int | None = None,
+        limit_valid: int | None = None,
+        limit_test: int | None = None,
+        eval_batch_size: int | None = None,
+        download: bool = True,
+        drop_last: bool = True,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits, drop_last)
+        self.folder = folder
+        self.download = download
+        for name, values in (("mean", mean), ("std", std)):
+            if values is None:
+                continue
+            if len(values) != self.in_channels:
+                raise UserError(f"{name}: got {len(values)} numbers, needed one for each channel, {self.in_channels}")
+            setattr(self, name, tuple(values))
+
+    # What a subclass fills in.
+
+    @abstractmethod
+    def _prepare_folder(self, folder: Path) -> None:
+        """Download what ``folder`` lacks if :attr:`download` allows it, and unpack what cannot be read packed."""
+
+    @abstractmethod
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource] | None:
+        """The parts asked for, at least their first so many images, or ``None`` where the folder lacks a file."""
+
+    def _augmentation(self, count: int) -> FlipAndCrop | None:
+        """What is done to ``count`` training images before they are normalised."""
+        return None
+
+    # How.
+
+    def _prepare(self) -> None:
+        self._prepare_folder(self._folder())
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource]:
+        folder = self._folder()
+        sources = self._read(folder, parts)
+        if sources is None:
+            raise UserError(
+                f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
+                " environment variable ESCNN_ATTENTION_DATA, or leave `download` at true and call prepare_data()"
+            )
+        return sources
+
+    def _batches(self, part: str) -> Batches:
+        augment = self._augmentation(self._count(part)) if part == "train" else None
+        return Batches(self._sources[part], self.mean, self.std, augment, self.white)
+
+    def _too_few(self, part: str, count: int, world_size: int) -> str:
+        return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"
+
+    def _way_out(self) -> str:
+        """What to do where a download fails, for people."""
+        return (
+            f"Where another machine has {self.files}, copy it into a folder and name that folder with `folder` or the"
+            " environment variable ESCNN_ATTENTION_DATA."
+        )
+
+    def _folder(self) -> Path:
+        return data_folder(self.folder, self.files, "`folder`")

@@ -1,0 +1,1 @@
+"""Where data is kept: folders, downloads, and files of arrays."""

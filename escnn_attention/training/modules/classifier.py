@@ -1,0 +1,124 @@
+"""The Lightning module that trains a classifier of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, Scheduled
+
+__all__ = ["Classifier"]
+
+
+class Classifier(Scheduled):
+    r"""Trains a network that gives logits, by cross-entropy.
+
+    Args:
+        network: images ``(B, C, H, W)`` to logits ``(B, num_classes)``.
+        num_classes: the number of classes; by default what the network says (``network.num_classes``).
+        optimizer: from the parameters to an optimiser; its learning rate is the highest of the schedule.
+        schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
+            ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
+            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by it when the validation accuracy has
+            not risen for more than ``patience`` epochs.
+        warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
+            ``"steps"``; none for ``"plateau"``.
+        milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
+        gamma: the factor by which it falls.
+        patience: in epochs, for ``"plateau"``.
+        label_smoothing: of the cross-entropy.
+        seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
+            the same whether or not the process was restarted before it.
+
+    Raises:
+        ValueError: no number of classes, an unknown schedule, a warm-up that is negative or longer than the training,
+            milestones that do not ascend or are of another schedule, a factor that is not between 0 and 1, or a
+            patience that is negative.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.training import Classifier
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> Classifier(network, 10, schedule="cosine", warm_up=1)(torch.randn(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int | None = None,
+        *,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+        schedule: Schedule = "constant",
+        warm_up: float = 0.0,
+        milestones: Sequence[int] = (),
+        gamma: float = 0.1,
+        patience: int = 10,
+        label_smoothing: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, schedule, warm_up, seed, milestones=milestones, gamma=gamma, patience=patience)
+        if num_classes is None:
+            num_classes = getattr(network, "num_classes", None)
+        if not isinstance(num_classes, int):
+            raise ValueError(f"num_classes: {type(network).__name__} does not tell, so it has to be given")
+        self.network = network
+        self.num_classes = num_classes
+        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        images, labels = batch
+        loss: Tensor = self.loss(self._logits(images), labels)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._evaluate("valid", self.valid_accuracy, batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
+        self._evaluate("test", self.test_accuracy, batch)
+
+    def predict_step(self, batch: Any, batch_index: int) -> Tensor:
+        """The probabilities of the classes, ``(B, num_classes)``."""
+        images = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return self(images).softmax(dim=1)
+
+    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
+        """One row an image: its number, the class, and the probabilities of all classes."""
+        return [
+            {"image": i, "class": int(p.argmax()), **{f"p{j}": float(value) for j, value in enumerate(p)}}
+            for i, p in enumerate(predictions)
+        ]
+
+    def _logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self(images)
+        if logits.shape != (len(images), self.num_classes):
+            raise ValueError(
+                f"network: got {tuple(logits.shape)} for {len(images)} images, needed one number for each of the"
+                f" {self.num_classes} classes, {(len(images), self.num_classes)}"
+            )
+        return logits
+
+    def _evaluate(self, part: str, accuracy: MulticlassAccuracy, batch: tuple[Tensor, Tensor]) -> None:
+        images, labels = batch
+        logits = self._logits(images)
+        accuracy(logits, labels)
+        self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        self.log(
+            f"{part}_loss",
+            self.loss(logits, labels),
+            on_step=False,
+            on_epoch=True,
+            batch_size=len(labels),
+            sync_dist=True,
+        )

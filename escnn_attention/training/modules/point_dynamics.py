@@ -1,0 +1,112 @@
+"""The Lightning module that trains a Hamiltonian network by trajectories."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from escnn_attention.models.hamiltonian import HamiltonianNetwork
+from escnn_attention.training.data.clouds.batch import Clouds
+from escnn_attention.training.modules.point_module import PointModule
+from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
+
+__all__ = ["PointDynamics"]
+
+
+class PointDynamics(PointModule):
+    """Trains a Hamiltonian network by the trajectories that it gives.
+
+    The loss is the mean square of the difference of positions and momenta, over the frames that are predicted, which
+    are all but the first. (A mean that includes the first, which is given, is (T − 1)/T of it.) ``error`` is the same,
+    and the epoch with the lowest is the best. ``drift`` is how far the energy that the network conserves changes along
+    a trajectory at most, relative to the true energy in the first frame.
+
+    Args:
+        network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
+        step: the time from one frame to the next; by default what the data says (``step``).
+        substeps: the steps of the integrator between two frames.
+        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+
+    Raises:
+        TypeError: another network.
+        ValueError: an unknown schedule; no step that is known; on a batch, no frames.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention.models import HamiltonianNetwork, PointTransformer
+        >>> from escnn_attention.training import Clouds, PointDynamics
+        >>> network = HamiltonianNetwork(PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=1))
+        >>> frames = torch.randn(6, 5, 2, 2)
+        >>> batch = Clouds(frames[:, 0, 0], torch.rand(6, 2) + 1, torch.zeros(6).long(), torch.ones(1), frames)
+        >>> PointDynamics(network, step=0.01)(batch).shape
+        torch.Size([6, 5, 2, 2])
+    """
+
+    monitor: ClassVar[str] = "valid_error"
+    mode: ClassVar[Literal["max", "min"]] = "min"
+
+    network: HamiltonianNetwork
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        step: float | None = None,
+        substeps: int = 1,
+        optimizer: OptimizerCallable = adam,
+        schedule: Schedule = "constant",
+        warm_up: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, schedule, warm_up, seed)
+        if not isinstance(network, HamiltonianNetwork):
+            raise TypeError(f"network: got {type(network).__name__}, needed a HamiltonianNetwork")
+        if step is not None and not step > 0:
+            raise ValueError(f"step: got {step!r}, needed a positive time")
+        self.network = network
+        self.step = step
+        self.substeps = substeps
+
+    def forward(self, clouds: Clouds) -> Tensor:
+        """The trajectories ``(N, T, 2, d)`` from the first frames, as many frames as the clouds have."""
+        frames = self._frames(clouds)
+        return self.network(
+            frames[:, 0, 0],
+            frames[:, 0, 1],
+            clouds.features,
+            clouds.batch,
+            num_frames=frames.shape[1],
+            step=self._step(),
+            substeps=self.substeps,
+        )
+
+    def _frames(self, clouds: Clouds) -> Tensor:
+        if clouds.point_targets is None or clouds.point_targets.dim() != 4 or clouds.point_targets.shape[1] < 2:
+            found = None if clouds.point_targets is None else tuple(clouds.point_targets.shape)
+            raise ValueError(f"point_targets: got {found}, needed at least two frames, (points, frames, 2, d)")
+        return clouds.point_targets
+
+    def _step(self) -> float:
+        if self.step is not None:
+            return self.step
+        step = None if self._trainer is None else getattr(getattr(self.trainer, "datamodule", None), "step", None)
+        if step is None:
+            raise ValueError("step: got None, and the data does not say the time from one frame to the next")
+        return float(step)
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        return (output - self._frames(batch))[:, 1:].square().mean()
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        self._log(f"{part}_error", self._loss(output, batch), batch)
+        energies = torch.stack(
+            [
+                self.network.energy(output[:, t, 0], output[:, t, 1], batch.features, batch.batch)
+                for t in range(output.shape[1])
+            ]
+        )
+        drift = ((energies - energies[0]).abs().amax(0) / batch.targets.abs()).mean()
+        self._log(f"{part}_drift", drift, batch)

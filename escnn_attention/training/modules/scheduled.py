@@ -1,0 +1,132 @@
+"""What all Lightning modules here share: an optimiser with a schedule, and reproducible random numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
+
+__all__ = ["OptimizerCallable", "Schedule", "Scheduled", "adam"]
+
+Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
+
+OptimizerCallable = Callable[[Iterable], Optimizer]  # as Lightning's command line knows it
+
+
+def adam(parameters: Any) -> Optimizer:
+    """Adam with a learning rate of 0.001, the default optimiser."""
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+class Scheduled(pl.LightningModule):
+    """What all modules here share: an optimiser with a schedule, and random numbers that are the same after a restart.
+
+    Args:
+        optimizer, schedule, warm_up, seed, milestones, gamma, patience: see :class:`Classifier`.
+
+    Raises:
+        ValueError: an unknown schedule, a warm-up that is negative, milestones that do not ascend or are of another
+            schedule, a factor that is not between 0 and 1, or a patience that is negative.
+    """
+
+    monitor: ClassVar[str] = "valid_accuracy"
+    """What the best epoch is chosen by."""
+    mode: ClassVar[Literal["max", "min"]] = "max"
+    """Whether it is the highest or the lowest."""
+
+    network: nn.Module
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        schedule: Schedule,
+        warm_up: float,
+        seed: int,
+        *,
+        milestones: Sequence[int] = (),
+        gamma: float = 0.1,
+        patience: int = 10,
+    ) -> None:
+        super().__init__()
+        if schedule not in get_args(Schedule):
+            raise ValueError(f"schedule: got {schedule!r}, needed one of {', '.join(map(repr, get_args(Schedule)))}")
+        if not warm_up >= 0:
+            raise ValueError(f"warm_up: got {warm_up!r}, needed a number of epochs that is not negative")
+        if warm_up and schedule == "plateau":
+            raise ValueError(f"warm_up: got {warm_up!r}, needed 0 for the schedule 'plateau'")
+        milestones = tuple(milestones)
+        if bool(milestones) != (schedule == "steps"):
+            raise ValueError(f"milestones: got {milestones} for the schedule {schedule!r}; 'steps' alone needs them")
+        if list(milestones) != sorted(set(milestones)) or (milestones and milestones[0] < 1):
+            raise ValueError(f"milestones: got {milestones}, needed ascending numbers of epochs")
+        if not 0 < gamma < 1:
+            raise ValueError(f"gamma: got {gamma!r}, needed a number between 0 and 1")
+        if patience < 0:
+            raise ValueError(f"patience: got {patience!r}, needed a number of epochs that is not negative")
+        self.optimizer = optimizer
+        self.schedule: Schedule = schedule
+        self.warm_up = warm_up
+        self.milestones = milestones
+        self.gamma = gamma
+        self.patience = patience
+        self.seed = seed
+
+    def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
+        # Processes that share a batch must not drop the same features of different images.
+        torch.manual_seed(hash((self.seed, self.current_epoch, batch_index, self.global_rank)) % 2**63)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimiser = self.optimizer(self.parameters())
+        if self.schedule == "constant" and not self.warm_up:
+            return optimiser
+        if self.schedule == "plateau":
+            plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
+            return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
+        steps = int(self.trainer.estimated_stepping_batches)
+        epochs = steps * self.trainer.accumulate_grad_batches / self.trainer.num_training_batches
+        if self.warm_up > epochs:
+            raise ValueError(f"warm_up: got {self.warm_up:g} epochs, but the training has {epochs:g}")
+        rising = self.warm_up * self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        if self.schedule == "one-cycle":
+            peak = optimiser.param_groups[0]["lr"]
+            return _stepwise(
+                optimiser, OneCycleLR(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
+            )
+        epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
+        drops = tuple(round(milestone * epoch) for milestone in self.milestones)
+        factor = functools.partial(_factor, self.schedule, round(rising), steps, drops=drops, gamma=self.gamma)
+        return _stepwise(optimiser, LambdaLR(optimiser, factor))
+
+    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
+        """What ``predict`` writes of the predictions of all test data: one row each.
+
+        Raises:
+            NotImplementedError: nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
+
+
+def _stepwise(optimiser: Optimizer, schedule: Any) -> OptimizerLRScheduler:
+    return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _factor(
+    schedule: Schedule, rising: int, steps: int, step: int, *, drops: Sequence[int] = (), gamma: float = 0.1
+) -> float:
+    """The learning rate of a step, as a part of the highest."""
+    if step < rising:
+        return step / rising
+    if schedule == "constant":
+        return 1.0
+    if schedule == "steps":
+        return gamma ** bisect_right(drops, step)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))

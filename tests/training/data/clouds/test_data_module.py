@@ -1,0 +1,256 @@
+import itertools
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from escnn_attention.training.data import QM9, Clouds, Constellations, ModelNet40, SampledSolids, Springs
+from escnn_attention.training.errors import UserError
+
+MADE = [Constellations, Springs, SampledSolids]
+ALL = [*MADE, ModelNet40, QM9]
+
+
+def loaded(rank=0, world_size=1, stage=None, kind=Constellations, **options):
+    small = {"num_points": 24} if kind is SampledSolids else {}
+    module = kind(**{"num_train": 20, "num_valid": 7, "num_test": 9, "batch_size": 6, **small, **options})
+    module.trainer = SimpleNamespace(
+        global_rank=rank,
+        world_size=world_size,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=0))),
+    )
+    module.prepare_data()
+    module.setup(stage)
+    return module
+
+
+def drawn(loader, epoch=0):
+    loader.sampler.set_epoch(epoch)
+    return list(loader)
+
+
+def same(one, other):
+    return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_processes_see_together_what_one_sees(kind, world_size):
+    options = {"kind": kind, "seed": 5, "rotate_train": True, "translate_train": 0.5}
+    single = drawn(loaded(**options).train_dataloader(), epoch=2)
+    assert [len(batch.targets) for batch in single] == [6, 6, 6]  # 20 clouds: two are left out
+    shares = [drawn(loaded(rank, world_size, **options).train_dataloader(), epoch=2) for rank in range(world_size)]
+    for number, batch in enumerate(single):
+        parts = [share[number] for share in shares]
+        assert torch.equal(torch.cat([part.coords for part in parts]), batch.coords)
+        assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
+        assert torch.equal(torch.cat([part.batch.bincount() for part in parts]), batch.batch.bincount())
+    assert not same(drawn(loaded(**options).train_dataloader(), epoch=3)[0], single[0])
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_batch_is_the_same_from_another_process(kind):
+    options = {"kind": kind, "rotate_train": True, "rotate_test": True}
+    here, there = loaded(**options), loaded(**options, num_workers=2)
+    for loader in ("train_dataloader", "test_dataloader"):
+        for one, other in zip(drawn(getattr(here, loader)(), 1), drawn(getattr(there, loader)(), 1), strict=True):
+            assert same(one, other)
+
+
+def test_a_run_that_is_resumed_goes_on_with_its_epoch():
+    data = loaded(rotate_train=True)
+    data.trainer.fit_loop.epoch_progress.current.processed = 2
+    resumed = list(data.train_dataloader())
+    for one, other in zip(resumed, drawn(loaded(rotate_train=True).train_dataloader(), 2), strict=True):
+        assert same(one, other)
+    assert not same(resumed[0], drawn(loaded(rotate_train=True).train_dataloader(), 0)[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("name", "count"), [("val", 7), ("test", 9), ("predict", 9)])
+def test_every_cloud_is_evaluated_once(world_size, name, count):
+    expected = loaded(eval_batch_size=30)
+    (whole,) = getattr(expected, f"{name}_dataloader")()
+    seen = []
+    for rank in range(world_size):
+        for batch in getattr(loaded(rank, world_size), f"{name}_dataloader")():
+            seen += batch.coords.split(batch.batch.bincount().tolist())
+    assert len(seen) == count
+    found = sorted(cloud.flatten().tolist() for cloud in seen)
+    assert found == sorted(cloud.flatten().tolist() for cloud in whole.coords.split(34))
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_rotated_test_clouds(kind):
+    plain = loaded(kind=kind, eval_batch_size=30)
+    turned = loaded(kind=kind, eval_batch_size=30, rotate_test=True, translate_test=0.3)
+    for name in ("val", "train"):
+        one, other = (drawn(getattr(data, f"{name}_dataloader")())[0] for data in (plain, turned))
+        assert same(one, other)
+    (before,), (after,), (again,) = (drawn(data.test_dataloader()) for data in (plain, turned, turned))
+    assert same(after, again)
+    assert torch.equal(before.features, after.features)
+    assert torch.equal(before.targets, after.targets)
+    sizes = before.batch.bincount().tolist()
+    shifts = []
+    for one, other in zip(before.coords.split(sizes), after.coords.split(sizes), strict=True):
+        torch.testing.assert_close(torch.cdist(one, one), torch.cdist(other, other), rtol=0, atol=2e-3)
+        assert (one - one.mean(0) - other + other.mean(0)).abs().max() > 1e-2
+        shifts.append(other.mean(0) - one.mean(0))
+    assert 0.1 < torch.stack(shifts).std() < 0.6
+    # What is asked for afterwards holds, too.
+    turned.rotate_test, turned.translate_test = False, 0.0
+    assert same(drawn(turned.test_dataloader())[0], before)
+
+
+def test_rotations_about_the_third_axis():
+    before, after = (loaded(kind=SampledSolids, rotate_test=rotate, batch_size=9) for rotate in (False, "z"))
+    (one,), (other,) = (list(data.test_dataloader()) for data in (before, after))
+    torch.testing.assert_close(one.coords[:, 2], other.coords[:, 2], rtol=0, atol=1e-6)
+    assert (one.coords - other.coords).abs().max() > 0.5
+    with pytest.raises(UserError, match='rotate_test: got "z", but the clouds have 2 dimensions'):
+        Constellations(rotate_test="z")
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_parts_have_nothing_in_common_and_the_first_stay_the_same(kind):
+    def everything(**options):
+        parts = {}
+        for part, source in loaded(kind=kind, **options)._sources.items():
+            taken = source.take(range(len(source)))
+            found = taken.coords.split(taken.batch.bincount().tolist())
+            parts[part] = {tuple(cloud.flatten().tolist()) for cloud in found}
+        return parts
+
+    some, more, others = everything(), everything(num_train=300), everything(seed=1)
+    assert {part: len(found) for part, found in some.items()} == {"train": 20, "valid": 7, "test": 9}
+    for one, other in itertools.combinations(some.values(), 2):
+        assert not one & other
+    assert len(more["train"]) == 300
+    assert some["train"] < more["train"]
+    assert (some["valid"], some["test"]) == (more["valid"], more["test"])
+    assert not more["train"] & more["test"]
+    assert not some["train"] & others["train"]
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size must be at least 1, got -1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"num_workers": -2}, "num_workers must be at least 0"),
+        ({"rotate_train": "x"}, "rotate_train must be one of False, True, 'z', got 'x'"),
+        ({"rotate_test": 1}, "rotate_test must be one of False, True, 'z', got 1"),
+        ({"translate_train": -0.1}, "translate_train must be at least 0, got -0.1"),
+        ({"translate_test": float("nan")}, "translate_test must be at least 0, got nan"),
+        ({"rotate_about": "centre"}, "rotate_about must be one of 'mean', 'origin', got 'centre'"),
+    ],
+)
+def test_arguments_are_checked_at_once(kind, options, message):
+    with pytest.raises(UserError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("part", ["train", "valid", "test"])
+def test_parts_are_not_empty(kind, part):
+    with pytest.raises(UserError, match=f"num_{part} must be at least 1, got 0"):
+        kind(**{f"num_{part}": 0})
+
+
+def test_batches_that_cannot_be_had():
+    data = loaded(0, 2, batch_size=5, eval_batch_size=3)
+    with pytest.raises(UserError, match="batch_size must be a multiple of the number of processes, got 5 for 2"):
+        data.train_dataloader()
+    with pytest.raises(
+        UserError, match=r"eval_batch_size must be a multiple .* got 3 for 2: it is the number of clouds"
+    ):
+        data.val_dataloader()
+    with pytest.raises(UserError, match="batch_size must be at most the number of training clouds, got 21 for 20"):
+        loaded(batch_size=21).train_dataloader()
+    with pytest.raises(UserError, match="the test clouds must be at least as many as the processes, got 2 for 3"):
+        loaded(0, 3, num_test=2).test_dataloader()
+    with pytest.raises(UserError, match="the valid clouds are not loaded: call prepare_data"):
+        loaded(stage="test").val_dataloader()
+    with pytest.raises(UserError, match="stage must be one of fit, validate, test, predict, got 'train'"):
+        loaded(stage="train")
+
+
+class _Recorder(pl.LightningModule):
+    """Takes the means of clouds, and keeps the targets that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 10)
+        self.seen = {"train": [], "valid": [], "test": []}
+
+    def forward(self, batch):
+        assert isinstance(batch, Clouds)
+        sums = torch.zeros(len(batch.targets), 3).index_add(0, batch.batch, batch.coords)
+        return self.layer(sums)
+
+    def training_step(self, batch, _):
+        self.seen["train"].append((self.current_epoch, *batch.targets.tolist()))
+        return torch.nn.functional.cross_entropy(self(batch), batch.targets)
+
+    def validation_step(self, batch, _):
+        self.seen["valid"] += batch.targets.tolist()
+
+    def test_step(self, batch, batch_index):
+        self.seen["test"] += batch.targets.tolist()
+
+    def predict_step(self, batch, _):
+        return self(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_with_a_trainer():
+    options = {"num_train": 20, "num_valid": 7, "num_test": 9, "num_points": 16}
+    data = SampledSolids(**options, batch_size=6, seed=1)
+    model = _Recorder()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(model, datamodule=data)
+    assert len(model.seen["train"]) == 3 * 3
+    orders = [[targets for t, *targets in model.seen["train"] if t == epoch] for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    alone = loaded(kind=SampledSolids, **options, seed=1)
+    assert orders[2] == [batch.targets.tolist() for batch in drawn(alone.train_dataloader(), 2)]
+    labels = [label for batch in alone.val_dataloader() for label in batch.targets.tolist()]
+    assert model.seen["valid"] == 3 * labels
+    trainer.test(model, datamodule=data, verbose=False)
+    assert len(model.seen["test"]) == 9
+    assert [len(batch) for batch in trainer.predict(model, datamodule=data)] == [6, 3]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_in_a_configuration_file(kind):
+    parser = pytest.importorskip("jsonargparse").ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(pl.LightningDataModule, "data")
+    options = {"batch_size": 7, "seed": 3, "rotate_train": "z" if kind.__dict__.get("dim") == 3 else True}
+    options |= {"rotate_test": True, "translate_test": 0.5, "rotate_about": "origin"}
+    options |= {"num_train": 10} if kind in MADE else {"limit_train": 10, "folder": "somewhere", "download": False}
+    name = f"escnn_attention.training.{kind.__name__}"
+    parsed = parser.parse_object({"data": {"class_path": name, "init_args": options}})
+    data = parser.instantiate_classes(parsed).data
+    assert type(data) is kind
+    assert (data.batch_size, data.seed, data.rotate_test, data.rotate_about) == (7, 3, True, "origin")
+    assert data.rotate_train == options["rotate_train"]
+    # Everything can be written down and read again.
+    again = parser.parse_string(parser.dump(parsed))
+    assert again.data.init_args == parsed.data.init_args
+    assert "limits" not in parsed.data.init_args

@@ -1,0 +1,180 @@
+import gzip
+import hashlib
+import itertools
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from escnn_attention.training.data import MNIST
+from escnn_attention.training.data.images import mnist
+from escnn_attention.training.data.storage.folder import data_folder
+from escnn_attention.training.errors import UserError
+
+
+@pytest.fixture
+def arrays(monkeypatch):
+    """MNIST in small: 7 images to train, 3 to validate, 4 to test."""
+    monkeypatch.setattr(mnist, "_NUM_VALID", 3)
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 10), ("test", 4)):
+        arrays[f"{part}_images"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_labels"] = generator.integers(0, 10, count, dtype=np.uint8)
+    return arrays
+
+
+def idx(array):
+    return struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def check(folder, arrays):
+    data = MNIST(folder, batch_size=7, eval_batch_size=10, download=False)
+    data.prepare_data()
+    data.setup()
+    ((train, train_labels),) = data.train_dataloader()
+    ((valid, valid_labels),) = data.val_dataloader()
+    ((test, test_labels),) = data.test_dataloader()
+    for images, labels, name, part in (
+        (valid, valid_labels, "train", slice(7, 10)),
+        (test, test_labels, "test", slice(None)),
+    ):
+        pixels = arrays[f"{name}_images"][part, None] / 255
+        np.testing.assert_allclose(images, (pixels - 0.1307) / 0.3081, atol=1e-5)
+        np.testing.assert_array_equal(labels, arrays[f"{name}_labels"][part])
+    assert (train.shape, train.dtype, train_labels.dtype) == ((7, 1, 28, 28), torch.float32, torch.int64)
+    assert sorted(train_labels.tolist()) == sorted(arrays["train_labels"][:7])
+
+
+@pytest.mark.parametrize("keras", [False, True])
+def test_one_file(tmp_path, arrays, keras):
+    names = mnist._KERAS if keras else {name: name for name in arrays}
+    np.savez(tmp_path / "mnist.npz", **{names[name]: array for name, array in arrays.items()})
+    check(tmp_path, arrays)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("place", [".", "MNIST/raw"])
+def test_published_files(tmp_path, arrays, packed, place):
+    folder = tmp_path / place
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        file = mnist.FILES[name][0]
+        content = idx(array)
+        (folder / (f"{file}.gz" if packed else file)).write_bytes(gzip.compress(content) if packed else content)
+    check(tmp_path, arrays)
+
+
+def test_what_is_not_there_is_downloaded(tmp_path, arrays, server, monkeypatch):
+    files = {}
+    for name, array in arrays.items():
+        content = gzip.compress(idx(array))
+        file = mnist.FILES[name][0]
+        server.put(f"{file}.gz", content)
+        files[name] = (file, hashlib.md5(content).hexdigest())
+    monkeypatch.setattr(mnist, "FILES", files)
+    monkeypatch.setattr(mnist, "URL", f"http://127.0.0.1:{server.port}/")
+    (tmp_path / files["test_labels"][0]).write_bytes(idx(arrays["test_labels"]))
+    MNIST(tmp_path).prepare_data()
+    assert len(server.requests) == 3
+    check(tmp_path, arrays)
+    assert len(server.requests) == 3
+
+
+def test_addresses_and_checksums_are_of_the_published_files():
+    assert mnist.URL.startswith("https://")
+    assert len({md5 for _, md5 in mnist.FILES.values()}) == 4
+    assert all(len(bytes.fromhex(md5)) == 16 for _, md5 in mnist.FILES.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_images": None}, "train_images"),
+        (
+            {"test_images": np.zeros((4, 32, 32), np.uint8)},
+            r"test_images must be uint8 \(N, 28, 28\), found",
+        ),
+        ({"train_images": np.zeros((10, 28, 28), np.float32)}, "train_images must be uint8"),
+        ({"test_labels": np.zeros(5, np.uint8)}, r"test_labels must be integers \(4,\), found uint8 \(5,\)"),
+        ({"test_labels": np.zeros(4)}, r"test_labels must be integers \(4,\), found float64"),
+        ({"train_labels": np.full(10, 11)}, "train_labels must lie between 0 and 9"),
+        ({"train_labels": np.array(10 * [object()])}, "allow_pickle"),
+        (
+            {"test_images": np.zeros((0, 28, 28), np.uint8), "test_labels": np.zeros(0, np.uint8)},
+            "test_labels must be at least one",
+        ),
+        (
+            {"train_images": np.zeros((3, 28, 28), np.uint8), "train_labels": np.zeros(3, np.uint8)},
+            "3 training images, of which the last 3 validate",
+        ),
+    ],
+)
+def test_one_file_with_other_content(tmp_path, arrays, change, message):
+    np.savez(tmp_path / "mnist.npz", **{name: array for name, array in (arrays | change).items() if array is not None})
+    with pytest.raises(UserError, match=message):
+        check(tmp_path, arrays)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and no more"])
+def test_damaged_one_file(tmp_path, content):
+    (tmp_path / "mnist.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read .*mnist\.npz"):
+        MNIST(tmp_path).setup()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-1], "7839 values, expected 10 × 28 × 28"),
+        (lambda content: content + b"0", "7841 values, expected 10 × 28 × 28"),
+        (lambda content: content[:6], "buffer size"),
+        (lambda content: content[:8], r"expected \d+"),
+        (lambda content: b"", "begins with 00 00 08, found nothing"),
+        (lambda content: b"\x00\x00\x0d" + content[3:], "begins with 00 00 08, found 00 00 0d"),
+        (lambda content: b"<!DOCTYPE html>", "begins with 00 00 08, found 3c 21 44"),
+    ],
+)
+def test_damaged_published_files(tmp_path, arrays, damage, message):
+    for name, array in arrays.items():
+        content = idx(array)
+        (tmp_path / mnist.FILES[name][0]).write_bytes(damage(content) if name == "train_images" else content)
+    with pytest.raises(UserError, match=rf"cannot read .*train-images-idx3-ubyte: .*{message}"):
+        check(tmp_path, arrays)
+
+
+def test_damaged_packed_file(tmp_path, arrays):
+    for name, array in arrays.items():
+        (tmp_path / mnist.FILES[name][0]).write_bytes(idx(array))
+    path = tmp_path / mnist.FILES["test_images"][0]
+    path.unlink()
+    content = bytearray(gzip.compress(idx(arrays["test_images"])))
+    for damaged in (content[:-20], content[:100] + b"xxxx" + content[104:], b"no gzip"):
+        path.with_suffix(".gz").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"cannot read .*t10k-images-idx3-ubyte\.gz"):
+            check(tmp_path, arrays)
+
+
+@pytest.mark.skipif(
+    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "mnist.npz")),
+    reason="ESCNN_ATTENTION_DATA names no folder with mnist.npz",
+)
+def test_the_real_data():
+    data = MNIST(batch_size=1_000)
+    data.prepare_data()
+    data.setup()
+    assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (55, 5, 10)
+    batches = itertools.islice(data.train_dataloader(), 10)
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert abs(images.mean()) < 0.01
+    assert abs(images.std() - 1) < 0.01
+    assert np.bincount(labels).min() > 800
+    images, labels = next(iter(data.test_dataloader()))
+    assert labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
+    one = images[labels == 1].mean(dim=(0, 1))
+    assert one.sum(dim=0).max() > 1.5 * one.sum(dim=1).max()  # it stands
+    with np.load(data_folder(None, "", "") / "mnist.npz", allow_pickle=False) as arrays:
+        valid = torch.cat([labels for _, labels in data.val_dataloader()])
+        np.testing.assert_array_equal(valid, arrays["train_labels"][-5_000:])

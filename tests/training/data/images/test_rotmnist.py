@@ -1,0 +1,271 @@
+import contextlib
+import functools
+import hashlib
+import http.server
+import io
+import os
+import socket
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from escnn_attention.training.comparison.groups import rotate_by_angles
+from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.data import RotMNIST
+from escnn_attention.training.data.images import rotmnist
+from escnn_attention.training.data.storage import download
+from escnn_attention.training.data.storage.folder import data_folder
+from escnn_attention.training.errors import UserError
+
+
+@pytest.fixture
+def archive(rotmnist_arrays):
+    """The published archive in small: 6 images to train, 3 to validate, 4 to test."""
+
+    def amat(*parts):
+        text = io.BytesIO()
+        images = np.concatenate([rotmnist_arrays[f"{part}_images"] for part in parts])
+        labels = np.concatenate([rotmnist_arrays[f"{part}_labels"] for part in parts])
+        np.savetxt(text, np.column_stack([images.reshape(len(images), -1) / 255, labels]), fmt="%.6f")
+        return text.getvalue()
+
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as members:
+        members.writestr("mnist_all_rotation_normalized_float_train_valid.amat", amat("train", "valid"))
+        members.writestr("mnist_all_rotation_normalized_float_test.amat", amat("test"))
+    return content.getvalue()
+
+
+@pytest.fixture
+def serve(monkeypatch, archive):
+    """Puts ``content`` (``length`` bytes announced) at the public address of the data."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "_PAUSE", 0.0)
+    monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
+    monkeypatch.setattr(rotmnist, "MD5", hashlib.md5(archive).hexdigest())
+    with contextlib.ExitStack() as stack:
+
+        def start(content=archive, length=None, status=200):
+            class Handler(http.server.BaseHTTPRequestHandler):
+                def do_GET(self):
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(length or len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+
+                def log_message(self, *_):
+                    pass
+
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            threading.Thread(target=functools.partial(server.serve_forever, 0.01), daemon=True).start()
+            stack.callback(server.shutdown)
+            monkeypatch.setattr(rotmnist, "URL", f"http://127.0.0.1:{server.server_port}/data.zip")
+            return rotmnist.URL
+
+        yield start
+
+
+def check(data, arrays):
+    for part, count in (("train", 6), ("valid", 3), ("test", 4)):
+        split = getattr(data, part)
+        assert split.images.shape == (count, 28, 28)
+        # The files hold transposed images.
+        np.testing.assert_allclose(split.images.transpose(0, 2, 1), arrays[f"{part}_images"] / 255, atol=1e-6)
+        np.testing.assert_array_equal(split.labels, arrays[f"{part}_labels"])
+
+
+def test_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
+    np.savez(tmp_path / "rotmnist.npz", **rotmnist_arrays)
+    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
+    monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path))
+    check(load_images("rotmnist"), rotmnist_arrays)
+
+
+def test_download(tmp_path, rotmnist_arrays, serve, archive):
+    serve()
+    seen = []
+    check(load_images("rotmnist", tmp_path, lambda *progress: seen.append(progress)), rotmnist_arrays)
+    assert seen[-1] == (len(archive), len(archive))
+    assert os.listdir(tmp_path) == ["rotmnist.npz"]
+    # The second time there is nothing to download.
+    check(load_images("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded again")), rotmnist_arrays)
+
+
+def test_download_goes_to_the_cache_by_default(tmp_path, rotmnist_arrays, serve, monkeypatch):
+    serve()
+    monkeypatch.delenv("ESCNN_ATTENTION_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    check(load_images("rotmnist"), rotmnist_arrays)
+    assert (tmp_path / "cache" / "escnn-attention" / "rotmnist.npz").exists()
+
+
+def test_wrong_checksum(tmp_path, serve, archive):
+    url = serve(archive[:-1] + b"x")
+    with pytest.raises(UserError) as caught:
+        load_images("rotmnist", tmp_path)
+    for part in (url, rotmnist.MD5, hashlib.md5(archive[:-1] + b"x").hexdigest(), "--data-dir"):
+        assert part in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_broken_off_download(tmp_path, serve, archive):
+    serve(archive[: len(archive) // 2], length=len(archive))
+    with pytest.raises(UserError, match=r"data\.zip"):
+        load_images("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_download_stopped_by_the_user(tmp_path, serve):
+    serve()
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_images("rotmnist", tmp_path, stop)
+    assert os.listdir(tmp_path) == []
+
+
+def test_offline(tmp_path, serve, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(rotmnist, "URL", f"http://127.0.0.1:{free.getsockname()[1]}/data.zip")
+        with pytest.raises(UserError, match=r"cannot download http://127.*offline.*--data-dir"):
+            load_images("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_address_that_is_gone(tmp_path, serve):
+    serve(status=404)
+    with pytest.raises(UserError, match="answers 404"):
+        load_images("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_archive_with_other_content(tmp_path, serve, monkeypatch):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as members:
+        members.writestr("something.txt", "else")
+    serve(content.getvalue())
+    monkeypatch.setattr(rotmnist, "MD5", hashlib.md5(content.getvalue()).hexdigest())
+    with pytest.raises(UserError, match="does not hold rotated MNIST"):
+        load_images("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_folder_that_does_not_exist(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere does not exist.*--data-dir"):
+        load_images("rotmnist", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_images": None}, "train_images"),
+        ({"valid_images": np.zeros((3, 32, 32), np.uint8)}, r"valid_images must be uint8 \(N, 28, 28\)"),
+        ({"test_images": np.zeros((4, 28, 28), np.float32)}, "test_images must be uint8"),
+        ({"test_labels": np.zeros(5, np.int64)}, "test_labels must be integers"),
+        ({"train_labels": np.full(6, 11)}, "train_labels must lie between 0 and 9"),
+        ({"train_labels": np.array(6 * [object()])}, "allow_pickle"),
+    ],
+)
+def test_file_with_other_content(tmp_path, rotmnist_arrays, change, message):
+    arrays = {name: array for name, array in (rotmnist_arrays | change).items() if array is not None}
+    np.savez(tmp_path / "rotmnist.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        load_images("rotmnist", tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 and no more"])
+def test_damaged_file(tmp_path, content):
+    (tmp_path / "rotmnist.npz").write_bytes(content)
+    with pytest.raises(UserError, match="cannot read"):
+        load_images("rotmnist", tmp_path)
+
+
+def test_a_download_that_was_stopped_goes_on(tmp_path, rotmnist_arrays, archive, server, monkeypatch):
+    url, md5 = server.put("data.zip", archive)
+    for name, value in (("URL", url), ("MD5", md5), ("_NUM_TRAIN", 6)):
+        monkeypatch.setattr(rotmnist, name, value)
+    (tmp_path / "mnist_rotation_new.zip.part").write_bytes(archive[:100])
+    check(load_images("rotmnist", tmp_path), rotmnist_arrays)
+    assert server.requests == [("bytes=100-", None)]
+    assert os.listdir(tmp_path) == ["rotmnist.npz"]
+
+
+def test_the_published_archive_in_the_folder(tmp_path, rotmnist_arrays, archive, monkeypatch):
+    monkeypatch.setattr(rotmnist, "_NUM_TRAIN", 6)
+    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive)
+    check(load_images("rotmnist", tmp_path, lambda *_: pytest.fail("downloaded")), rotmnist_arrays)
+    assert sorted(os.listdir(tmp_path)) == ["mnist_rotation_new.zip", "rotmnist.npz"]
+
+
+def test_a_damaged_archive_in_the_folder(tmp_path, archive):
+    (tmp_path / "mnist_rotation_new.zip").write_bytes(archive[:-30])
+    with pytest.raises(UserError, match=r"the archive .*mnist_rotation_new\.zip does not hold rotated MNIST"):
+        load_images("rotmnist", tmp_path)
+    assert os.listdir(tmp_path) == ["mnist_rotation_new.zip"]
+
+
+def test_the_data_module(tmp_path, rotmnist_arrays, serve):
+    serve()
+    data = RotMNIST(tmp_path, batch_size=6, eval_batch_size=10)
+    data.prepare_data()
+    data.prepare_data()
+    data.setup()
+    for loader, part in ((data.val_dataloader(), "valid"), (data.test_dataloader(), "test")):
+        ((images, labels),) = loader
+        upright = rotmnist_arrays[f"{part}_images"].transpose(0, 2, 1)[:, None] / 255
+        np.testing.assert_allclose(images, (upright - 0.1307) / 0.3081, atol=1e-5)
+        np.testing.assert_array_equal(labels, rotmnist_arrays[f"{part}_labels"])
+        assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    ((images, labels),) = data.train_dataloader()
+    assert sorted(labels.tolist()) == sorted(rotmnist_arrays["train_labels"])
+
+
+real = pytest.mark.skipif(
+    not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "rotmnist.npz")),
+    reason="ESCNN_ATTENTION_DATA names no folder with rotmnist.npz",
+)
+
+
+@real
+def test_the_real_data():
+    data = load_images("rotmnist")
+    assert (len(data.train), len(data.valid), len(data.test)) == (10_000, 2_000, 50_000)
+    np.testing.assert_allclose(data.normalisation(), (0.13249, 0.29277), atol=2e-4)
+
+
+@real
+def test_the_real_data_in_batches():
+    data = RotMNIST(batch_size=1_000)
+    data.setup()
+    assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (10, 2, 50)
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (1_000, 1, 28, 28)
+    assert abs(images.mean()) < 0.05
+    assert 0.85 < images.std() < 1.05
+    assert np.bincount(labels).min() > 60
+    assert len(np.bincount(labels)) == 10
+
+
+@real
+def test_turned_back_the_real_digits_are_upright():
+    with np.load(data_folder(None, "", "") / "rotmnist.npz", allow_pickle=False) as arrays:
+        if "test_angles" not in arrays:
+            pytest.skip("this rotmnist.npz does not say by which angles its digits were turned")
+        angles = arrays["test_angles"][:1000].astype(np.float64)
+    data = load_images("rotmnist").test.first(1000)
+    turned_back = rotate_by_angles(data.images, -angles)
+    one, two = (turned_back[data.labels == digit].mean(axis=0) for digit in (1, 2))
+    # A one stands; a two has its corners at the lower left and at the upper right.
+    assert np.argmax(one.sum(axis=0)) in (13, 14)
+    assert one.sum(axis=0).max() > 1.5 * one.sum(axis=1).max()
+    assert two[6:10, 15:20].sum() + two[18:22, 8:13].sum() > 1.3 * (two[6:10, 8:13].sum() + two[18:22, 15:20].sum())
+    # The controls: as the file has them, and as they are turned.
+    for images in (turned_back.transpose(0, 2, 1), data.images):
+        control = images[data.labels == 1].mean(axis=0)
+        assert control.sum(axis=0).max() < 1.5 * control.sum(axis=1).max()

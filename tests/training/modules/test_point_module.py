@@ -1,0 +1,269 @@
+"""Training on point clouds: what is measured, and the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from escnn import gspaces
+
+pytest.importorskip("jsonargparse")
+
+from escnn_attention.models import HamiltonianNetwork, PointTransformer, SymmetricTensors
+from escnn_attention.training import Clouds, PointClassifier, PointDynamics, PointRegression, load_network
+from escnn_attention.training.data import Springs
+from escnn_attention.training.data.clouds.springs import energy
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import run_experiment
+
+NETWORK = {
+    "class_path": "escnn_attention.models.PointTransformer",
+    "init_args": {
+        "gspace": {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 3}},
+        "in_type": 2,
+        "out_type": 1,
+        "fields": 2,
+        "num_blocks": 1,
+        "num_heads": 1,
+        "attention": {"normalization": "count"},
+        "encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 4}},
+    },
+}
+SPRINGS = {
+    "class_path": "escnn_attention.training.Springs",
+    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "frames": 3, "num_bodies": 3},
+}
+CONSTELLATIONS = {
+    "class_path": "escnn_attention.training.Constellations",
+    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4},
+}
+
+
+def changed(network=NETWORK, **arguments):
+    return {**network, "init_args": {**network["init_args"], **arguments}}
+
+
+TASKS = {
+    "point-regression": ({"network": NETWORK, "loss": "mse", "schedule": "cosine"}, SPRINGS),
+    "point-dynamics": (
+        {
+            "network": {
+                "class_path": "escnn_attention.models.HamiltonianNetwork",
+                "init_args": {"potential": NETWORK, "integrator": "leapfrog"},
+            }
+        },
+        SPRINGS,
+    ),
+    "point-classification": (
+        {"network": changed(in_type=1, out_type=12), "num_classes": 3, "num_targets": 4},
+        CONSTELLATIONS,
+    ),
+}
+MEASURES = {
+    "point-regression": {"error", "mae_target0", "loss"},
+    "point-dynamics": {"error", "drift", "loss"},
+    "point-classification": {"accuracy", "exact", "loss"},
+}
+
+
+def configuration(folder, task):
+    model, data = TASKS[task]
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    file = folder / "experiment.yaml"
+    file.write_text(yaml.safe_dump({"task": task, "trainer": trainer, "model": model, "data": data}), encoding="utf-8")
+    return file
+
+
+def call(command, file, folder, *more):
+    run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_fit_test_and_predict(task, tmp_path):
+    file, folder = configuration(tmp_path, task), tmp_path / "run"
+    call("fit", file, folder)
+    call("test", file, folder)
+    result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    assert MEASURES[task] <= result.keys()
+    assert all(result[name] is not None for name in MEASURES[task])
+    assert result["trained"]["configuration"]["task"] == task
+    monitor = "valid_accuracy" if task == "point-classification" else "valid_error"
+    assert [set(row) >= {monitor, "seconds", "memory"} for row in result["curve"]] == [True, True]
+    values = [row[monitor] for row in result["curve"]]
+    assert result["epoch"] == 1 + values.index(max(values) if monitor == "valid_accuracy" else min(values))
+    # Turned test clouds, in a folder of their own.
+    turned = tmp_path / "turned"
+    call("test", file, turned, "--ckpt_path", folder / "best.ckpt", "--data.init_args.rotate_test", "true")
+    other = json.loads((turned / "test.json").read_text(encoding="utf-8"))
+    assert other["weights_sha256"] == result["weights_sha256"]
+    assert other["tested"]["configuration"]["data"]["init_args"]["rotate_test"] is True
+    assert other["loss"] != result["loss"]
+
+    network = load_network(folder)
+    assert isinstance(network, HamiltonianNetwork if task == "point-dynamics" else PointTransformer)
+    if task == "point-dynamics":
+        with pytest.raises(UserError, match="PointDynamics has nothing to write"):
+            call("predict", file, folder)
+        return
+    call("predict", file, folder)
+    with (folder / "predictions.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [int(row["cloud"]) for row in rows] == list(range(6))
+    assert rows[0].keys() >= ({"target0"} if task == "point-regression" else {"3_class", "3_p2"})
+
+
+def test_a_task_decides_what_options_there_are(tmp_path, capsys):
+    file = configuration(tmp_path, "point-regression")
+    with pytest.raises(SystemExit):
+        call("fit", file, tmp_path / "run", "--task", "point-dynamics")
+    assert "loss" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        call("fit", file, tmp_path / "run", "--task", "sorting")
+    assert "sorting" in capsys.readouterr().err
+
+
+def batch(targets, points=None, dim=2):
+    generator = torch.Generator().manual_seed(0)
+    coords = torch.randn(7, dim, generator=generator)
+    index = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    return Clouds(coords, torch.rand(7, 2, generator=generator) + 0.5, index, targets, points)
+
+
+def measured(module, *batches):
+    """What a module logs of test batches, as Lightning takes the mean."""
+    trainer = pl.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", enable_model_summary=False)
+    (found,) = trainer.test(module, torch.utils.data.DataLoader(list(batches), batch_size=None), verbose=False)
+    return found
+
+
+class Given(torch.nn.Module):
+    """A network that says the same of every cloud."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = torch.nn.Parameter(value)
+
+    def forward(self, features, coords, batch):
+        return self.value.expand(int(batch.max()) + 1, *self.value.shape)
+
+
+def test_regression_measures_in_units():
+    said, targets = torch.tensor([1.0, 2.0]), torch.tensor([[0.0, 0.0], [2.0, 2.0], [1.0, 4.0]])
+    module = PointRegression(Given(said))
+    found = measured(module, batch(targets))
+    assert found["test_mae_target0"] == pytest.approx(2 / 3)
+    assert found["test_mae_target1"] == pytest.approx(4 / 3)
+    assert found["test_error"] == pytest.approx(1.0)
+    assert found["test_loss"] == pytest.approx(1.0)
+    assert measured(PointRegression(Given(said), loss="mse"), batch(targets))["test_loss"] == pytest.approx(10 / 6)
+    # Standardised targets: errors are in the units of the data, the loss is not.
+    data = SimpleNamespace(original=lambda y: 10 * y + 3, targets=("mu", "homo"))
+    module._data = lambda: data
+    found = measured(module, batch(targets))
+    assert found["test_mae_mu"] == pytest.approx(20 / 3)
+    assert found["test_mae_homo"] == pytest.approx(40 / 3)
+    assert found["test_loss"] == pytest.approx(1.0)
+    assert module.predict_step(batch(targets), 0)[0].tolist() == [13.0, 23.0]
+    assert module.describe(torch.tensor([[13.0, 23.0]])) == [{"cloud": 0, "mu": 13.0, "homo": 23.0}]
+    with pytest.raises(ValueError, match="network: got an output"):
+        measured(module, batch(targets[:, :1]))
+    # Matrices: one error, over all entries.
+    tensor = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    found = measured(PointRegression(Given(tensor)), batch(torch.zeros(3, 2, 2)))
+    assert found["test_mae_target0"] == found["test_error"] == pytest.approx(0.5)
+    assert PointRegression(Given(tensor)).describe(tensor[None])[0].keys() == {
+        "cloud",
+        "target0_00",
+        "target0_01",
+        "target0_10",
+        "target0_11",
+    }
+
+
+def test_classification_counts():
+    logits = torch.zeros(2, 3)
+    logits[0, 1] = logits[1, 2] = 1.0
+    module = PointClassifier(Given(logits.flatten()), num_classes=3, num_targets=2)
+    found = measured(module, batch(torch.tensor([[1, 2], [1, 0], [0, 1]])))
+    assert found["test_accuracy"] == pytest.approx(0.5)
+    assert found["test_exact"] == pytest.approx(1 / 3)
+    single = PointClassifier(Given(logits[0]), num_classes=3)
+    found = measured(single, batch(torch.tensor([1, 1, 0])))
+    assert found["test_accuracy"] == pytest.approx(2 / 3)
+    assert "test_exact" not in found
+    with pytest.raises(ValueError, match="num_targets: got 1"):
+        measured(single, batch(torch.zeros(3, 2, dtype=torch.long)))
+    with pytest.raises(ValueError, match="network: got an output"):
+        measured(PointClassifier(Given(logits[0]), num_classes=4), batch(torch.tensor([1, 1, 0])))
+
+
+class KnownSprings(torch.nn.Module):
+    """The true potential, times a factor."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(factor))
+
+    def forward(self, features, coords, batch):
+        from escnn_attention.training.data.clouds.springs import potential
+
+        sizes = batch.bincount().tolist()
+        parts = zip(coords.split(sizes), features[:, 1].split(sizes), strict=True)
+        return self.factor * torch.stack([potential(q, k) for q, k in parts])[:, None]
+
+
+def test_dynamics_of_known_springs():
+    """The true potential has the error of the integrator; a wrong one, a large one. Its own energy is conserved."""
+    data = Springs(num_train=4, num_valid=4, num_test=20, batch_size=20, frames=5)
+    data.setup("test")
+    (clouds,) = data.test_dataloader()
+    q, p = clouds.point_targets[:, 0].unbind(1)
+    split = (t.view(20, 6, *t.shape[1:]) for t in (q, p, clouds.features[:, 0], clouds.features[:, 1]))
+    torch.testing.assert_close(energy(*split), clouds.targets)
+    errors = {}
+    for factor in (1.0, 0.5):
+        module = PointDynamics(HamiltonianNetwork(KnownSprings(factor)), step=data.step, substeps=4)
+        errors[factor] = measured(module, clouds)
+    assert errors[1.0]["test_error"] < 1e-6
+    assert errors[0.5]["test_error"] > 1e-4
+    assert all(found["test_drift"] < 1e-4 for found in errors.values())
+    # One long step loses energy.
+    coarse = PointDynamics(HamiltonianNetwork(KnownSprings()), step=20 * data.step)
+    assert measured(coarse, clouds)["test_drift"] > 1e-3
+    module = PointDynamics(HamiltonianNetwork(KnownSprings(0.5)), step=data.step)
+    output = module(clouds)
+    torch.testing.assert_close(module._loss(output, clouds) * 4 / 5, (output - clouds.point_targets).square().mean())
+    module._loss(output, clouds).backward()
+    assert module.network.potential.factor.grad < 0  # it has to become larger
+
+
+def test_bad_arguments():
+    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, fields=2, num_blocks=1, num_heads=1)
+    with pytest.raises(ValueError, match="loss: got 'l3'"):
+        PointRegression(network, loss="l3")
+    with pytest.raises(ValueError, match="schedule"):
+        PointRegression(network, schedule="linear")
+    with pytest.raises(TypeError, match="network: got PointTransformer, needed a HamiltonianNetwork"):
+        PointDynamics(network)
+    dynamics = PointDynamics(HamiltonianNetwork(network))
+    with pytest.raises(ValueError, match="step: got None"):
+        dynamics(batch(torch.ones(3), torch.randn(7, 3, 2, 2)))
+    with pytest.raises(ValueError, match="step: got -1"):
+        PointDynamics(HamiltonianNetwork(network), step=-1)
+    with pytest.raises(ValueError, match="point_targets: got None"):
+        dynamics(batch(torch.ones(3)))
+
+
+def test_a_tensor_network_turns_with_its_input():
+    network = PointTransformer(gspaces.rot2dOnR2(4), 2, "symmetric tensor", fields=2, num_blocks=1, num_heads=1)
+    module = PointRegression(network)
+    clouds = batch(torch.zeros(3, 2, 2))
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    other = clouds._replace(coords=clouds.coords @ turn.T)
+    torch.testing.assert_close(module(other), turn @ module(clouds) @ turn.T)
+    assert SymmetricTensors(2).from_matrices(module(clouds)).shape == (3, 3)
