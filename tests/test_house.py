@@ -28,9 +28,6 @@ short_files: functional/backends/triton_kernels.py
 short_files: functional/native/attention.cpp
 short_files: functional/points/attention.py
 short_files: models/published.py
-short_files: training/data/points.py
-short_files: training/data/qm9.py
-short_files: training/experiment.py
 short_functions: functional/backends/triton_kernels.py forward
 short_functions: functional/backends/triton_kernels.py backward_queries
 short_functions: functional/backends/triton_kernels.py backward_keys
@@ -39,9 +36,7 @@ short_functions: models/gsa_net.py GSANet.__init__
 short_functions: models/hybrid.py HybridNet.__init__
 short_functions: models/point_transformer.py PointTransformer.__init__
 short_functions: nn/attentive_conv.py AttentiveConv.__init__
-short_functions: training/cli.py compare
 few_arguments: functional/points/attention.py point_attention
-few_arguments: training/cli.py compare
 """
 
 

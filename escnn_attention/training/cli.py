@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
@@ -40,15 +41,16 @@ def describe() -> None:
     """Group equivariant attention for escnn."""
 
 
-@app.command()
-def compare(
+class CompareOptions(NamedTuple):
+    """The options of ``escnn-attention compare``."""
+
     data: Annotated[
         Data,
         typer.Option(
             help="Images: scikit-learn's digits (8×8, upright), or rotated MNIST (28×28, turned already: there"
             " 'upright' means as the data set gives them, 'rotated' turned further)."
         ),
-    ] = Data.digits,
+    ] = Data.digits
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -56,14 +58,14 @@ def compare(
             " $ESCNN_ATTENTION_DATA, or a folder in the user's cache]",
             show_default=False,
         ),
-    ] = None,
-    group: Annotated[str, typer.Option(help="Symmetry: cN, turns by 360°/N; dN, these and reflections.")] = "c4",
-    networks: Annotated[
-        str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")
-    ] = ",".join(NETWORK_NAMES),
-    parameters: Annotated[
-        int, typer.Option(min=1, help="About how many parameters each network gets.")
-    ] = Settings.parameters,
+    ] = None
+    group: Annotated[str, typer.Option(help="Symmetry: cN, turns by 360°/N; dN, these and reflections.")] = "c4"
+    networks: Annotated[str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")] = (
+        ",".join(NETWORK_NAMES)
+    )
+    parameters: Annotated[int, typer.Option(min=1, help="About how many parameters each network gets.")] = (
+        Settings.parameters
+    )
     epochs: Annotated[
         int | None,
         typer.Option(
@@ -71,30 +73,30 @@ def compare(
             help=f"Epochs.  [default: {', '.join(f'{count} ({name})' for name, count in DEFAULT_EPOCHS.items())}]",
             show_default=False,
         ),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = Settings.batch_size,
-    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = Settings.learning_rate,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the initial weights and of the order of the images.")
-    ] = Settings.seed,
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = Settings.batch_size
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = Settings.learning_rate
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and of the order of the images.")] = (
+        Settings.seed
+    )
     limit_train: Annotated[
         int | None,
         typer.Option(min=1, help="Train on the first so many images only.", show_default="all"),
-    ] = None,
+    ] = None
     limit_test: Annotated[
         int | None,
         typer.Option(min=1, help="Test on the first so many images only.", show_default="all"),
-    ] = None,
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
             help="Folder for tables, checkpoints and figures.  [default: runs/compare-DATA]", show_default=False
         ),
-    ] = None,
+    ] = None
     restart: Annotated[
         bool, typer.Option("--restart", help="Start afresh; a run that the folder holds is moved aside, not deleted.")
-    ] = False,
-    accelerator: Annotated[Accelerator, typer.Option(help="Where to compute.")] = Accelerator.auto,
+    ] = False
+    accelerator: Annotated[Accelerator, typer.Option(help="Where to compute.")] = Accelerator.auto
     threads: Annotated[
         int | None,
         typer.Option(
@@ -103,8 +105,27 @@ def compare(
             " (rotmnist)]",
             show_default=False,
         ),
-    ] = None,
-) -> None:
+    ] = None
+
+
+def _takes(options: type[CompareOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a function the fields of ``options`` as arguments, for typer, which reads options off a signature."""
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in options._field_defaults.items()
+    ]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@app.command()
+@_takes(CompareOptions)
+def compare(**given: Any) -> None:
     """Train four networks on upright images and compare them on upright and on rotated ones.
 
     A CNN that is not equivariant, a steerable CNN, a hybrid of steerable convolutions and group self-attention, and a
@@ -112,23 +133,11 @@ def compare(
 
     Started again, the command goes on where it was stopped or killed: no finished epoch is run again.
     """
-    settings = Settings(
-        data=data.value,
-        data_dir=data_dir,
-        group=group,
-        networks=tuple(name.strip() for name in networks.split(",") if name.strip()),
-        parameters=parameters,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-        limit_train=limit_train,
-        limit_test=limit_test,
-        output=output,
-        restart=restart,
-        accelerator=accelerator.value,
-    )
-    _run_comparison(settings, threads)
+    options = CompareOptions(**given)._asdict()
+    options["networks"] = tuple(name.strip() for name in given["networks"].split(",") if name.strip())
+    options |= {name: given[name].value for name in ("data", "accelerator")}
+    threads = options.pop("threads")
+    _run_comparison(Settings(**options), threads)
 
 
 _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

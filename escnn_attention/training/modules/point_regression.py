@@ -18,8 +18,8 @@ class PointRegression(PointModule):
     r"""Trains a network that gives numbers or tensors of clouds.
 
     Targets may be standardised: where the data has an ``original`` (as :class:`~escnn_attention.training.QM9` has),
-    mean absolute errors are in its units, as ``test_mae_NAME`` of each of its ``targets``. ``error`` is the mean absolute error of
-    what the data gives, over all targets; the epoch with the lowest is the best.
+    mean absolute errors are in its units, as ``test_mae_NAME`` of each of its ``targets``. ``error`` is the mean
+    absolute error of what the data gives, over all targets; the epoch with the lowest is the best.
 
     Args:
         network: of ``(features, coords, batch=batch)`` to ``(B, T)`` or ``(B, d, d)``, as the targets are; those of
