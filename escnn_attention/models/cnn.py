@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from escnn_attention._checks import check_int, check_ints, check_sequence
+from escnn_attention.models.hybrid import check_odd_widths
 
 __all__ = ["CNN"]
 
@@ -58,9 +59,7 @@ class CNN(nn.Module):
         self.num_classes = check_int("num_classes", num_classes)
         counts = check_sequence("convolutions", convolutions, "one number for each stage")
         sizes = check_ints("widths", widths, len(counts), "one for each stage")
-        for name, kernel in (("stem_kernel", stem_kernel), ("conv_kernel", conv_kernel)):
-            if check_int(name, kernel) % 2 == 0:
-                raise ValueError(f"{name}: got {kernel}, needed an odd width, which keeps the grid")
+        check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
         stages: dict[str, nn.Module] = {}
         for stage, (width, count) in enumerate(zip(sizes, counts, strict=True), start=1):
             if stage > 1:

@@ -108,12 +108,11 @@ class HybridNet(EquivariantClassifier):
         check_int("num_classes", num_classes)
         check_int("num_heads", num_heads)
         check_option("stem", stem, ("convolution", "attention"))
-        for name, width in (("stem_kernel", stem_kernel), ("conv_kernel", conv_kernel)):
-            if check_int(name, width) % 2 == 0:
-                raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
+        check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
         check_option("pool", pool, get_args(PoolKind))
         shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
         block: dict[str, Any] = {**shared, "norm": norm, "query": query, "keys": keys, "dropout": dropout}
+        block["attention_dropout"] = attention_dropout
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
             wider = FieldType(gspace, width * [gspace.regular_repr])
@@ -121,24 +120,14 @@ class HybridNet(EquivariantClassifier):
                 stages[name] = HalvingPool(fields, pool)
                 continue
             if kind == "attention":
-                heads = -(-width // num_heads) if head_fields is None else head_fields
-                stages[name] = TransformerBlock(
-                    fields,
-                    wider,
-                    num_heads,
-                    kernel_size,
-                    head_fields=heads,
-                    attention_dropout=attention_dropout,
-                    **block,
-                )
+                block["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
+                stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **block)
             elif stages or stem == "convolution":
                 stages[name] = _convolution(fields, wider, conv_kernel if stages else stem_kernel)
             else:
-                heads = -(-width // check_int("stem_heads", stem_heads))
-                lifting = LiftingSelfAttention(
-                    fields, wider, stem_heads, stem_kernel, head_fields=heads, dropout=attention_dropout, **shared
+                stages["lifting"] = _lifting(
+                    fields, wider, stem_heads, stem_kernel, dropout=attention_dropout, **shared
                 )
-                stages["lifting"] = SequentialModule(lifting, FieldLayerNorm(wider), SiLU(wider))
             fields = wider
         if attention[-1] and last_norm:
             stages["norm"] = FieldLayerNorm(fields)
@@ -146,6 +135,18 @@ class HybridNet(EquivariantClassifier):
             wider = FieldType(gspace, check_int("features", features) * [gspace.regular_repr])
             stages["features"] = _CONVOLUTIONS[gspace.dimensionality](fields, wider, 1, recompute=True)
         super().__init__(stages, num_classes)
+
+
+def check_odd_widths(**widths: int) -> None:
+    """Kernels, given by the names of arguments, are of odd widths.
+
+    Raises:
+        TypeError: a width is no integer.
+        ValueError: a width is even or not positive.
+    """
+    for name, width in widths.items():
+        if check_int(name, width) % 2 == 0:
+            raise ValueError(f"{name}: got {width}, needed an odd width, which keeps the grid")
 
 
 _CONVOLUTIONS = {2: R2Conv, 3: R3Conv}
@@ -181,3 +182,11 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
     convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, InnerBatchNorm(out_type), ReLU(out_type, inplace=True))
+
+
+def _lifting(
+    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, **options: Any
+) -> SequentialModule:
+    head_fields = -(-len(out_type) // check_int("stem_heads", num_heads))
+    lifting = LiftingSelfAttention(in_type, out_type, num_heads, kernel_size, head_fields=head_fields, **options)
+    return SequentialModule(lifting, FieldLayerNorm(out_type), SiLU(out_type))

@@ -28,12 +28,17 @@ from tests import samples
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with a small rotMNIST."""
+    folder = tmp_path_factory.mktemp("data")
+    np.savez(folder / "rotmnist.npz", **samples.rotmnist(train=24, valid=10, test=13))
+    return folder
+
+
 @pytest.fixture
-def configuration(tmp_path):
+def configuration(tmp_path, data):
     """A small GSA-Net on a small rotMNIST: a file to call with, and what may be changed in it."""
-    data = tmp_path / "data"
-    data.mkdir()
-    np.savez(data / "rotmnist.npz", **samples.rotmnist(train=24, valid=10, test=13))
     config = {
         "seed_everything": 3,
         "trainer": {"max_epochs": 3, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
@@ -83,6 +88,21 @@ def call(command, file, folder, *more):
     run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """``fit`` in a new folder, which is a copy where another test has trained the same."""
+    kept = {}
+
+    def fit(file, folder):
+        content = file.read_text(encoding="utf-8")
+        if content not in kept:
+            kept[content] = tmp_path_factory.mktemp("fitted") / "run"
+            call("fit", file, kept[content])
+        shutil.copytree(kept[content], folder)
+
+    return fit
+
+
 def weights(folder, name="last.ckpt"):
     return torch.load(folder / name, weights_only=True)["state_dict"]
 
@@ -92,7 +112,7 @@ def rows(folder):
         return list(csv.DictReader(file))
 
 
-def test_fit_test_and_predict(configuration, tmp_path):
+def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     call("fit", configuration(), folder)
     history = rows(folder)
@@ -115,16 +135,16 @@ def test_fit_test_and_predict(configuration, tmp_path):
         assert result[step]["hardware"]["cores"] >= 1
         assert result[step]["configuration"]["data"]["init_args"]["batch_size"] == 8
     # Of the weights alone: the same training elsewhere has the same checksum.
-    call("fit", configuration(), tmp_path / "again")
+    fitted(configuration(), tmp_path / "again")
     call("test", configuration(), tmp_path / "again")
     again = json.loads((tmp_path / "again" / "test.json").read_text(encoding="utf-8"))
     assert again["weights_sha256"] == result["weights_sha256"]
     assert str(tmp_path) not in json.dumps(result)
 
     network = load_network(folder)
-    data = RotMNIST(folder=tmp_path / "data", batch_size=13)
-    data.setup("test")
-    images, labels = next(iter(data.test_dataloader()))
+    images_of = RotMNIST(folder=data, batch_size=13)
+    images_of.setup("test")
+    images, labels = next(iter(images_of.test_dataloader()))
     with torch.no_grad():
         right = (network(images).argmax(1) == labels).float().mean().item()
     assert right == pytest.approx(result["accuracy"])
@@ -135,7 +155,7 @@ def test_fit_test_and_predict(configuration, tmp_path):
     with (folder / "predictions.csv").open() as file:
         predictions = list(csv.DictReader(file))
     assert [int(p["image"]) for p in predictions] == list(range(13))
-    with np.load(tmp_path / "data" / "rotmnist.npz") as arrays:
+    with np.load(data / "rotmnist.npz") as arrays:
         labels = arrays["test_labels"]
     right = np.mean([int(p["class"]) == label for p, label in zip(predictions, labels, strict=True)])
     assert right == pytest.approx(result["accuracy"])
@@ -156,9 +176,9 @@ def test_mixed_precision(configuration, tmp_path, encoding):
     assert {value.dtype for value in weights(mixed).values()} == {torch.float32}
 
 
-def test_goes_on_to_the_same_weights(configuration, tmp_path, monkeypatch):
+def test_goes_on_to_the_same_weights(configuration, fitted, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    call("fit", configuration(), whole)
+    fitted(configuration(), whole)
 
     def stop(module):
         if module.current_epoch == 2:
@@ -208,9 +228,9 @@ def test_survives_being_killed(configuration, tmp_path):
     assert [int(row["epoch"]) for row in rows(folder)] == list(range(1, done + 2))
 
 
-def test_another_configuration_is_refused_and_nothing_is_lost(configuration, tmp_path):
+def test_another_configuration_is_refused_and_nothing_is_lost(configuration, fitted, tmp_path):
     folder = tmp_path / "run"
-    call("fit", configuration(trainer__max_epochs=1), folder)
+    fitted(configuration(trainer__max_epochs=1), folder)
     before = (folder / "last.ckpt").read_bytes()
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size \(3 there, 5 now\)"):
         call("fit", configuration(), folder, "--model.network.init_args.kernel_size", 5)
@@ -228,23 +248,23 @@ def test_another_configuration_is_refused_and_nothing_is_lost(configuration, tmp
         (["--data.init_args.batch_size", 4], r"data\.init_args\.batch_size"),
     ],
 )
-def test_another_training_is_refused(configuration, tmp_path, options, message):
+def test_another_training_is_refused(configuration, fitted, tmp_path, options, message):
     folder = tmp_path / "run"
-    call("fit", configuration(), folder)
+    fitted(configuration(), folder)
     with pytest.raises(UserError, match=message):
         call("fit", configuration(), folder, *options)
 
 
-def test_what_may_change(configuration, tmp_path):
+def test_what_may_change(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     file = configuration(model__schedule="constant", model__warm_up=0)
-    call("fit", file, folder)
+    fitted(file, folder)
     call("fit", file, folder, "--trainer.max_epochs", 4)  # without a schedule a training can be longer
     assert len(rows(folder)) == 4
     with pytest.raises(UserError, match=r"got 2, but .*last\.ckpt has finished 4"):
         call("fit", file, folder, "--trainer.max_epochs", 2)
-    data = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(tmp_path / "data")}}
-    other = configuration(data=data, model__schedule="constant")  # the same class by its other name, other options
+    renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
+    other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
     call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 5)
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
         call("test", file, folder, "--model.network.init_args.kernel_size", 5)
@@ -260,11 +280,11 @@ def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     torch.testing.assert_close(weights(folder), weights(tmp_path / "copy"), rtol=0, atol=0)
 
 
-def test_a_dev_run_writes_nothing(configuration, tmp_path):
+def test_a_dev_run_writes_nothing(configuration, fitted, tmp_path):
     folder = tmp_path / "run"
     call("fit", configuration(), folder, "--trainer.fast_dev_run", "true")
     assert not folder.exists()
-    call("fit", configuration(), folder)
+    fitted(configuration(), folder)
 
     def content():
         return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -280,9 +300,9 @@ def test_a_dev_run_writes_nothing(configuration, tmp_path):
     assert content().keys() == before.keys() | {folder / "test.json"}
 
 
-def test_checkpoints_of_other_networks(configuration, tmp_path):
+def test_checkpoints_of_other_networks(configuration, fitted, tmp_path):
     folder, other = tmp_path / "run", tmp_path / "other"
-    call("fit", configuration(trainer__max_epochs=1), folder)
+    fitted(configuration(trainer__max_epochs=1), folder)
     content = torch.load(folder / "last.ckpt", weights_only=True)
     unknown = tmp_path / "unknown.ckpt"  # from elsewhere: it does not say what it is of
     torch.save({name: value for name, value in content.items() if name != "callbacks"}, unknown)
@@ -303,12 +323,12 @@ def test_checkpoints_of_other_networks(configuration, tmp_path):
         call("fit", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
 
 
-def test_checkpoints_run_no_code(configuration, tmp_path):
+def test_checkpoints_run_no_code(configuration, fitted, tmp_path):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "it ran",))
 
-    call("fit", configuration(trainer__max_epochs=1), tmp_path / "run")
+    fitted(configuration(trainer__max_epochs=1), tmp_path / "run")
     content = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     torch.save({**content, "evil": Evil()}, tmp_path / "evil.ckpt")
     for command in ("fit", "test"):
@@ -409,10 +429,10 @@ def files(folder):
 
 
 @pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "epochs.csv"], ["last.ckpt", "epochs.csv", "best.ckpt"]])
-def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, tmp_path, lost):
+def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fitted, tmp_path, lost):
     folder = tmp_path / "run"
     file = configuration(trainer__max_epochs=2, model__optimizer__init_args__lr=1e-3)
-    call("fit", file, folder)
+    fitted(file, folder)
     call("test", file, folder)
     for name in lost:
         (folder / name).unlink()
@@ -423,10 +443,10 @@ def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, tmp
     assert files(folder) == before
 
 
-def test_the_best_checkpoint_alone(configuration, tmp_path):
+def test_the_best_checkpoint_alone(configuration, fitted, tmp_path):
     """Of the first epoch, a kill can leave it alone: the same training makes it again. Any other is kept."""
     folder = tmp_path / "run"
-    call("fit", configuration(trainer__max_epochs=1, model__schedule="constant"), folder)
+    fitted(configuration(trainer__max_epochs=1, model__schedule="constant"), folder)
     for name in ("last.ckpt", "epochs.csv"):
         (folder / name).unlink()
     before = (folder / "best.ckpt").read_bytes()
@@ -441,10 +461,10 @@ def test_the_best_checkpoint_alone(configuration, tmp_path):
     assert (folder / "last.ckpt").exists()
 
 
-def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, tmp_path):
+def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, fitted, tmp_path):
     file = configuration(model__schedule="constant", model__warm_up=0, trainer__max_epochs=1)
     for name in ("one", "other"):
-        call("fit", file, tmp_path / name)
+        fitted(file, tmp_path / name)
     before = files(tmp_path / "one")
     given = ["--ckpt_path", tmp_path / "other" / "last.ckpt", "--trainer.max_epochs", 2]
     with pytest.raises(UserError, match=r"one holds a training \(last\.ckpt\): choose another"):
@@ -473,10 +493,10 @@ def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
     call("fit", own, folder)
 
 
-def test_results_of_other_measurements_are_kept(configuration, tmp_path, capsys):
+def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path, capsys):
     folder = tmp_path / "run"
     file = configuration(trainer__max_epochs=1, model__schedule="constant")
-    call("fit", file, folder)
+    fitted(file, folder)
     call("test", file, folder)
     call("predict", file, folder)
     full, predictions = (folder / "test.json").read_bytes(), (folder / "predictions.csv").read_bytes()
@@ -515,7 +535,7 @@ def test_one_training_at_a_time_in_a_folder(configuration, tmp_path, monkeypatch
     call("fit", file, folder)
 
 
-def test_a_training_that_another_process_has_finished_meanwhile(configuration, tmp_path, monkeypatch):
+def test_a_training_that_another_process_has_finished_meanwhile(configuration, fitted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     file = configuration(trainer__max_epochs=1, model__schedule="constant")
 
@@ -524,7 +544,7 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, t
         shutil.copytree(tmp_path / "a copy", path, dirs_exist_ok=True)
         yield
 
-    call("fit", file, tmp_path / "a copy")
+    fitted(file, tmp_path / "a copy")
     monkeypatch.setattr("escnn_attention.training.experiment.command.held", late)
     with pytest.raises(UserError, match=r"another process has trained in .*run just now"):
         call("fit", file, folder)

@@ -199,7 +199,7 @@ def test_moved_systems_are_those_of_moved_starts(about):
 @pytest.mark.parametrize("solver", ["DOP853", "rk4"])
 def test_integrated_trajectories_are_kept(tmp_path, solver, monkeypatch):
     options = {"num_train": 5, "num_valid": 2, "num_test": 2, "batch_size": 5, "solver": solver, "folder": tmp_path}
-    monkeypatch.setattr("escnn_attention.training.data.points._BLOCK", 5)
+    monkeypatch.setattr("escnn_attention.training.data.clouds.data_module._BLOCK", 5)
     data = Springs(**options)
     with pytest.raises(UserError, match=r"springs-.*npz is not there: call prepare_data\(\) first"):
         data.setup("fit")
