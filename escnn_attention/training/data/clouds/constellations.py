@@ -39,7 +39,7 @@ NUM_POINTS = int(_SIZES.sum())
 
 _EXTENT = 24.0  # of the square in which patterns lie
 _LARGER = 3.0  # how much larger it is for polygons in the published data
-_CENTRE = np.array([2.0, 2.0])  # of the published polygons before they are turned about the origin
+_CENTRE = np.array([2.0, 2.0])  # of the published polygons before they are rotated about the origin
 _ANGLE = 0.33 * np.pi
 
 
@@ -65,18 +65,18 @@ def make_constellations(
     """Random constellations.
 
     There are eight candidates, two of each of :data:`PATTERNS`. Each is there with probability 1/2; where none would
-    be, one that is drawn at random is. A candidate is turned by an angle from U(−0.33π, 0.33π) and moved by a vector
+    be, one that is drawn at random is. A candidate is rotated by an angle from U(−0.33π, 0.33π) and moved by a vector
     from U[0, 24]²; every coordinate gets normal noise.
 
     Args:
         count: how many.
         generator: of the random numbers.
         noise: standard deviation, where the radius of a polygon is 1.
-        published: with what is odd in the published data. Patterns are turned about a point outside of them (polygons
-            are centred at (2, 2), and turned about the origin), and polygons are moved by U[0, 72]², so that the place
+        published: with what is odd in the published data. Patterns are rotated about a point outside of them (polygons
+            are centred at (2, 2), and rotated about the origin), and polygons are moved by U[0, 72]², so that the place
             of a point tells what it is of. Coordinates are scaled to [−1, 1] cloud by cloud, by the smallest and the
             greatest of all of them, those of absent candidates included: so absent points show, and the scale of a
-            cloud changes when it is turned. Otherwise patterns are turned about their mean, all are moved by the same
+            cloud changes when it is rotated. Otherwise patterns are rotated about their mean, all are moved by the same
             distribution, and one scaling, x ↦ x/12 − 1, is that of all clouds.
 
     Example:
@@ -101,8 +101,8 @@ def make_constellations(
         angles = generator.uniform(-_ANGLE, _ANGLE, count)
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         x, y = corners.T
-        turned = np.stack([cos * x - sin * y, sin * x + cos * y], axis=2)
-        parts.append(turned + generator.uniform(0, extent, (count, 1, 2)))
+        rotated = np.stack([cos * x - sin * y, sin * x + cos * y], axis=2)
+        parts.append(rotated + generator.uniform(0, extent, (count, 1, 2)))
     points = np.concatenate(parts, axis=1) + noise * generator.standard_normal((count, NUM_POINTS, 2))
     if published:
         low, high = points.min(axis=(1, 2), keepdims=True), points.max(axis=(1, 2), keepdims=True)
@@ -125,7 +125,7 @@ def make_constellations(
 def distances(points: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """Of each point, the distances to the present ones: (count, 34, 33), the longest first, zeros at the end.
 
-    They are what the published code takes for features. Turning and moving a cloud does not change them.
+    They are what the published code takes for features. Rotating and moving a cloud does not change them.
     """
     found = np.linalg.norm(points[:, :, None] - points[:, None], axis=3) * present[:, None]
     return -np.sort(-found, axis=2)[..., :-1]
@@ -140,7 +140,7 @@ class Constellations(GeneratedClouds):
     of the training clouds unless files were made before).
 
     The published test sets are ``rotate_test`` (SE(2); there an angle of 10°, or a uniform one) and ``translate_test``
-    (T(2)). The published augmentation turns and moves all clouds of a batch alike, along both axes by the same; here
+    (T(2)). The published augmentation rotates and moves all clouds of a batch alike, along both axes by the same; here
     every cloud is moved in its own way.
 
     Args:

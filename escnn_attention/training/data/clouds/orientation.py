@@ -84,7 +84,7 @@ def in_frame_of_positions(
 ) -> Array:
     """Tensors of molecules in the frame in which their atoms are, from their entries in the standard orientation.
 
-    Quantum chemistry programs turn a molecule before they compute, and print tensors in the frame that it is turned to.
+    Quantum chemistry programs rotate a molecule before they compute, and print tensors in the frame that it then has.
     Where that frame is not kept with the tensors, it has to be found again. The rule is that of :func:`standard_axes`;
     but molecules with some symmetry follow other rules, and where a sum of cubes is nearly zero, a direction is
     uncertain. So a polarisability is fitted to many molecules that is a sum over pairs of atoms, along and across the

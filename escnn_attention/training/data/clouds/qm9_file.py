@@ -1,4 +1,4 @@
-"""The file that QM9 is read from, and how the published archive is turned into it."""
+"""The file that QM9 is read from, and how the published archive is converted to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXCLUDED_URL = "https://springernature.figshare.com/ndownloader/files/3195404"
 EXCLUDED_MD5 = "a361887bacb427b8a0ce7903d92a53b4"
 EXCLUDED = "uncharacterized.txt"
 FILE = "qm9.npz"
-"""The file that is looked for, and that a download is turned into.
+"""The file that is looked for, and that a download is converted to.
 
 Arrays of the M molecules that passed the consistency check: ``num_atoms`` (M,); ``charges`` (N,) and ``positions``
 (N, 3), ångström, of all atoms laid end to end; ``index`` (M,) the published numbers; ``targets`` (M, T) and

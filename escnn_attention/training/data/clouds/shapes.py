@@ -96,7 +96,7 @@ def sample_torus(tube: float, count: int, generator: np.random.Generator) -> Arr
 
 
 def sample_revolved(radii: Array, heights: Array, count: int, generator: np.random.Generator) -> Array:
-    """Points (``count``, 3), uniform on what a polygonal line becomes that is turned about the third axis.
+    """Points (``count``, 3), uniform on what a polygonal line becomes that is rotated about the third axis.
 
     Args:
         radii, heights: (P,) of the corners of the line.
@@ -293,7 +293,7 @@ class ModelNet40(PublishedClouds):
     if neither is there; it is read packed. The feature is 1.
 
     Args:
-        categories: 40, or 10 for the models of those of ModelNet10 only. (ModelNet10 itself has them turned so that
+        categories: 40, or 10 for the models of those of ModelNet10 only. (ModelNet10 itself has them rotated so that
             they face one way; here they are as in ModelNet40.)
         num_points: the first so many points of a model, from 2 to 2,048.
         folder, limit_train, limit_valid, limit_test, download: see :class:`~.data_module.PublishedClouds`.

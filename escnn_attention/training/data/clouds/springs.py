@@ -182,12 +182,12 @@ def _dop853(systems: Systems, times: Array) -> tuple[Array, Array]:
 
 
 def move_springs(clouds: Clouds, motions: Motions, *, about: About = "mean") -> Clouds:
-    """Clouds of :class:`Springs` after a rigid motion of each: positions move, momenta turn.
+    """Clouds of :class:`Springs` after a rigid motion of each: positions move, momenta rotate.
 
     Args:
         clouds: what is moved.
         motions: one of each cloud.
-        about: what the systems are turned about: the mean of their positions at the first frame, or the origin.
+        about: what the systems are rotated about: the mean of their positions at the first frame, or the origin.
     """
     coords, centres = moved_points(clouds, motions, about)
     frames = clouds.point_targets

@@ -23,7 +23,7 @@ from escnn_attention.training.locking import locked
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"
 FILE = "rotmnist.npz"
-"""The file that is looked for, and that a download is turned into.
+"""The file that is looked for, and that a download is converted to.
 
 Arrays ``train_images``, ``valid_images``, ``test_images``: (N, 28, 28) uint8, transposed as in the published files;
 ``train_labels``, ``valid_labels``, ``test_labels``: (N,) integers from 0 to 9.
@@ -37,7 +37,7 @@ _SIZE = 28
 
 
 class RotMNIST(PublishedImages):
-    """Rotated MNIST: 28×28 grey digits, each turned by an angle of its own.
+    """Rotated MNIST: 28×28 grey digits, each rotated by an angle of its own.
 
     10,000 images to train, 2,000 to validate, 50,000 to test: the first 10,000 and the last 2,000 of the published
     training file, and the published test file. Looks for ``rotmnist.npz`` in the folder; if it is not there, the
