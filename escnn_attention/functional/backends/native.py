@@ -28,22 +28,14 @@ from escnn_attention.functional.autograd import (
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.fields import FIELDS
 
 __all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
-_KERNEL = Kernel(
-    FOLDER / "attention.cpp",
-    "attention over windows",
-    tensors=[
-        *("q", "k", "v", "spatial", "pose", "out", "sums", "grad"),
-        *("grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose", "shape", "steps"),
-    ],
-    integers=[
-        *("dim", "heads", "images", "query_poses", "key_poses", "frames", "offsets", "channels"),
-        *("spatial_heads", "pose_heads", "pad", "rows", "parts", "threads", "seed", "summed"),
-    ],
-    numbers=["dropout", "unit"],
-)
+_KERNEL = Kernel(FOLDER / "attention.cpp", "attention over windows", FIELDS["grids"])
+
+# What only the other pass reads or fills.
+_NO_GRADIENTS = dict.fromkeys(("grad", "grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose"))
 
 NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -80,12 +72,13 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _run(call: Arguments, **tensors: Tensor | None) -> None:
+def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the kernel on the arguments and on further tensors, which it reads or fills."""
     q, k = call.q, call.k
     heads, images, _, query_poses, channels = q.shape
     steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-    tensors |= {
+    values: dict[str, Any] = {
+        **tensors,
         "q": q.contiguous(),
         "k": k.contiguous(),
         "v": call.v.contiguous(),
@@ -93,8 +86,6 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
         "pose": None if call.pose is None else call.pose.contiguous(),
         "shape": torch.tensor(call.shape),
         "steps": steps,
-    }
-    numbers: dict[str, Any] = {
         "dim": len(call.shape),
         "heads": heads,
         "images": images,
@@ -114,7 +105,7 @@ def _run(call: Arguments, **tensors: Tensor | None) -> None:
         "dropout": call.dropout,
         "unit": 1 / LOG2E,
     }
-    _KERNEL.run(q.dtype, numbers, **tensors)
+    _KERNEL.run(q.dtype, values)
 
 
 def _rows(call: Arguments, pad: int) -> int:
@@ -135,7 +126,7 @@ def _empty_sums(call: Arguments) -> Tensor:
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = empty_output(call), _empty_sums(call)
-    _run(call, out=out, sums=sums)
+    _run(call, {**_NO_GRADIENTS, "out": out, "sums": sums})
     return out, sums
 
 
@@ -147,7 +138,7 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     }
     names = ("grad_q", "grad_k", "grad_v")
     zeroed = {name: t.zero_() for name, t in zip(names, grads, strict=False) if t is not None}
-    _run(call, sums=sums, grad=grad.contiguous(), **zeroed, **sums_of_tables)
+    _run(call, {"out": None, "sums": sums, "grad": grad.contiguous(), **zeroed, **sums_of_tables})
     for to, table in zip(grads[3:], sums_of_tables.values(), strict=False):
         if to is not None and table is not None:
             to.copy_(table)

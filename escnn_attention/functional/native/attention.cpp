@@ -11,22 +11,11 @@
 
 #include "buffer.h"
 #include "dropout.h"
+#include "grids/arguments.h"
 #include "simd.h"
 #include "threads.h"
 
 namespace {
-
-extern "C" struct Arguments {
-    const void *q, *k, *v, *spatial, *pose;  // (M, B, N, J | P, C) thrice; (M | 1, H, L, C), (M | 1, H, P, C) or null
-    void *out, *sums;                        // (M, B, N, H, C); (M, B, frames, J, N)
-    const void* grad;                        // (M, B, N, H, C); null in the forward pass
-    void *grad_q, *grad_k, *grad_v;          // as q, k, v; those of k and v are zero at first
-    double *grad_spatial, *grad_pose;        // as the tables, zero at first
-    const int64_t *shape, *steps;            // (dim); (L, dim), in positions
-    int64_t dim, heads, images, query_poses, key_poses, frames, offsets, channels;
-    int64_t spatial_heads, pose_heads, pad, rows, parts, threads, seed, summed;  // rows of a band, parts of a batch
-    double dropout, unit;  // of the scores, in which gradients are wanted
-};
 
 // An image with all but its first axis padded, in bands of rows of the first.
 struct Layout {

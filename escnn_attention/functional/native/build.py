@@ -15,14 +15,15 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from escnn_attention.functional.native.fields import Fields
 
 __all__ = ["FOLDER", "Kernel", "NotBuilt", "library"]
 
@@ -47,23 +48,19 @@ class Kernel:
     """A loop in C++ for numbers of either precision, which is built where it is first asked for.
 
     The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
-    the type ``NUMBER``. Its ``Arguments`` are pointers, then whole numbers, then others, in the order given here.
+    the type ``NUMBER``, and ``int64_t escnn_attention_size()``, which gives the size of ``Arguments``.
 
     Args:
         source: the file.
         purpose: what takes longer without it, for a warning.
-        tensors, integers, numbers: the names of the arguments.
+        fields: of its ``Arguments``.
     """
 
-    def __init__(
-        self, source: Path, purpose: str, *, tensors: Sequence[str], integers: Sequence[str], numbers: Sequence[str]
-    ):
+    def __init__(self, source: Path, purpose: str, fields: Fields):
         self._source = source
         self._purpose = purpose
-        fields: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in tensors]
-        fields += [(name, ctypes.c_int64) for name in integers]
-        fields += [(name, ctypes.c_double) for name in numbers]
-        self._arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+        self._names, self._optional = fields.names, fields.optional
+        self._arguments = fields.structure()
         self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
 
     def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
@@ -71,34 +68,56 @@ class Kernel:
         if dtype not in self._found:
             number = {torch.float32: "float", torch.float64: "double"}[dtype]
             try:
-                self._found[dtype] = library(self._source, f"NUMBER={number}").escnn_attention
+                self._found[dtype] = self._checked(library(self._source, f"NUMBER={number}"))
             except NotBuilt as reason:
                 if not any(isinstance(found, NotBuilt) for found in self._found.values()):
                     _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
                 self._found[dtype] = reason
         return self._found[dtype]
 
+    def _checked(self, built: ctypes.CDLL) -> Callable[..., int]:
+        """The loop of a library that was built for the same arguments."""
+        size_of = built.escnn_attention_size
+        size_of.restype = ctypes.c_int64
+        got, needed = size_of(), ctypes.sizeof(self._arguments)
+        if got != needed:
+            raise RuntimeError(f"{self._source.name}: got a library whose arguments have {got} bytes, needed {needed}")
+        function: Callable[..., int] = built.escnn_attention
+        return function
+
     def why_not_built(self, dtype: torch.dtype) -> str | None:
         """Why there is no loop for numbers of this type, if there is none."""
         function = self._function(dtype)
         return str(function) if isinstance(function, NotBuilt) else None
 
-    def run(self, dtype: torch.dtype, numbers: dict[str, Any], **tensors: Tensor | None) -> None:
+    def run(self, dtype: torch.dtype, values: Mapping[str, Tensor | float | None]) -> None:
         """Run the loop on contiguous tensors, which it reads or fills.
 
         Args:
             dtype: of the numbers.
-            numbers: all integers and other numbers, by name.
-            tensors: by name; those that are missing are null.
+            values: all fields by name; None for an optional tensor that there is not.
 
         Raises:
-            RuntimeError: there is not enough memory.
+            TypeError: a field is missing, or is none of the loop's, or is None without being optional.
+            RuntimeError: there is not enough memory, or the library was built for other arguments.
         """
         function = self._function(dtype)
         assert not isinstance(function, NotBuilt)
-        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
-        if function(ctypes.byref(self._arguments(**pointers, **numbers))):
+        given = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items() if v is not None}
+        if values.keys() != self._names or (len(given) < len(values) and self._names - given.keys() - self._optional):
+            raise TypeError(self._what_is_wrong(values))
+        if function(ctypes.byref(self._arguments(**given))):
             raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
+
+    def _what_is_wrong(self, values: Mapping[str, Tensor | float | None]) -> str:
+        """Which fields are missing, are none of the loop's, or are None without being optional."""
+        wrong = {
+            "no": self._names - values.keys(),
+            "unknown": values.keys() - self._names,
+            "None for": {name for name, value in values.items() if value is None} & (self._names - self._optional),
+        }
+        got = " and ".join(f"{what} {', '.join(sorted(names))}" for what, names in wrong.items() if names)
+        return f"{self._source.name}: got {got}, needed its fields, each once"
 
 
 @cache

@@ -19,26 +19,11 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.fields import FIELDS
 
 __all__ = ["Inputs", "Options", "attend", "why_unsupported_grid"]
 
-_KERNEL = Kernel(
-    FOLDER / "points.cpp",
-    "attention between points",
-    tensors=[
-        *("q", "k", "v", "queries", "keys", "reads", "features", "pose", "extra", "log_measure"),
-        *("out", "log_sums", "grad"),
-        *(f"grad_{name}" for name in ("q", "k", "v", "reads", "features", "pose", "extra")),
-        *("weights", "grad_scores"),
-    ],
-    integers=[
-        *("heads", "points", "groups", "group_queries", "group_keys"),
-        *("num_poses", "query_poses", "key_poses", "channels"),
-        *("num_features", "feature_heads", "pose_heads", "padded_key_poses", "extra_poses"),
-        *("sum_query_poses", "normalize_by_count", "group_by_group", "threads", "seed", "row_stride"),
-    ],
-    numbers=["dropout"],
-)
+_KERNEL = Kernel(FOLDER / "points.cpp", "attention between points", FIELDS["points"])
 _VECTOR_BYTES = 64  # Of the longest vectors.
 _CACHED_NUMBERS = 2**19  # Of a group whose scores stay in the cache.
 _FEWEST_GROUPS = 8  # To be shared among threads. For any number of these the result is the same, so they do not count.
@@ -74,6 +59,10 @@ class Inputs(NamedTuple):
     features: Tensor | None
     pose: Tensor | None
     extra: Tensor | None
+
+
+_GRADIENTS = [f"grad_{name}" for name in Inputs._fields]
+_NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
 
 @dataclass(frozen=True)
@@ -145,7 +134,7 @@ class _Attention(torch.autograd.Function):
         heads, queries = len(inputs.v), options.queries.numel()
         out = inputs.v.new_zeros(heads, queries, options.num_poses, inputs.v.shape[-1])
         log_sums = inputs.v.new_empty(heads, queries, options.score_rows)
-        _run(inputs, options, seed, out=out, log_sums=log_sums)
+        _run(inputs, options, seed, {**_NO_GRADIENTS, "out": out, "log_sums": log_sums})
         ctx.save_for_backward(*tensors, log_sums)
         ctx.rest = options, seed
         return out
@@ -173,16 +162,9 @@ class _Attention(torch.autograd.Function):
             heads, queries, stride = len(inputs.v), options.queries.numel(), _row_stride(inputs, options)
             weights = inputs.v.new_empty(heads, queries, options.num_poses, stride)
             grad_scores = inputs.v.new_empty(heads, queries, options.grad_rows, stride)
-        _run(
-            inputs,
-            options,
-            seed,
-            log_sums=log_sums,
-            grad=grad.contiguous(),
-            weights=weights,
-            grad_scores=grad_scores,
-            **{f"grad_{name}": t for name, t in zip(Inputs._fields, grads, strict=True)},
-        )
+        tensors = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
+        tensors |= {"weights": weights, "grad_scores": grad_scores, **dict(zip(_GRADIENTS, grads, strict=True))}
+        _run(inputs, options, seed, tensors)
         return (*grads, None, None)
 
 
@@ -204,16 +186,16 @@ def _row_stride(inputs: Inputs, options: Options) -> int:
     return (-(-inputs.v.shape[2] * options.keys.shape[1] // width) + 1) * width
 
 
-def _run(inputs: Inputs, options: Options, seed: int, **tensors: Tensor | None) -> None:
+def _run(inputs: Inputs, options: Options, seed: int, tensors: dict[str, Tensor | None]) -> None:
     """Run the loop on further tensors, which it reads or fills."""
     v, features, pose, extra = inputs.v, inputs.features, inputs.pose, inputs.extra
     measure = options.log_measure
-    indices = {
+    values: dict[str, Any] = {
+        **inputs._asdict(),
+        **tensors,
         "queries": options.queries.long().contiguous(),
         "keys": options.keys.long().contiguous(),
         "log_measure": None if measure is None else measure.to(v.dtype).contiguous(),
-    }
-    numbers = {
         "heads": len(v),
         "points": v.shape[1],
         "groups": len(options.queries),
@@ -236,4 +218,4 @@ def _run(inputs: Inputs, options: Options, seed: int, **tensors: Tensor | None) 
         "seed": seed,
         "dropout": options.dropout,
     }
-    _KERNEL.run(v.dtype, numbers, **inputs._asdict(), **indices, **tensors)
+    _KERNEL.run(v.dtype, values)

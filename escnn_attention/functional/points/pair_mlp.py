@@ -8,6 +8,7 @@ What is hidden is many times what goes in and comes out. On the CPU a loop that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,19 +18,14 @@ from torch import Tensor
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.fields import FIELDS
 
 __all__ = ["pair_mlp"]
 
-_KERNEL = Kernel(
-    FOLDER / "pair_mlp.cpp",
-    "a PairKernel",
-    tensors=[
-        *("x", "bias", "first", "second", "last", "out", "grad"),
-        *("grad_bias", "grad_first", "grad_second", "grad_last"),
-    ],
-    integers=["heads", "inputs", "hidden", "second_hidden", "blocks", "repeats", "rows", "threads"],
-    numbers=[],
-)
+_KERNEL = Kernel(FOLDER / "pair_mlp.cpp", "a PairKernel", FIELDS["pair_mlp"])
+_WEIGHTS = ("bias", "first", "second", "last")
+_GRADIENTS = [f"grad_{name}" for name in _WEIGHTS]
+_NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS))
 
 
 def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
@@ -79,7 +75,7 @@ class _PairMLP(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         x, bias = tensors[:2]
         out = x.new_empty(len(bias), *bias.shape[2:], x.shape[2])
-        _run(*tensors, out=out)
+        _run(tensors, {**_NO_GRADIENTS, "out": out})
         return out
 
     @staticmethod
@@ -89,20 +85,17 @@ class _PairMLP(torch.autograd.Function):
         if torch.is_grad_enabled() or needed[0]:
             return tuple(recompute(_plainly, tensors, needed, grad))
         grads = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-        _, of_bias, of_first, of_second, of_last = grads
-        _run(
-            *tensors,
-            grad=grad.contiguous(),
-            grad_bias=of_bias,
-            grad_first=of_first,
-            grad_second=of_second,
-            grad_last=of_last,
-        )
+        filled = dict(zip(_GRADIENTS, grads[1:], strict=True))
+        _run(tensors, {"out": None, "grad": grad.contiguous(), **filled})
         return tuple(grads)
 
 
-def _run(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor, **tensors: Tensor | None) -> None:
-    numbers = {
+def _run(inputs: Sequence[Tensor], tensors: dict[str, Tensor | None]) -> None:
+    """Run the loop on an input and weights, and on further tensors, which it reads or fills."""
+    x, bias, first, second, _ = inputs
+    values: dict[str, Any] = {
+        **dict(zip(("x", *_WEIGHTS), inputs, strict=True)),
+        **tensors,
         "heads": len(bias),
         "inputs": x.shape[1],
         "hidden": first.shape[1],
@@ -112,4 +105,4 @@ def _run(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor, *
         "rows": x.shape[2],
         "threads": torch.get_num_threads(),
     }
-    _KERNEL.run(x.dtype, numbers, x=x, bias=bias, first=first, second=second, last=last, **tensors)
+    _KERNEL.run(x.dtype, values)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from escnn_attention.functional.native import build as compiled
+from escnn_attention.functional.native.fields import Field, Fields
 
 
 @pytest.fixture
@@ -116,30 +117,72 @@ def test_headers_beside_the_source_count(source, cache, compiler, header):
         assert compiled.library(source).number() == more
 
 
-def test_a_kernel_gets_its_arguments_in_order(source, cache, compiler):
+COUNTING = Fields(
+    "Sizes: n numbers.",
+    Field("x", "const void*", "(n)", optional=True),
+    Field("y", "void*", "(n)"),
+    Field("n", "int64_t", "how many"),
+    Field("fails", "int64_t", "what is given back"),
+    Field("times", "double", "a factor"),
+)
+
+
+@pytest.fixture
+def counting(source):
+    """A loop whose arguments are those fields."""
+    source.with_name("arguments.h").write_text(COUNTING.header())
     source.write_text(
-        "#include <cstdint>\n"
-        'extern "C" struct Arguments { const NUMBER* x; NUMBER* y; std::int64_t n, fails; double times; };\n'
+        '#include "arguments.h"\n'
         'extern "C" int escnn_attention(const Arguments* a) {\n'
-        "    for (std::int64_t i = 0; i < a->n; i++) a->y[i] = a->x ? a->times * a->x[i] : a->times;\n"
+        "    const NUMBER* x = static_cast<const NUMBER*>(a->x);\n"
+        "    for (int64_t i = 0; i < a->n; i++) static_cast<NUMBER*>(a->y)[i] = x ? a->times * x[i] : a->times;\n"
         "    return int(a->fails);\n"
         "}\n"
     )
-    kernel = compiled.Kernel(source, "counting", tensors=["x", "y"], integers=["n", "fails"], numbers=["times"])
+    return source
+
+
+def test_a_kernel_gets_its_arguments_in_order(counting, cache, compiler):
+    kernel = compiled.Kernel(counting, "counting", COUNTING)
     for dtype in (torch.float32, torch.float64):
         assert kernel.why_not_built(dtype) is None
         x, y = torch.randn(5, dtype=dtype), torch.zeros(5, dtype=dtype)
-        kernel.run(dtype, {"n": 4, "fails": 0, "times": 2.0}, x=x, y=y)
+        kernel.run(dtype, {"n": 4, "fails": 0, "times": 2.0, "x": x, "y": y})
         assert torch.equal(y, torch.cat([2 * x[:4], torch.zeros(1, dtype=dtype)]))
-        kernel.run(dtype, {"n": 5, "fails": 0, "times": 3.0}, y=y)
+        kernel.run(dtype, {"n": 5, "fails": 0, "times": 3.0, "x": None, "y": y})
         assert torch.equal(y, torch.full_like(y, 3))
         with pytest.raises(RuntimeError, match="can't allocate memory for counting"):
-            kernel.run(dtype, {"n": 0, "fails": 1, "times": 0.0}, x=x, y=y)
+            kernel.run(dtype, {"n": 0, "fails": 1, "times": 0.0, "x": x, "y": y})
+
+
+def test_a_kernel_gets_each_field_and_no_other(counting, cache, compiler):
+    kernel, x = compiled.Kernel(counting, "counting", COUNTING), torch.zeros(1)
+    values = {"x": x, "y": x, "n": 1, "fails": 0, "times": 1.0}
+    for change, complaint in (
+        ({"times": ...}, "got no times"),
+        ({"x": ...}, "got no x"),  # may be None, but only in so many words
+        ({"x": ..., "n": ...}, "got no n, x"),
+        ({"xs": x}, "got unknown xs"),
+        ({"times": ..., "tines": 1.0}, "got no times and unknown tines"),
+        ({"y": None}, "got None for y"),
+        ({"n": None, "x": None}, "got None for n"),
+    ):
+        wrong = {name: value for name, value in (values | change).items() if value is not ...}
+        with pytest.raises(TypeError, match=rf"seven.cpp: {complaint}, needed its fields, each once"):
+            kernel.run(torch.float32, wrong)
+    kernel.run(torch.float32, values)
+
+
+@pytest.mark.parametrize("wrong", [COUNTING.fields[1:], (*COUNTING.fields, Field("more", "double", "of it"))])
+def test_a_library_of_other_arguments_is_an_error_that_names_both_sizes(counting, cache, compiler, wrong):
+    kernel = compiled.Kernel(counting, "counting", Fields("", *wrong))
+    with pytest.raises(RuntimeError, match=f"seven.cpp: got .* arguments have 40 bytes, needed {8 * len(wrong)}"):
+        kernel.why_not_built(torch.float32)
 
 
 def test_a_kernel_that_is_not_built_says_so_once(source, cache, compiler, caplog):
     source.write_text("this is no C++\n")
-    kernel = compiled.Kernel(source, "counting", tensors=[], integers=[], numbers=[])
+    kernel = compiled.Kernel(source, "counting", COUNTING)
     for dtype in (torch.float32, torch.float64, torch.float32):
         assert "failed" in kernel.why_not_built(dtype)
     assert [record.levelname for record in caplog.records] == ["WARNING"]

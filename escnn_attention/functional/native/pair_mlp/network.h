@@ -3,22 +3,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 
 #include "../buffer.h"
 #include "../simd.h"
+#include "arguments.h"
 
 namespace {
-
-// Sizes: B blocks of R rows with I inputs, M heads whose networks have F and S hidden units, and Q biases for each
-// block, whose rows are repeated with every one.
-extern "C" struct Arguments {
-    const void *x, *bias, *first, *second, *last;  // (B, I, R), (M, F, B * Q), (M, F, I), (M, S, F), (M, S)
-    void* out;                                     // (M, B * Q, R)
-    const void* grad;                              // as that; null in the forward pass
-    void *grad_bias, *grad_first, *grad_second, *grad_last;  // as those, zero at first; any may be null
-    int64_t heads, inputs, hidden, second_hidden, blocks, repeats, rows, threads;
-};
 
 template <class T> struct Network {
     using W = V<T>;

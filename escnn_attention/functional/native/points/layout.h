@@ -1,42 +1,14 @@
-// Attention between points: what a call is given, how large it is, and where its numbers lie.
+// Attention between points: how large a call is, and where its numbers lie.
 
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 
 #include "../buffer.h"
 #include "../simd.h"
+#include "arguments.h"
 
 namespace {
-
-// Sizes: M heads, G groups of A queries that see the same K keys, H output poses, J query poses, P key poses, C
-// channels, F features, and S rows of scores of a query: H, or H * J where all query poses contribute to every output
-// pose.
-extern "C" struct Arguments {
-    const void *q, *k, *v;             // (M, G * A, J, C) or null, (M, points, P, C) twice; k is null where q is
-    const int64_t *queries, *keys;     // (G, A), (G, K): points; -1 at the end of a row fills up
-    const void *reads, *features;      // (M, G * A, J, F) with (feature_heads, H, F, G, A, K), or null
-    const void* pose;                  // (pose_heads, H, C, padded_key_poses) or null
-    const void* extra;                 // (M, S, extra_poses, G, A, K) or null
-    const void* log_measure;           // (points, P) or null
-    void *out, *log_sums;              // (M, G * A, H, C), (M, G * A, S)
-    const void* grad;                  // (M, G * A, H, C); null in the forward pass
-    void *grad_q, *grad_k, *grad_v;    // as q, k, v, and zero at first; any may be null
-    void *grad_reads, *grad_features;  // as those; the first zero at first, the second where anything fills up
-    void *grad_pose, *grad_extra;      // as those; the first zero at first, the second where anything fills up
-    void *weights, *grad_scores;       // (M, G * A, H, row_stride), (M, G * A, H or J, row_stride): room for the
-                                       // backward pass, which needs none group by group
-    int64_t heads, points, groups, group_queries, group_keys, num_poses, query_poses, key_poses, channels;
-    int64_t num_features, feature_heads, pose_heads;  // M or 1 the latter two
-    int64_t padded_key_poses, extra_poses;            // whole vectors that hold P; P or 1
-    int64_t sum_query_poses, normalize_by_count;      // yes or no
-    int64_t group_by_group;  // whether the pass over the keys of a group, which no other has, follows that over its
-                             // queries
-    int64_t threads, seed;
-    int64_t row_stride;  // of a row of scores: at least P * K and one vector more, in whole lines of the cache
-    double dropout;
-};
 
 // A row of scores belongs to a query, an output pose and a query pose. It has the keys of all poses side by side, at
 // pose * (how many keys the group has) + key.
