@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, GeometricTensor, IdentityModule
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
@@ -21,6 +22,7 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
@@ -144,47 +146,26 @@ class PointTransformer(torch.nn.Module):
         batch_norm: bool = False,
     ):
         super().__init__()
-        if pool is not None:
-            check_option("pool", pool, ("mean", "sum", "max"))
-        check_option("poses", poses, ("mean", "max"))
-        check_option("readout", readout, ("clouds", "points"))
+        _check_head(pool, poses, readout, head_layers)
         check_int("num_blocks", num_blocks)
-        check_int("head_layers", head_layers, least=0)
         self.gspace = gspace
         self.in_type = _scalars(gspace, "in_type", in_type)
         self.pool: Pool | None = pool
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
-        if isinstance(fields, FieldType):
-            check_same_gspace(self.in_type, fields)
-            hidden = fields
-        elif chosen is not None:
-            raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
-        else:
-            hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+        hidden = _hidden_type(self.in_type, fields, chosen)
         per_pose = max(1, hidden.size // mass(hidden))  # channels; the same for all numbers of samples
         options = _options(attention)
         if chosen is not None:
             options["samples"] = chosen
         self.positions = _length(options) if positions else None
-        first = self.in_type
-        if positions:
-            first = first + _named(gspace, "vector")
+        first = self.in_type + _named(gspace, "vector") if positions else self.in_type
         pointwise = options.get("projection") == "pointwise" and chosen is None
-        if all(r.is_trivial() for r in first.representations) and not pointwise:
-            # Scalars need no poses until positions come in.
-            scalars = FieldType(gspace, per_pose * [gspace.trivial_repr])
-            self.embedding: Any = _PointwiseLinear(first, scalars)
-            first = scalars
-        elif chosen is None:
-            self.embedding, first = shortcut_of(first, hidden, "group"), hidden
-        else:
-            self.embedding = IdentityModule(first)
+        self.embedding: Any = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
+        types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = torch.nn.ModuleList(
-            PointTransformerBlock(
-                hidden if i else first, hidden, num_heads, encoding=encoding, relation=relation, **options
-            )
-            for i in range(num_blocks)
+            PointTransformerBlock(*pair, num_heads, encoding=encoding, relation=relation, **options)
+            for pair in itertools.pairwise(types)
         )
         self.norm = FieldLayerNorm(hidden)
         width = per_pose if head_fields is None else check_int("head_fields", head_fields)
@@ -199,12 +180,7 @@ class PointTransformer(torch.nn.Module):
                 to_poses, group.weights, widths, poses=poses, pool=pool, readout=readout, batch_norm=batch_norm
             )
             return
-        if batch_norm:
-            raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
-        if pool == "max":
-            raise ValueError(
-                'pool: got "max", which is not equivariant on fields that are not scalars; needed "mean", "sum" or None'
-            )
+        _check_equivariant(pool, batch_norm)
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
@@ -319,6 +295,44 @@ def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
     if isinstance(value, str):
         raise ValueError(f'out_type: got {value!r}, needed a number, a FieldType, "vector" or "symmetric tensor"')
     return _scalars(gspace, "out_type", value)
+
+
+def _hidden_type(in_type: FieldType, fields: int | FieldType, samples: Samples | None) -> FieldType:
+    """The type of the features of the blocks."""
+    gspace = in_type.gspace
+    if isinstance(fields, FieldType):
+        check_same_gspace(in_type, fields)
+        return fields
+    if samples is not None:
+        raise TypeError(f"fields: got {fields!r}, needed a FieldType: {gspace.name} has no regular fields")
+    return FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
+
+
+def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Samples | None) -> EquivariantModule:
+    """From the features to those of the first block: to so many scalars, if they are scalars, or to ``hidden``."""
+    if is_scalar(in_type) and scalars:
+        # Scalars need no poses until positions come in.
+        return _PointwiseLinear(in_type, FieldType(in_type.gspace, scalars * [in_type.gspace.trivial_repr]))
+    return shortcut_of(in_type, hidden, "group") if samples is None else IdentityModule(in_type)
+
+
+def _check_head(pool: Pool | None, poses: PosePool, readout: Readout, head_layers: int) -> None:
+    """There are such options of a head."""
+    check_int("head_layers", head_layers, least=0)
+    if pool is not None:
+        check_option("pool", pool, ("mean", "sum", "max"))
+    check_option("poses", poses, ("mean", "max"))
+    check_option("readout", readout, ("clouds", "points"))
+
+
+def _check_equivariant(pool: Pool | None, batch_norm: bool) -> None:
+    """The options are none that are for invariants only."""
+    if batch_norm:
+        raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
+    if pool == "max":
+        raise ValueError(
+            'pool: got "max", which is not equivariant on fields that are not scalars; needed "mean", "sum" or None'
+        )
 
 
 def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:

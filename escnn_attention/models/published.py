@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from escnn.nn import EquivariantModule, InnerBatchNorm, SequentialModule
 from torch import Tensor
 
 from escnn_attention.models.all_cnn_c import AllCNNC
+from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import Attention
 from escnn_attention.models.dense import DenseBlock
@@ -75,7 +76,7 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
     Source: the implementation published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
     2020.
     """
-    checkpoint = _Checkpoint(tensors)
+    checkpoint = Checkpoint(tensors)
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)
     elif checkpoint.any("layers_nc"):
@@ -96,9 +97,6 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
     return network.eval()
 
 
-_FOLDER = "weight/"
-"""In front of the names in files that hold other arrays too."""
-
 _Part = tuple[str, EquivariantModule | None, EquivariantModule]
 """A published name, and what has its weights: an attention, if any, and a convolution or batch norm."""
 
@@ -113,100 +111,10 @@ _FACTORS = {1: 1.0, 4: math.pi / 2, 8: math.pi}
 _POSES = {1: [0], 4: [0, 1, 2, 3], 8: [0, 1, 2, 3, *(4 + (2 - k) % 4 for k in range(4))]}
 
 
-class _Checkpoint:
-    """Tensors by name, which knows those that nobody asked for."""
-
-    def __init__(self, tensors: Mapping[str, Any]):
-        if not isinstance(tensors, Mapping):
-            raise TypeError(f"tensors: got {type(tensors).__name__}, needed a dictionary of tensors by name")
-        given = {str(name): value for name, value in tensors.items()}
-        self.prefix = _FOLDER if any(name.startswith(_FOLDER) for name in given) else ""
-        given = {name: value for name, value in given.items() if name.startswith(self.prefix)}
-        if given and all(name.startswith(f"{self.prefix}module.") for name in given):
-            self.prefix += "module."
-        self.tensors = {name.removeprefix(self.prefix): _as_tensor(name, value) for name, value in given.items()}
-        self.used: set[str] = set()
-
-    def any(self, start: str) -> bool:
-        """Whether a name begins like this."""
-        return any(name.startswith(start) for name in self.tensors)
-
-    def count(self, start: str) -> int:
-        """How many n = 0, 1, ... there are such that a name begins with ``start``, n and a dot; one at least."""
-        n = 1
-        while self.any(f"{start}{n}."):
-            n += 1
-        return n
-
-    def shape(self, name: str, *dimensions: int) -> tuple[int, ...]:
-        """The shape of a tensor that has so many dimensions."""
-        if name not in self.tensors:
-            raise self.missing(name)
-        shape = tuple(self.tensors[name].shape)
-        if len(shape) not in dimensions:
-            raise ValueError(
-                f"{self.prefix}{name}: got a tensor of shape {shape}, needed {' or '.join(map(str, dimensions))} "
-                "dimensions"
-            )
-        return shape
-
-    def common(self, names: Iterable[str], axis: int) -> int:
-        """The size that most of these tensors have along an axis: one that differs is the one that is wrong."""
-        names = list(names)
-        shapes = [tuple(self.tensors[name].shape) for name in names if name in self.tensors]
-        sizes = Counter(shape[axis] for shape in shapes if len(shape) >= 3)
-        if not sizes:
-            raise self.missing(names[0])
-        return sizes.most_common(1)[0][0]
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape, in the default precision."""
-        if name not in self.tensors:
-            raise self.missing(name, f", needed a tensor of shape {shape}")
-        tensor = self.tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{self.prefix}{name}: got a tensor of shape {tuple(tensor.shape)}, needed {shape}")
-        if not tensor.isfinite().all():
-            raise ValueError(f"{self.prefix}{name}: got numbers that are not finite")
-        self.used.add(name)
-        return tensor.to(torch.get_default_dtype())
-
-    def missing(self, name: str, needed: str = "") -> ValueError:
-        """The error for a tensor that is not there."""
-        others = ", ".join([*list(self.tensors)[:3], "…"]) if self.tensors else "none"
-        return ValueError(f"{self.prefix}{name}: missing{needed}; got {len(self.tensors)} tensors: {others}")
-
-    def check_used(self) -> None:
-        """Nothing is left over."""
-        left = sorted(set(self.tensors) - self.used)
-        if left:
-            raise ValueError(
-                f"{self.prefix}{left[0]}: not a tensor of this network"
-                + (f", nor are {len(left) - 1} others: {', '.join(left[1:4])}" if left[1:] else "")
-            )
-
-
-def _as_tensor(name: str, value: Any) -> Tensor:
-    """A torch tensor or a numpy array as a tensor on the CPU, of the same type where PyTorch has it."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.kind not in "fiub":
-            raise TypeError(f"{name}: got an array of {value.dtype}, needed real numbers")
-        # Of any order of bytes or places, and of precisions that PyTorch does not have.
-        value = torch.from_numpy(np.array(value, dtype=np.float64 if value.dtype.kind == "f" else np.int64))
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
-    if value.is_complex() or value.is_meta or value.layout != torch.strided:
-        kind = "without values" if value.is_meta else f"of {value.dtype} in the layout {value.layout}"
-        raise TypeError(f"{name}: got a tensor {kind}, needed a dense one of real numbers")
-    if not value.numel():
-        raise ValueError(f"{name}: got an empty tensor of shape {tuple(value.shape)}")
-    return value.detach().cpu()
-
-
 # ------------------------------------------------------------------------------------------------------- the networks
 
 
-def _group_cnn(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+def _group_cnn(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
     names = [f"c{i}" for i in range(1, 8)]
     classes, *_, last = checkpoint.shape("c7.weight", 4, 5)
     gspace, options = _common(checkpoint, names, on_responses=True)
@@ -222,7 +130,7 @@ def _group_cnn(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Pa
     return network, list(_numbered(network, norms=6))
 
 
-def _all_cnn_c(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+def _all_cnn_c(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
     names = [f"c{i}" for i in range(1, 10)]
     gspace, options = _common(checkpoint, names)
     network = AllCNNC(
@@ -246,7 +154,7 @@ def _numbered(network: EquivariantClassifier, norms: int) -> Iterator[_Part]:
             yield f"bn{i}", None, modules["norm"]
 
 
-def _resnet(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+def _resnet(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
     stages = ("layers_nc32", "layers_nc16", "layers_nc8")
     blocks = max(checkpoint.count(f"{stage}.") for stage in stages)
     convolutions = [[f"{stage}.{i}.c{j}" for i in range(blocks) for j in (1, 2)] for stage in stages]
@@ -275,7 +183,7 @@ def _resnet(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]
     return network, [*parts, *_head(network)]
 
 
-def _dense_net(checkpoint: _Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
+def _dense_net(checkpoint: Checkpoint) -> tuple[EquivariantClassifier, list[_Part]]:
     blocks = checkpoint.count("block_layers.")
     names = [f"block_layers.{i}.conv" for i in range(blocks)]
     transitions = [f"trans_layers.{i}.conv" for i in range(blocks - 1)]
@@ -319,7 +227,7 @@ def _modules(sequence: torch.nn.Module) -> dict[str, Any]:
 
 
 def _common(
-    checkpoint: _Checkpoint, names: Sequence[str], *, on_responses: bool = False
+    checkpoint: Checkpoint, names: Sequence[str], *, on_responses: bool = False
 ) -> tuple[GSpace, dict[str, Any]]:
     """The gspace, and the options that all networks have: where they attend, and the width of the spatial kernels.
 
@@ -354,7 +262,7 @@ def _common(
     return _GSPACES[poses](), options
 
 
-def _kind(checkpoint: _Checkpoint, name: str, of_image: bool) -> Attention | None:
+def _kind(checkpoint: Checkpoint, name: str, of_image: bool) -> Attention | None:
     """Where a convolution attends, by the tensors that are there."""
     layer, kernel = (
         checkpoint.tensors.get(f"{name}.{kind}_attention.{weight}")
@@ -370,7 +278,7 @@ def _kind(checkpoint: _Checkpoint, name: str, of_image: bool) -> Attention | Non
     return "poses" if kernel.dim() > 1 and kernel.shape[0] == kernel.shape[-1] == 1 else "spatial"
 
 
-def _ratio(checkpoint: _Checkpoint, names: Sequence[str], kind: Attention | None) -> dict[str, Any]:
+def _ratio(checkpoint: Checkpoint, names: Sequence[str], kind: Attention | None) -> dict[str, Any]:
     """By how much the hidden layers of channel attention are narrower than the inputs."""
     if kind not in ("full", "channel", "features"):
         return {}
@@ -387,7 +295,7 @@ def _ratio(checkpoint: _Checkpoint, names: Sequence[str], kind: Attention | None
 # -------------------------------------------------------------------------------------------------------- the weights
 
 
-def _load_norm(checkpoint: _Checkpoint, name: str, module: InnerBatchNorm) -> None:
+def _load_norm(checkpoint: Checkpoint, name: str, module: InnerBatchNorm) -> None:
     (norm,) = module.children()
     for kind in ("weight", "bias", "running_mean", "running_var"):
         tensor = getattr(norm, kind)
@@ -399,7 +307,7 @@ def _load_norm(checkpoint: _Checkpoint, name: str, module: InnerBatchNorm) -> No
 
 
 def _load_convolution(
-    checkpoint: _Checkpoint, name: str, attention: EquivariantModule | None, module: AttentiveConv, factor: float
+    checkpoint: Checkpoint, name: str, attention: EquivariantModule | None, module: AttentiveConv, factor: float
 ) -> None:
     plain = module.plain
     outs, ins = plain.kernel.weight.shape[:2]

@@ -115,9 +115,7 @@ class AttentiveConv(PlainModule):
         basis: BasisKind = "auto",
     ):
         name = type(self).__name__
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_same_gspace(check_type("in_type", in_type), check_type("out_type", out_type))
         space = in_type.gspace
         in_poses, out_poses = poses_of("in_type", in_type, name), poses_of("out_type", out_type, name)
         check_grid("in_type", space, name)
@@ -127,16 +125,9 @@ class AttentiveConv(PlainModule):
         check_int("ratio", ratio)
         check_attention_size("attention_size", attention_size)
         check_int("attention_dilation", attention_dilation)
-        if not channel:
-            check_unused("ratio", ratio, 2, "there is no channel attention")
-        if not spatial:
-            check_unused("attention_size", attention_size, 7, "there is no spatial attention")
-            check_unused("attention_dilation", attention_dilation, 1, "there is no spatial attention")
-        if not (channel or spatial):
-            check_unused("residual", residual, True, "there is no attention")
-        check_int("stride", stride)
-        check_int("padding", padding, least=0)
-        check_int("dilation", dilation)
+        _check_unused_options(channel, spatial, ratio, attention_size, attention_dilation, residual)
+        for option, number, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
+            check_int(option, number, least=least)
         ins, outs, hidden = len(in_type), len(out_type), max(1, len(in_type) // ratio)
         kernel = pose_kernel(space, outs, out_poses, ins, in_poses, kernel_size, basis=basis, gain=2.0)
         # The attention does not sum over the input poses, which the gain counts.
@@ -147,7 +138,7 @@ class AttentiveConv(PlainModule):
                 pose_kernel(space, outs * hidden, out_poses, ins, in_poses, None, gain=gain),
                 pose_kernel(space, outs * ins, out_poses, hidden, in_poses, None, gain=gain),
             )
-        attention: PoseKernel | None = None
+        attention = None
         if spatial:
             attention = pose_kernel(space, outs, out_poses, 2, in_poses, attention_size, basis=basis, gain=gain)
         plain = PlainAttentiveConv(
@@ -210,3 +201,16 @@ class AttentiveConv(PlainModule):
         if plain.bias is None:
             parts.append("bias=False")
         return ", ".join(parts)
+
+
+def _check_unused_options(
+    channel: bool, spatial: bool, ratio: int, attention_size: int, attention_dilation: int, residual: bool
+) -> None:
+    """No option is set of an attention that is not there."""
+    if not channel:
+        check_unused("ratio", ratio, 2, "there is no channel attention")
+    if not spatial:
+        check_unused("attention_size", attention_size, 7, "there is no spatial attention")
+        check_unused("attention_dilation", attention_dilation, 1, "there is no spatial attention")
+    if not (channel or spatial):
+        check_unused("residual", residual, True, "there is no attention")

@@ -63,7 +63,7 @@ def test_only_the_pose_embedding_depends_on_the_group(name):
     for group in ("Z2M", "R4", "R8", "R16", "R8M"):
         network = NETWORKS[name](GROUPS[group]())
         embeddings = sum(p.numel() for n, p in network.named_parameters() if n.endswith("pose_embedding"))
-        layers = [m for m in network.modules() if isinstance(m, GroupSelfAttention)]
+        layers = [m for m in network.modules() if type(m) is GroupSelfAttention]
         assert embeddings == network.order * sum(m.head_fields - 2 * (m.head_fields // 3) for m in layers)
         counts[group] = count(network) - embeddings
     assert len(set(counts.values())) == 1
@@ -110,7 +110,7 @@ def test_equivariant_with_global_attention_and_in_space():
 def test_a_broken_action_is_found_out():
     network = tiny(gspaces.rot2dOnR2(4))
     for module in network.modules():
-        if isinstance(module, GroupSelfAttention):
+        if type(module) is GroupSelfAttention:
             # The embedding of the key's pose itself, in place of that of its pose relative to the output's.
             module.plain.quotient.copy_(torch.arange(4).expand(4, 4))
     assert equivariance_report(network.as_fields(), (2, 1, 9, 9), layers=False).relative_error > 1e-4
@@ -150,7 +150,7 @@ def test_dropouts_are_where_they_are_said_to_be():
 def test_options_reach_the_layers():
     network = tiny(gspaces.rot2dOnR2(2), kernel_size=5, query="own", window="disc", encoding="fourier", num_heads=3)
     lifting = [m for m in network.modules() if isinstance(m, LiftingSelfAttention)]
-    blocks = [m for m in network.modules() if isinstance(m, GroupSelfAttention)]
+    blocks = [m for m in network.modules() if type(m) is GroupSelfAttention]
     assert (len(lifting), len(blocks)) == (1, 2)
     for module in (*lifting, *blocks):
         assert module.num_heads == 3

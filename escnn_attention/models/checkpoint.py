@@ -1,0 +1,106 @@
+"""Tensors of a published checkpoint, by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Checkpoint"]
+
+_FOLDER = "weight/"
+"""In front of the names in files that hold other arrays too."""
+
+
+class Checkpoint:
+    """Tensors by name, which knows those that nobody asked for."""
+
+    def __init__(self, tensors: Mapping[str, Any]):
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors: got {type(tensors).__name__}, needed a dictionary of tensors by name")
+        given = {str(name): value for name, value in tensors.items()}
+        self.prefix = _FOLDER if any(name.startswith(_FOLDER) for name in given) else ""
+        given = {name: value for name, value in given.items() if name.startswith(self.prefix)}
+        if given and all(name.startswith(f"{self.prefix}module.") for name in given):
+            self.prefix += "module."
+        self.tensors = {name.removeprefix(self.prefix): _as_tensor(name, value) for name, value in given.items()}
+        self.used: set[str] = set()
+
+    def any(self, start: str) -> bool:
+        """Whether a name begins like this."""
+        return any(name.startswith(start) for name in self.tensors)
+
+    def count(self, start: str) -> int:
+        """How many n = 0, 1, ... there are such that a name begins with ``start``, n and a dot; one at least."""
+        n = 1
+        while self.any(f"{start}{n}."):
+            n += 1
+        return n
+
+    def shape(self, name: str, *dimensions: int) -> tuple[int, ...]:
+        """The shape of a tensor that has so many dimensions."""
+        if name not in self.tensors:
+            raise self.missing(name)
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) not in dimensions:
+            raise ValueError(
+                f"{self.prefix}{name}: got a tensor of shape {shape}, needed {' or '.join(map(str, dimensions))} "
+                "dimensions"
+            )
+        return shape
+
+    def common(self, names: Iterable[str], axis: int) -> int:
+        """The size that most of these tensors have along an axis: one that differs is the one that is wrong."""
+        names = list(names)
+        shapes = [tuple(self.tensors[name].shape) for name in names if name in self.tensors]
+        sizes = Counter(shape[axis] for shape in shapes if len(shape) >= 3)
+        if not sizes:
+            raise self.missing(names[0])
+        return sizes.most_common(1)[0][0]
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape, in the default precision."""
+        if name not in self.tensors:
+            raise self.missing(name, f", needed a tensor of shape {shape}")
+        tensor = self.tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{self.prefix}{name}: got a tensor of shape {tuple(tensor.shape)}, needed {shape}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{self.prefix}{name}: got numbers that are not finite")
+        self.used.add(name)
+        return tensor.to(torch.get_default_dtype())
+
+    def missing(self, name: str, needed: str = "") -> ValueError:
+        """The error for a tensor that is not there."""
+        others = ", ".join([*list(self.tensors)[:3], "…"]) if self.tensors else "none"
+        return ValueError(f"{self.prefix}{name}: missing{needed}; got {len(self.tensors)} tensors: {others}")
+
+    def check_used(self) -> None:
+        """Nothing is left over."""
+        left = sorted(set(self.tensors) - self.used)
+        if left:
+            raise ValueError(
+                f"{self.prefix}{left[0]}: not a tensor of this network"
+                + (f", nor are {len(left) - 1} others: {', '.join(left[1:4])}" if left[1:] else "")
+            )
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    """A torch tensor or a numpy array as a tensor on the CPU, of the same type where PyTorch has it."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind not in "fiub":
+            raise TypeError(f"{name}: got an array of {value.dtype}, needed real numbers")
+        # Of any order of bytes or places, and of precisions that PyTorch does not have.
+        value = torch.from_numpy(np.array(value, dtype=np.float64 if value.dtype.kind == "f" else np.int64))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
+    if value.is_complex() or value.is_meta or value.layout != torch.strided:
+        kind = "without values" if value.is_meta else f"of {value.dtype} in the layout {value.layout}"
+        raise TypeError(f"{name}: got a tensor {kind}, needed a dense one of real numbers")
+    if not value.numel():
+        raise ValueError(f"{name}: got an empty tensor of shape {tuple(value.shape)}")
+    return value.detach().cpu()
