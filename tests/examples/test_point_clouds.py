@@ -42,7 +42,7 @@ def data_dir(tmp_path, monkeypatch):
     def download(*_, **__):
         raise AssertionError("it was looked for elsewhere")
 
-    for module in (qm9, shapes):
+    for module in (qm9_file, shapes):
         monkeypatch.setattr(module, "download", download)
     yield tmp_path / "data"
     assert not list((tmp_path / "elsewhere").iterdir())
