@@ -26,13 +26,10 @@ EXCEPTIONS = """
 short_files: functional/backends/pieces.py
 short_files: functional/backends/triton_kernels.py
 short_files: functional/native/attention.cpp
-short_files: functional/points/attention.py
 short_functions: functional/backends/triton_kernels.py forward
 short_functions: functional/backends/triton_kernels.py backward_queries
 short_functions: functional/backends/triton_kernels.py backward_keys
-short_functions: functional/points/attention.py point_attention
 short_functions: models/gsa_net.py GSANet.__init__
-few_arguments: functional/points/attention.py point_attention
 """
 
 

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.networks import coordinate_mlp, last_linear
 from escnn_attention.functional.matmul import matmul
+from escnn_attention.functional.points.bias import PairBias, PairTables
 
 __all__ = ["Encoding", "spread_offsets"]
 
@@ -205,6 +207,14 @@ class Encoding(torch.nn.Module, ABC):
         if values is None or values.shape[-1] == self.channels:
             return values
         return F.pad(values, (self.channels - values.shape[-1], 0))
+
+    def pair_bias(self, tables: PairTables) -> PairBias:
+        """What the encoding adds to the scores between points.
+
+        Args:
+            tables: what the layer knows of the group and of the pairs.
+        """
+        return EncodingBias(self, tables)
 
     def waves(self) -> tuple[Tensor, Tensor] | None:
         r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +18,10 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.attention import ScoreTerms, products
+from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, ScoreTerms, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 
-__all__ = ["Combination", "Content", "Halves", "Location", "PairKernel"]
-
-
-class Halves(NamedTuple):
-    """Poses with their opposites, from which everything looks the other way round.
-
-    Attributes:
-        opposite: ``(H,)``, the index of -h.
-        half: ``(H / 2,)``, one of each two.
-        order: ``(H,)``, where the poses are in this half and the opposites of its poses; None if there, in their order.
-    """
-
-    opposite: Tensor
-    half: Tensor
-    order: Tensor | None
+__all__ = ["Combination", "Content", "Location", "PairKernel"]
 
 
 Content = Literal["dot", "concat", "none"]
@@ -161,6 +147,10 @@ class PairKernel(torch.nn.Module):
             return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
         return self.of_pose.index_select(2, quotient.flatten()).unflatten(2, quotient.shape)
 
+    def pair_bias(self, tables: PairTables) -> PairBias:
+        """The bias of the kernel between points."""
+        return _KernelBias(self, tables)
+
     def score(
         self,
         q: Tensor,
@@ -169,10 +159,10 @@ class PairKernel(torch.nn.Module):
         pose: Tensor | None,
         halves: Halves | None = None,
     ) -> ScoreTerms:
-        """The terms of :class:`escnn_attention.functional.points.attention.Scores`.
+        """The terms of the scores of a chunk.
 
         Args:
-            q, keys, seen: as there.
+            q, keys, seen: as in :meth:`escnn_attention.functional.points.bias.PairBias.scores`.
             pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
             halves: of the poses, where every pair of points is there both ways round and what -h sees of one is what h
                 sees of the other; None elsewhere.
@@ -244,6 +234,31 @@ class PairKernel(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
+
+
+class _KernelBias(PairBias):
+    """The bias of a kernel between points.
+
+    Args:
+        kernel: a bound kernel.
+        tables: of the group and of the layer.
+    """
+
+    def __init__(self, kernel: PairKernel, tables: PairTables):
+        super().__init__(tables)
+        self._kernel = kernel
+        self._poses = tables.of_pairs(kernel.poses(tables.quotient, tables.relative))
+
+    def with_measure(self, log_measure: Tensor | None) -> PairBias:
+        return _KernelBias(self._kernel, self._measured(log_measure))
+
+    def width(self, mutual: bool) -> int:
+        halved = mutual and self.tables.halves is not None and self._kernel.combine != "mlp"
+        # Two layers.
+        return (1 if halved else 2) * self._kernel.hidden
+
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+        return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
 
 
 def _inside(x: Tensor) -> Tensor:

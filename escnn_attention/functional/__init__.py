@@ -2,7 +2,15 @@
 
 from escnn_attention.functional.backends.reference import probabilities
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode, Waves
-from escnn_attention.functional.dispatch import BACKENDS, Backend, attention, check_backend, compute, preference
+from escnn_attention.functional.dispatch import (
+    BACKENDS,
+    Backend,
+    attention,
+    backends_for,
+    check_backend,
+    compute,
+    preference,
+)
 from escnn_attention.functional.memory import working_memory
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "QueryMode",
     "Waves",
     "attention",
+    "backends_for",
     "check_backend",
     "compute",
     "preference",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
+from escnn_attention.functional.bias import KeyMode, QueryMode
 from escnn_attention.geometry.positions import Positions
 
-__all__ = ["Call"]
+if TYPE_CHECKING:
+    from escnn_attention.functional.points.values import Values
+
+__all__ = ["Call", "Normalization"]
+
+Normalization = Literal["softmax", "count"]
 
 
 @dataclass(frozen=True)
@@ -24,17 +30,22 @@ class Call:
         q: ``(M, B, N, J, C)``, the queries of M heads of C channels, in B images, at N positions and J poses.
         k, v: ``(M, B, N, P, C)``, keys and values at P poses.
         positions: where they lie and who sees whom.
-        bias: what positions and poses add to the scores.
+        bias: what positions and poses add to the scores: a :class:`~escnn_attention.functional.bias.PositionalBias` on
+            grids, a :class:`~escnn_attention.functional.points.bias.PairBias` between points.
         query: the query poses Q(h) that contribute to an output pose h: ``"own"`` h, ``"all"`` all J.
         keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself.
         dropout: the probability with which a key is dropped from a query's attention.
+        normalization: ``"softmax"``; or, between points, ``"count"``, scores divided by the measure of the keys.
+        values: between points, what becomes of the values that are attended to; None for their sum.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     positions: Positions
-    bias: PositionalBias
+    bias: Any
     query: QueryMode = "own"
     keys: KeyMode = "all"
     dropout: float = 0.0
+    normalization: Normalization = "softmax"
+    values: Values | None = None

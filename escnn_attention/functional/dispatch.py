@@ -6,7 +6,10 @@ A backend is one file with an entry in :data:`BACKENDS`, which says what it cann
   :mod:`~escnn_attention.functional.backends.blocked`, bounded chunks on every device;
   :mod:`~escnn_attention.functional.backends.native`, a compiled loop for the CPU;
   :mod:`~escnn_attention.functional.backends.triton`, windows on CUDA;
-  :mod:`~escnn_attention.functional.backends.dense`, PyTorch's fused kernels on widened vectors.
+  :mod:`~escnn_attention.functional.backends.dense`, PyTorch's fused kernels on widened vectors;
+- between points :mod:`~escnn_attention.functional.points.neighbours`, bounded chunks on every device;
+  :mod:`~escnn_attention.functional.points.loop`, a compiled loop for the CPU;
+  :mod:`~escnn_attention.functional.points.by_cloud`, fused attention or the formula for one cloud after the other.
 """
 
 from __future__ import annotations
@@ -23,9 +26,13 @@ from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage
+from escnn_attention.functional.points import by_cloud, loop, neighbours
+from escnn_attention.functional.points.fold import fold_points
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.positions import Positions
 
-__all__ = ["BACKENDS", "Backend", "attention", "check_backend", "compute", "preference"]
+__all__ = ["BACKENDS", "Backend", "attention", "backends_for", "check_backend", "compute", "preference"]
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,17 @@ class Backend:
         why_unsupported: why this backend cannot serve a call, or None if it can.
         isolates_nonfinite: whether it keeps values that are not finite from those who do not see them, without help.
         folds: whether the call is reduced first to terms that are added to the keys (:func:`~.fold.fold`).
+        why_not_first: why ``"auto"`` passes it over for a call that it can serve, or None.
     """
 
     attention: Callable[[Call], Tensor]
     why_unsupported: Callable[[Call], str | None] = lambda _: None
     isolates_nonfinite: bool = False
     folds: bool = True
+    why_not_first: Callable[[Call], str | None] = lambda _: None
 
+
+_POINTS = "points/"
 
 BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.attention, folds=False),
@@ -52,25 +63,41 @@ BACKENDS: dict[str, Backend] = {
     "tiled": Backend(tiled.attention, tiled.why_unsupported, isolates_nonfinite=True),
     "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
     "dense": Backend(dense.attention, dense.why_unsupported),
+    "points/native": Backend(loop.attention, loop.why_unsupported, True, why_not_first=loop.why_not_first),
+    "points/neighbours": Backend(neighbours.attention, isolates_nonfinite=True),
+    "points/dense": Backend(by_cloud.dense, by_cloud.why_not_dense, folds=False, why_not_first=by_cloud.why_not_first),
+    "points/reference": Backend(by_cloud.reference, by_cloud.why_unsupported, folds=False),
 }
-"""The backends by name. ``"auto"`` takes the first of :func:`preference` that can serve the call."""
+"""The backends by name; of those between points it follows ``points/``, and calls leave that out."""
 
 
-def preference(q: Tensor) -> tuple[str, ...]:
-    """The backends to try for queries of one device, from the fastest on."""
-    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(
-        q.device.type, ("blocked",)
-    )
+def preference(positions: type[Positions], device: str) -> tuple[str, ...]:
+    """The entries of :data:`BACKENDS` that ``"auto"`` tries for some kind of positions, from the fastest on.
+
+    Args:
+        positions: where features lie.
+        device: the type of the device of the queries.
+    """
+    if issubclass(positions, Points):
+        return ("points/dense", "points/native", "points/neighbours")
+    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(device, ("blocked",))
 
 
-def check_backend(backend: str) -> str:
-    """``backend``, if there is one of this name.
+def backends_for(positions: type[Positions] = Grid) -> list[str]:
+    """The names of the backends for some kind of positions, as layers take them."""
+    points = issubclass(positions, Points)
+    return [name.removeprefix(_POINTS) for name in BACKENDS if name.startswith(_POINTS) == points]
+
+
+def check_backend(backend: str, positions: type[Positions] = Grid) -> str:
+    """``backend``, if there is one of this name for some kind of positions.
 
     Raises:
         ValueError: there is none.
     """
-    if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, needed 'auto', {', '.join(map(repr, BACKENDS))}")
+    names = backends_for(positions)
+    if backend != "auto" and backend not in names:
+        raise ValueError(f"backend: got {backend!r}, needed 'auto', {', '.join(map(repr, names))}")
     return backend
 
 
@@ -131,22 +158,45 @@ def attention(
 
 def compute(call: Call, backend: str = "auto") -> Tensor:
     """The attention of a call, by the backend that is named or by the fastest that serves it: see :func:`attention`."""
-    check_backend(backend)
+    check_backend(backend, type(call.positions))
     _check_poses(call)
-    unfold = None
-    if backend == "auto" or BACKENDS[backend].folds:
-        call, unfold = fold(call)
-    if backend == "auto":
-        backend = next(name for name in preference(call.q) if BACKENDS[name].why_unsupported(call) is None)
-    elif reason := BACKENDS[backend].why_unsupported(call):
-        raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
-    chosen = BACKENDS[backend]
+    name, (call, unfold) = _choose(call, backend)
+    chosen = BACKENDS[name]
     if not (call.positions.complete or chosen.isolates_nonfinite):
         call = _isolate_nonfinite(call)
     # Compilers do not look into what explains an error.
-    with nullcontext() if torch.compiler.is_compiling() else explain_shortage(call, backend):
+    with nullcontext() if torch.compiler.is_compiling() else explain_shortage(call, name):
         out = chosen.attention(call)
         return out if unfold is None else unfold(out)
+
+
+_Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]
+
+
+def _choose(call: Call, backend: str) -> tuple[str, _Reduced]:
+    """The entry that serves a call, and what is left for it to compute."""
+    points = isinstance(call.positions, Points)
+    reduced: _Reduced | None = None
+
+    def as_it_takes_it(entry: Backend) -> _Reduced:
+        nonlocal reduced
+        if not entry.folds:
+            return call, None
+        reduced = reduced or (fold_points(call) if points else fold(call))
+        return reduced
+
+    if backend != "auto":
+        name = f"{_POINTS}{backend}" if points else backend
+        left = as_it_takes_it(BACKENDS[name])
+        if reason := BACKENDS[name].why_unsupported(left[0]):
+            raise ValueError(f"backend: {backend!r} cannot serve this call: {reason}")
+        return name, left
+    for name in preference(type(call.positions), call.q.device.type):
+        entry = BACKENDS[name]
+        left = as_it_takes_it(entry)
+        if entry.why_not_first(left[0]) is None and entry.why_unsupported(left[0]) is None:
+            return name, left
+    raise AssertionError("the last of those that are tried serves every call")
 
 
 def _check_poses(call: Call) -> None:

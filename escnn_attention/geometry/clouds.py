@@ -21,10 +21,8 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import cached
-from escnn_attention.geometry.positions import Blocks, Positions
 
 __all__ = [
-    "Cloud",
     "Lists",
     "Neighbourhood",
     "Neighbours",
@@ -277,28 +275,3 @@ def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:
     """The points cloud by cloud, and how many each cloud has."""
     order = cloud.argsort(stable=True)
     return order, torch.unique_consecutive(cloud[order], return_counts=True)[1]
-
-
-class Cloud(Positions):
-    r"""One cloud in which every point sees every other, for the backends of :mod:`escnn_attention.functional`.
-
-    Args:
-        coords: ``(N, d)``, in the units in which the encoding measures. Gradients flow to them.
-    """
-
-    def __init__(self, coords: Tensor):
-        self.coordinates = coords
-        self.num_positions = len(coords)
-        self.scale = 1.0
-        self.complete = True
-
-    @property
-    def offsets(self) -> Tensor:  # type: ignore[override]
-        """``(N · N, d)``, of every key to every query; made when they are asked for."""
-        return (self.coordinates - self.coordinates[:, None]).flatten(0, 1)
-
-    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return queries * self.num_positions + keys
-
-    def blocks(self, max_queries: int) -> Blocks:
-        raise NotImplementedError("a cloud is for backends that do not work in blocks: dense, reference")

@@ -19,6 +19,9 @@ __all__ = ["LogPolar", "Offset", "Pair", "Relation"]
 class Relation(ABC):
     """Base class: a function of the position of the query and of the key, both seen from one pose."""
 
+    is_offset: bool = False
+    """Whether it is the offset itself, a linear function of which every pose sees."""
+
     @abstractmethod
     def size(self, dim: int) -> int:
         """The number of coordinates of the relation between points of R^dim.
@@ -40,6 +43,8 @@ class Offset(Relation):
 
     With the trivial fiber group these are the translations T(d) alone.
     """
+
+    is_offset = True
 
     def size(self, dim: int) -> int:
         return dim

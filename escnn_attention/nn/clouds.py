@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention._checks import check_option
+from escnn_attention.functional import check_backend
+from escnn_attention.geometry.points import Points
 
 __all__ = ["check_cloud", "check_points_mode"]
 
@@ -17,7 +19,7 @@ def check_points_mode(query: str, normalization: str, keys: str = "all", backend
     check_option("query", query, ("own", "all"))
     check_option("keys", keys, ("all", "own"))
     check_option("normalization", normalization, ("softmax", "count"))
-    check_option("backend", backend, ("auto", "native", "neighbours", "dense", "reference"))
+    check_backend(backend, Points)
 
 
 def check_cloud(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.functional.points.attention import Mix
+from escnn_attention.functional.points.values import Values
 
 __all__ = ["ConvolvedValues"]
 
@@ -49,7 +49,7 @@ class ConvolvedValues(torch.nn.Module):
         weight = torch.randn(num_heads, rows, features, channels, channels)
         self.weight = Parameter(weight * math.sqrt(4 / (features * channels)))
 
-    def bind(self, quotient: Tensor, relative: Tensor | None) -> Mix:
+    def bind(self, quotient: Tensor, relative: Tensor | None) -> Values:
         """The sum of the values, each times the kernel."""
         if self.num_poses == 1:
             weight = self.weight.unsqueeze(1)
@@ -59,17 +59,30 @@ class ConvolvedValues(torch.nn.Module):
         else:
             weight = self.weight[:, quotient]
 
-        def mix(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-            poses = seen.shape[1]
-            functions = self.kernel(seen).expand(-1, -1, -1, p.shape[-2], -1, -1)
-            # For every head and key pose of a group: the values weighted by attention and function,
-            # (A · H · F, K) · (K, C).
-            weights = torch.einsum("gmhapk,ghapkf->gmpahfk", p, functions)
-            sums = weights.flatten(3, 5) @ v.squeeze(2)
-            return torch.einsum(
-                "gmpahfc,mhpfic->gmhai",
-                sums.unflatten(3, weights.shape[3:6]),
-                weight.expand(-1, poses, -1, -1, -1, -1),
-            )
+        return _Bound(self.kernel, weight, self.features)
 
-        return mix
+
+class _Bound:
+    """The sum of the values, each times the kernel.
+
+    Args:
+        kernel: makes the functions of the location.
+        weight: ``(M, H or 1, P, F, C, C)``; their matrices for every pair of poses.
+        features: F.
+    """
+
+    def __init__(self, kernel: torch.nn.Module, weight: Tensor, features: int):
+        self._kernel, self._weight, self.features = kernel, weight, features
+
+    def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        poses = seen.shape[1]
+        functions = self._kernel(seen).expand(-1, -1, -1, p.shape[-2], -1, -1)
+        # For every head and key pose of a group: the values weighted by attention and function,
+        # (A · H · F, K) · (K, C).
+        weights = torch.einsum("gmhapk,ghapkf->gmpahfk", p, functions)
+        sums = weights.flatten(3, 5) @ v.squeeze(2)
+        return torch.einsum(
+            "gmpahfc,mhpfic->gmhai",
+            sums.unflatten(3, weights.shape[3:6]),
+            self._weight.expand(-1, poses, -1, -1, -1, -1),
+        )

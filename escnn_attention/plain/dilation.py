@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
+from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window, WindowShape
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, project_to_heads, terms_of
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, project_to_heads
 
 __all__ = [
     "DilationAttention",
@@ -196,7 +197,7 @@ class DilationAttention(ExactBuffers):
         inverse = self.inverse_action * self.units[scale]
         log_measure = self._buffers.get("log_measure")
         return replace(
-            terms_of(self.encoding, positions, inverse, self.quotient[:, :seen]),
+            positional_bias(self.encoding, positions, inverse, self.quotient[:, :seen]),
             log_measure=None if log_measure is None or seen == len(self.quotient) else log_measure[:seen],
             log_window=self._buffers.get(f"log_share_{scale}"),
         )

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, Waves, compute, probabilities
+from escnn_attention.encodings.bias import positional_bias
+from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, compute, probabilities
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window
@@ -19,7 +20,7 @@ from escnn_attention.groups.random_transformation import LieElement, RandomTrans
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
-__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "project_to_heads", "terms_of"]
+__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "project_to_heads"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ class SelfAttention(ExactBuffers):
         if element is not None:
             assert self.transformation is not None
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
-        return terms_of(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
+        return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 
 def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
@@ -172,42 +173,3 @@ def project_to_heads(project_in: ToPoses | Scalars, x: Tensor) -> tuple[Tensor, 
     fields = project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
     q, v, k = fields.unflatten(0, (3, -1)).unbind()
     return q, k, v
-
-
-def terms_of(
-    encoding: Encoding,
-    positions: Positions,
-    inverse: Tensor,
-    quotient: Tensor | None,
-    relative: Tensor | None = None,
-    log_measure: Tensor | None = None,
-) -> PositionalBias:
-    """What an encoding and a measure add to the scores.
-
-    Args:
-        encoding: a bound encoding.
-        positions: where the features lie.
-        inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
-        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``, and where
-            keys have no poses.
-        relative: ``(|H|, P, F)``; the same as features, for an encoding that was bound with some.
-        log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
-    """
-    poses = None if quotient is None and relative is None else encoding.poses(relative)
-    if poses is not None and quotient is not None and relative is None:
-        # Of this selection the gradient is one operation; of an index in brackets it is a sort.
-        poses = poses.index_select(1, quotient.flatten()).unflatten(1, quotient.shape)
-    spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
-    if waves is None:
-        points = positions.coordinates if encoding.absolute else positions.offsets
-        # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-        spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
-    return PositionalBias(
-        num_poses=len(inverse),
-        spatial=spatial,
-        pose=poses,
-        absolute=encoding.absolute,
-        waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
-        rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
-        log_measure=None if log_measure is None else log_measure.unsqueeze(1),
-    )

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
+from escnn_attention.functional.points.bias import Relate
+from escnn_attention.geometry.points import Points
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
-from escnn_attention.plain.point_attention import PointAttention, turned
+from escnn_attention.plain.point_attention import PointAttention, from_poses
 from escnn_attention.plain.point_transformer import PointTransformerBlock
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
@@ -40,28 +42,47 @@ class SphereAttention(PointAttention):
         self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
         angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
-        local = self.into.inward(x, *angles)
-        q, v, k = self.project_in(local.unsqueeze(0)).squeeze(1).unflatten(0, (3, self.num_heads)).transpose(1, 2)
-        neighbours = self._neighbours(coords, edge_index, batch)
-        y = self._attend_to(neighbours, q, k, v, frames_at(*angles).flatten(1), measure)
-        return self.out_of.outward(self.project_out(y.transpose(0, 1).unsqueeze(1)).squeeze(0), *angles)
+        frames = Points(frames_at(*angles).flatten(1), coords, edge_index, batch, self.neighbourhood)
+        return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, measure), *angles)
 
-    def _relate(self, query: Tensor, key: Tensor) -> Tensor:
+    def relate(self) -> Relate:
+        """What the encoding sees of two points: their frames, from each other."""
+        return SeenOnSphere(self.inverse_action, self.axes, self.length_scale)
+
+    @property
+    def sees_offsets(self) -> bool:
+        """Whether the encoding sees the offset alone: here of frames."""
+        return False
+
+
+class SeenOnSphere:
+    """What every frame of a point of the sphere sees of another point and of its frames.
+
+    Args:
+        inverse: ``(S, 3, 3)``; the inverse matrices of the elements of the stabiliser.
+        axes: how many axes of the key's frame a query sees.
+        length_scale: the unit of distances.
+    """
+
+    def __init__(self, inverse: Tensor, axes: int, length_scale: float):
+        self._inverse, self._axes, self._length_scale = inverse, axes, length_scale
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """What every frame of the query sees of the key and of its frames, ``(G, S, A, S or 1, K, 3 + 3 · axes)``.
 
         Args:
             query, key: ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``; the matrices of the frames of the points.
         """
         query, key = query.unflatten(-1, (3, 3)), key.unflatten(-1, (3, 3))
-        inverse, dtype = self.inverse_action.to(query.dtype), self.inverse_action.dtype
+        inverse, dtype = self._inverse.to(query.dtype), self._inverse.dtype
         # The difference is taken first: what one frame sees of a near point is a small number.
-        apart = (key[..., 2] - query[..., 2]) / self.length_scale  # G, A, K, 3
+        apart = (key[..., 2] - query[..., 2]) / self._length_scale  # G, A, K, 3
         into = query.transpose(-1, -2)
-        offset = turned((into @ apart.unsqueeze(-1)).squeeze(-1), inverse).unsqueeze(-2)
-        if not self.axes:
+        offset = from_poses((into @ apart.unsqueeze(-1)).squeeze(-1), inverse).unsqueeze(-2)
+        if not self._axes:
             return offset.permute(0, 3, 1, 4, 2, 5).to(dtype)
         seen = torch.einsum("sij,gakjl->gaksil", inverse, into @ key)  # of the key's own frame
-        stabiliser = inverse.transpose(-1, -2)[..., : self.axes]  # S, 3, axes
+        stabiliser = inverse.transpose(-1, -2)[..., : self._axes]  # S, 3, axes
         axes = torch.einsum("gaksij,tjn->gakstni", seen, stabiliser).flatten(-2)
         whole = torch.cat([offset.expand(*axes.shape[:-1], 3), axes], dim=-1)  # G, A, K, S, S, 3 + 3 · axes
         return whole.permute(0, 3, 1, 4, 2, 5).to(dtype)

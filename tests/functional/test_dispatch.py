@@ -1,11 +1,9 @@
 """The dispatcher."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from escnn_attention.functional import BACKENDS, Backend, PositionalBias, attention, dispatch
+from escnn_attention.functional import BACKENDS, Backend, PositionalBias, attention, backends_for, dispatch
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Window
 
@@ -45,10 +43,10 @@ def test_own_poses_are_those_of_the_output():
     [("cpu", ("native", "tiled", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
 )
 def test_what_is_tried_first_on_a_device(device, names):
-    assert dispatch.preference(SimpleNamespace(device=torch.device(device))) == names
+    assert dispatch.preference(Grid, device) == names
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", backends_for())
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backend, value, which):
@@ -67,7 +65,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backe
             assert not torch.isfinite(out[:, :, position]).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", backends_for())
 def test_one_position(backend):
     q, k, v, grid, terms = arguments(1, Window(9))
     torch.testing.assert_close(attention(q, k, v, grid, terms, backend=backend), v)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escnn_attention.geometry.clouds import Cloud, Lists, Neighbourhood, Neighbours, WholeClouds, among, cloud_slices
+from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours, WholeClouds, among, cloud_slices
 
 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
@@ -147,16 +147,6 @@ def test_stretches_of_clouds():
     assert cloud_slices(torch.tensor([0, 1, 0]), 3) is None
 
 
-def test_a_cloud_has_all_offsets():
-    x = torch.randn(4, 3)
-    cloud = Cloud(x)
-    i, j = torch.tensor([1, 2]), torch.tensor([3, 0])
-    torch.testing.assert_close(cloud.offsets[cloud.rows(i, j)], x[j] - x[i])
-    with pytest.raises(NotImplementedError, match="dense"):
-        cloud.blocks(3)
-
-
-@pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])
 def test_edges_of_points_that_are_not_there(edges):
     with pytest.raises(ValueError, match=r"edge_index: got points from .* needed numbers from 0 to 2"):
         Lists(torch.tensor(edges), 3)

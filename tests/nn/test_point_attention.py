@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from escnn_attention import (
     Samples,
     working_memory,
 )
+from escnn_attention.functional import BACKENDS
 from escnn_attention.groups.fibers import fibers
 
 SPACES = {
@@ -425,14 +427,13 @@ def test_backends_for_whole_clouds_refuse_edges(backend):
 
 
 def test_dense_is_chosen_for_large_clouds(monkeypatch):
-    from escnn_attention.plain import point_attention
-
     space = gspaces.rot2dOnR2(4)
     in_type = FieldType(space, 2 * [space.regular_repr])
     layer = PointSelfAttention(in_type, in_type, num_heads=1, encoding="fourier").double()
     calls = []
-    monkeypatch.setattr(point_attention, "attention", lambda *a, **k: calls.append(k["backend"]) or attention(*a, **k))
-    attention = __import__("escnn_attention.functional", fromlist=["attention"]).attention
+    dense = BACKENDS["points/dense"]
+    watched = replace(dense, attention=lambda call: calls.append("dense") or dense.attention(call))
+    monkeypatch.setitem(BACKENDS, "points/dense", watched)
     x = cloud(in_type, 80)
     y = layer(x).tensor
     assert calls == ["dense"]
@@ -504,7 +505,7 @@ def test_forces_are_differentiated_once_more(encoding):
 
 
 def test_no_table_of_all_offsets_where_none_is_read(monkeypatch):
-    from escnn_attention.geometry.clouds import Cloud
+    from escnn_attention.geometry.points import Cloud
 
     sizes = []
     offsets = Cloud.offsets.fget

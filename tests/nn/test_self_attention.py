@@ -23,7 +23,7 @@ from escnn_attention import (
     Samples,
     SeparableEncoding,
 )
-from escnn_attention.functional import BACKENDS
+from escnn_attention.functional import backends_for
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.plain.projections import Scalars, ToPoses
@@ -100,7 +100,7 @@ class TestEquivariance:
             assert grid_error(layer, x) < TOLERANCE
 
     # Interpreted, "triton" takes seconds for each of these: tests/functional/backends/test_triton.py has fewer.
-    @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"triton"}))
+    @pytest.mark.parametrize("backend", sorted(set(backends_for()) - {"triton"}))
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
     @pytest.mark.parametrize("size", [None, 3])

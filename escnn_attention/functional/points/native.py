@@ -3,7 +3,7 @@
 ``points.cpp`` takes the keys of a query as many at a time as a vector of the processor has lanes, reads keys and
 values where they lie, and keeps no score but those of a few queries; the backward pass makes them again. What location
 adds to the scores comes as functions that queries read, or as numbers: see
-:class:`~escnn_attention.functional.points.attention.ScoreTerms`.
+:class:`~escnn_attention.functional.points.bias.ScoreTerms`.
 """
 
 from __future__ import annotations

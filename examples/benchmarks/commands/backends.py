@@ -17,7 +17,7 @@ _SLACK = 1.1  # What two runs of the same may differ by.
 def run(conditions: Conditions, say: Callable[[str], None]) -> Report:
     """Measure the layers of ``layers`` with every backend but the one that writes the formula out."""
     cases = QUICK if conditions.quick else CASES
-    backends = ["auto", *(name for name in importlib.import_module("escnn_attention.functional").BACKENDS)]
+    backends = ["auto", *importlib.import_module("escnn_attention.functional").backends_for()]
     backends.remove("reference")
     results = measure_all([case.ours(name) for case in cases for name in backends], conditions, say)
     report = Report("backends", conditions, data={"cases": []})

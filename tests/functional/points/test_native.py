@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from escnn_attention import working_memory
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
-from escnn_attention.functional.points.attention import ScoreTerms, point_attention
+from escnn_attention.functional.points.bias import ScoreTerms
 from escnn_attention.functional.points.native import Inputs, Options, attend
 from escnn_attention.geometry.clouds import Lists, WholeClouds
 from tests.functional.backends.test_native import _cpu_flags
+from tests.functional.points.calls import point_attention
 
 if reason := native_points.why_unsupported_grid(torch.zeros(1)):
     pytest.skip(reason, allow_module_level=True)

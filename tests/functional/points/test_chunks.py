@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from escnn_attention import working_memory
-from escnn_attention.functional.points.attention import ScoreTerms, mix_values, point_attention
+from escnn_attention.functional.points.bias import ScoreTerms
 from escnn_attention.geometry.clouds import Lists, WholeClouds
+from tests.functional.points.calls import point_attention
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [0, 0, 0, 2, 2, 3, 4]])
 CLOUDS = torch.tensor([1, 0, 1, 1, 0, 2])
@@ -78,19 +79,12 @@ def test_against_a_loop(backend, query, normalization, neighbours):
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_no_points_and_no_neighbours(number):
-    q = random(number, 2, 3, 4)
+    q = random(number, 2, 5, 4)
     empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
     out = point_attention(
         q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: ScoreTerms(q)
     )
     assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
-
-
-def test_values_of_poses_by_themselves():
-    p, v = random(3, 2, 4, 6, 1, 5), random(3, 2, 4, 1, 5, 6)
-    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhapk,gmhpkc->gmhac", p, v))
-    p, v = random(3, 2, 4, 6, 7, 5), random(3, 2, 1, 7, 5, 6)
-    torch.testing.assert_close(mix_values(p, v, p), torch.einsum("gmhapk,gmpkc->gmhac", p, v[:, :, 0]))
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)

@@ -1,0 +1,197 @@
+"""What positions and poses add to the scores between points, worked out for some pairs at a time."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
+from escnn_attention.functional.matmul import add_to_each, matmul
+from escnn_attention.geometry.points import Cloud
+
+__all__ = ["Halves", "PairBias", "PairTables", "Relate", "ScoreTerms", "against", "products"]
+
+
+class Halves(NamedTuple):
+    """Poses with their opposites, from which everything looks the other way round.
+
+    Attributes:
+        opposite: ``(H,)``, the index of -h.
+        half: ``(H / 2,)``, one of each two.
+        order: ``(H,)``, where the poses are in this half and the opposites of its poses; None if there, in their order.
+    """
+
+    opposite: Tensor
+    half: Tensor
+    order: Tensor | None
+
+
+class Relate(Protocol):
+    """What an encoding sees of two points, from every output pose."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        """``(G, H, A, P or 1, K, D)`` of positions ``(G, A, 1, d)`` of queries and ``(G, 1, K, d)`` of keys."""
+
+
+@dataclass(frozen=True)
+class PairTables:
+    """What a bias between points knows of the group and of the layer.
+
+    Attributes:
+        relate: what is seen of two points.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        quotient: ``(|H|, P)``; the index of h⁻¹ĥ.
+        relative: ``(|H|, P, F)``; features of h⁻¹ĥ, or None.
+        query, keys: as in :class:`~escnn_attention.functional.call.Call`.
+        log_measure: ``(N or 1, P or 1)``, the logarithm of the measure of the keys; None where all are alike.
+        halves: of the poses, where what -h sees of two points is the opposite of what h sees; None elsewhere.
+        offsets: whether what is seen is the offset, so that there may be a table over the pairs of a cloud.
+    """
+
+    relate: Relate
+    inverse_action: Tensor
+    quotient: Tensor
+    relative: Tensor | None
+    query: QueryMode
+    keys: KeyMode
+    log_measure: Tensor | None = None
+    halves: Halves | None = None
+    offsets: bool = True
+
+    def of_pairs(self, poses: Tensor | None) -> Tensor | None:
+        """From ``(..., H, P)`` to ``(..., H, J or 1, P or 1)``: with keys of the query's own pose, that is ĥ = h̃."""
+        if poses is None or self.keys == "all" or poses.shape[-1] == 1:
+            return None if poses is None else poses.unsqueeze(-2)
+        return poses.unsqueeze(-1) if self.query == "all" else poses.diagonal(dim1=-2, dim2=-1)[..., None, None]
+
+
+class PairBias(ABC):
+    """What a layer adds to the scores between points. Encodings and kernels make one of their parameters.
+
+    Args:
+        tables: of the group and of the layer.
+
+    Attributes:
+        in_frames: whether every output pose transforms queries and keys before the scores are taken (absolute and
+            rotary encodings), for which there is a :meth:`table` of each cloud.
+        factorises: whether scores are products of what queries and keys know by themselves.
+    """
+
+    in_frames: bool = False
+    factorises: bool = False
+
+    def __init__(self, tables: PairTables):
+        self.tables = tables
+
+    @property
+    def num_poses(self) -> int:
+        """The number of output poses."""
+        return len(self.tables.inverse_action)
+
+    @property
+    def log_measure(self) -> Tensor | None:
+        """``(N or 1, P or 1)``, the logarithm of the measure of the keys."""
+        return self.tables.log_measure
+
+    def width(self, mutual: bool) -> int:
+        """How many numbers there are for every score while it is made."""
+        return 1
+
+    @abstractmethod
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+        """The terms of the scores of a chunk.
+
+        Args:
+            q: ``(G, M, H or 1, J, A, C)``; J is 1 in the own mode.
+            keys: gives the keys of the chunk, ``(G, M, H', J', P, K, C)``, where one of H' and J' may be the poses of
+                the queries, and P is 1, because a query sees keys of its own pose only; they are 1 otherwise.
+            seen: ``(G, H, A, P or 1, K, D)``, the relation to every key as it looks from every output pose.
+            mutual: whether the keys are the points of the queries, in the same order.
+        """
+
+    @abstractmethod
+    def with_measure(self, log_measure: Tensor | None) -> PairBias:
+        """The same with another measure of the keys, ``(N or 1, P or 1)``."""
+
+    def _measured(self, log_measure: Tensor | None) -> PairTables:
+        return replace(self.tables, log_measure=log_measure)
+
+    def why_no_table(self) -> str | None:
+        """Why there is no :meth:`table`, or None."""
+        return "it is for softmax attention with an encoding"
+
+    def table(self, points: Tensor) -> tuple[Cloud, PositionalBias]:
+        """The bias over all pairs of one cloud, without the measure, and the cloud.
+
+        Args:
+            points: ``(N, d)``, their positions.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no table")
+
+
+class ScoreTerms(NamedTuple):
+    r"""What the scores of a chunk are the sum of: ``(G, M, H, J, A, P, K)``, to which all terms broadcast.
+
+    Attributes:
+        q: ``(G, M, H or 1, J, A, C)``, scaled, whose products with the keys count; None where they do not. J is 1 in
+            the own mode.
+        poses: ``(M or 1, H, J or 1, P, C)``, what poses add to the keys.
+        reads: ``(G, M, H or 1, J, A, F)``, how much of every feature a query sees.
+        features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location.
+        extra: ``(M, H or 1, J or 1, P or 1, G, A, K)``, numbers by themselves.
+    """
+
+    q: Tensor | None
+    poses: Tensor | None = None
+    reads: Tensor | None = None
+    features: Tensor | None = None
+    extra: Tensor | None = None
+
+    def scores(self, keys: Callable[[], Tensor]) -> Tensor:
+        """Their sum, for keys ``(G, M, H', J', P, K, C)``."""
+        q, poses, parts = self.q, self.poses, []
+        if q is not None:
+            k = keys()
+            if poses is not None and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
+                # Fewer numbers than scores, where many queries share the keys.
+                k, poses = k + poses.unsqueeze(4), None
+            parts.append(products(q, k))
+        if self.reads is not None and self.features is not None:
+            parts.append(against(self.reads, self.features))
+        if q is not None and poses is not None:
+            reads = q.expand(-1, -1, poses.shape[1], -1, -1, -1)
+            poses = poses.expand(q.shape[1], -1, q.shape[3], -1, -1)
+            parts.append(torch.einsum("gmhjac,mhjpc->gmhjap", reads, poses).unsqueeze(-1))
+        if self.extra is not None:
+            parts.append(self.extra.permute(4, 0, 1, 2, 5, 3, 6))
+        return functools.reduce(add_to_each, parts)
+
+
+def against(reads: Tensor, features: Tensor) -> Tensor:
+    """What features are worth to the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
+
+    Args:
+        reads, features: as in :class:`ScoreTerms`.
+    """
+    heads, frames = features.shape[:2]
+    if heads > 1:
+        return torch.einsum("gmhjaf,mhfgapk->gmhjapk", reads.expand(-1, -1, frames, -1, -1, -1), features)
+    # For every query and output pose, all heads and query poses at once.
+    rows = reads.permute(0, 2, 4, 1, 3, 5)  # G, H or 1, A, M, J, F
+    out = matmul(rows.flatten(3, 4), features[0].permute(2, 0, 3, 1, 4, 5).flatten(4))
+    return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
+
+
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """``(G, M, H, J, A, P, K)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', P, K, C)``."""
+    if k.shape[2] == k.shape[3] == 1:
+        out = matmul(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
+    else:
+        out = matmul(q, k.flatten(4, 5).transpose(-1, -2))
+    return out.unflatten(-1, k.shape[4:6])

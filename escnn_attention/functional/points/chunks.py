@@ -1,0 +1,196 @@
+r"""Attention between points in chunks: of groups of queries to the keys that they share.
+
+The formula is that of :mod:`escnn_attention.functional.backends.reference`, with neighbours in place of a window. The
+groups are taken a few at a time; their scores are made, used and dropped, and the backward pass makes them again.
+
+The axes of what belongs to the queries of a chunk are group, head m, output pose h, query pose h̃ and query. In the own
+mode h̃ = h, so that the query poses stand on the axis of h and that of h̃ has one entry. Those of the keys are key pose ĥ
+and key: what all poses of a key share is added to stretches of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.memory import chunk_size
+from escnn_attention.functional.points.bias import PairBias, ScoreTerms
+from escnn_attention.functional.points.values import sum_values
+from escnn_attention.geometry.clouds import Piece, WholeClouds
+from escnn_attention.geometry.points import Points
+
+__all__ = ["Chunks", "attend_in_chunks"]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The attention of one call, chunk by chunk, by operations of PyTorch.
+
+    Vectors are those of points, ``(N, M, P, C)``; where something fills up there is one point more.
+
+    Attributes:
+        call: the attention.
+        measure: ``(N, P or 1)``, the logarithm of the measure of the keys, or None.
+    """
+
+    call: Call
+    measure: Tensor | None
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether a query sees keys of its own pose only."""
+        return self.call.keys == "own" and self.call.k.shape[3] > 1
+
+    @property
+    def bias(self) -> PairBias:
+        """The bias of the call."""
+        assert isinstance(self.call.bias, PairBias)
+        return self.call.bias
+
+    def attend(self, some: Piece, q: Tensor, k: Tensor, v: Tensor, coords: Tensor) -> Tensor:
+        """The output of the queries of a chunk, ``(G · A, M, H, C)``."""
+        queries, keys = (self.rows(some, index) for index in (some.queries, some.keys))
+        seen = self.bias.tables.relate(queries(coords).unsqueeze(2), keys(coords).unsqueeze(1))
+        asking = queries(q).permute(0, 2, 3, 1, 4)  # G, M, J, A, C
+        asking = asking.unsqueeze(self.own_axis)
+        terms = self.bias.scores(asking, lambda: self._near(keys(k)), seen, some.queries is some.keys)
+        return self.combine(terms, k, v, some, seen)
+
+    @property
+    def own_axis(self) -> int:
+        """The axis of the query poses, where they are those of the output, and the other way round."""
+        return 3 if self.call.query == "own" else 2
+
+    def rows(self, some: Piece, index: Tensor) -> _Rows:
+        """What takes the rows of an index from tensors."""
+        return _Rows(index, self.call.positions.num_positions if some.padded else None, some.first)
+
+    def _near(self, rows: Tensor) -> Tensor:
+        """Keys ``(G, K, M, P, C)`` as scores take them."""
+        rows = rows.permute(0, 2, 3, 1, 4)
+        if not self.own_keys:
+            return rows[:, :, None, None]
+        return rows.unsqueeze(self.own_axis).unsqueeze(4)
+
+    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece, seen: Tensor | None) -> Tensor:
+        """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
+        keys = self.rows(some, some.keys)
+        unseen = (some.keys < 0)[:, None, None, None, None, None] if some.padded else None
+        mu = None if self.measure is None else keys(self.measure).transpose(1, 2)[:, None, None, None, None]
+        p = F.dropout(self._normalize(terms.scores(lambda: self._near(keys(k))), unseen, mu), self.call.dropout)
+        values = keys(v).permute(0, 2, 3, 1, 4).unsqueeze(self.own_axis if self.own_keys else 2)
+        if self.own_keys and self.call.query == "all":
+            # Keys of the query's own pose stand on the axis of the query poses.
+            p = p.squeeze(-2).movedim(3, -2)
+        elif self.call.query == "all":
+            p = p.sum(3)
+        else:
+            p = p.squeeze(3)
+        p, mix = p.to(values.dtype), self.call.values
+        out = sum_values(p, values) if mix is None or seen is None else mix(p, values, seen)
+        return out.permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+    def _normalize(self, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
+        """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
+        precise = working_precision(weights.dtype)
+        poses = 1 if self.call.query == "own" else self.call.q.shape[3]
+        weights = weights.expand(*weights.shape[:2], self.bias.num_poses, poses, *weights.shape[4:]).to(precise)
+        if self.call.normalization == "softmax":
+            if mu is not None:
+                weights = weights + mu.to(precise)
+            if unseen is None:
+                return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:])
+            weights = weights.masked_fill(unseen, torch.finfo(precise).min)
+            # A query that fills up sees no key at all, and all of them have got a share.
+            return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
+        mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
+        mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
+        mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
+        return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
+
+
+def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int = 6) -> Tensor:
+    """The output ``(M, 1, N, |H|, C)`` of a call, chunk by chunk.
+
+    Args:
+        call: the attention.
+        kind: what attends in a chunk.
+        fastest: the numbers of a chunk that are worked on at once, where that is fastest.
+        copies: how many tensors as large are held at once, at least.
+    """
+    positions, bias = call.positions, call.bias
+    assert isinstance(positions, Points)
+    assert isinstance(bias, PairBias)
+    q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
+    number, heads, poses, channels = q.shape
+    own_keys = call.keys == "own" and k.shape[2] > 1
+    neighbours = positions.neighbours()
+    pairs = heads * bias.num_poses * (1 if call.query == "own" else poses) * (1 if own_keys else k.shape[2])
+    # A score, its exponential, its probability, and the gradient.
+    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
+    # The backward pass of every chunk makes a gradient of all keys.
+    fastest = max(fastest, k.numel()) // width
+    chunks = neighbours.pieces(max(1, chunk_size(fastest, q, copies=max(copies, width)) // pairs))
+    coords = positions.coordinates
+    measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
+    dtype = v.dtype
+    if any(chunk.padded for chunk in chunks):
+        # One more point is what fills up: it keeps values that are not finite from those who do not see them. It lies
+        # where every relation is finite.
+        q, k, v = (torch.cat([t, t.new_zeros(1, *t.shape[1:])]) for t in (q, k, v))
+        coords = torch.cat([coords, coords.new_ones(1, coords.shape[1])])
+        measure = None if measure is None else torch.cat([measure, measure.new_zeros(1, measure.shape[1])])
+        k, v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (k, v))
+    rule = kind(call, measure)
+    out = []
+    for some in chunks:
+        if torch.is_grad_enabled() and len(chunks) > 1:
+            keep = call.dropout > 0
+            out.append(checkpoint(rule.attend, some, q, k, v, coords, use_reentrant=False, preserve_rng_state=keep))
+        else:
+            out.append(rule.attend(some, q, k, v, coords))
+    shape = (number, heads, bias.num_poses, channels)
+    if not out:
+        return v.new_zeros(shape, dtype=dtype).transpose(0, 1).unsqueeze(1)
+    rows = (out[0] if len(out) == 1 else torch.cat(out)).to(dtype)
+    return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
+
+
+def _in_place(rows: Tensor, chunks: list[Piece], shape: tuple[int, ...]) -> Tensor:
+    """The rows of all chunks at the points of their queries, and zeros at points without keys."""
+    if all(some.first is not None for some in chunks):
+        return rows
+    places = torch.cat([some.queries.flatten() for some in chunks])
+    if any(some.padded for some in chunks):
+        # Not those that fill up.
+        there = (places >= 0).nonzero().squeeze(-1)
+        places, rows = places[there], rows.index_select(0, there)
+    return rows.new_zeros(shape).index_copy(0, places, rows)
+
+
+class _Rows:
+    """Takes the rows of an index ``(G, n)`` from tensors: without a copy, where they are in one stretch.
+
+    Args:
+        index: of the rows.
+        filling: the row that is meant by -1.
+        first: the first of the rows, if they are all that follow.
+    """
+
+    def __init__(self, index: Tensor, filling: int | None, first: int | None):
+        self._index = index if filling is None else torch.where(index < 0, filling, index)
+        self._first = first
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        number = self._index.numel()
+        if self._first is None:
+            rows = rows.index_select(0, self._index.flatten())
+        elif len(rows) > number:
+            rows = rows[self._first : self._first + number]
+        return rows.unflatten(0, self._index.shape)

@@ -1,0 +1,117 @@
+"""Attention between points on the CPU by a compiled loop: lists and whole clouds, both query modes, shares by count."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from escnn_attention.functional.call import Call
+from escnn_attention.functional.points import native
+from escnn_attention.functional.points.bias import PairBias, ScoreTerms, against
+from escnn_attention.functional.points.chunks import Chunks, attend_in_chunks
+from escnn_attention.geometry.clouds import Piece
+
+__all__ = ["attention", "why_not_first", "why_unsupported"]
+
+_NUMBERS_PER_CHUNK = 2**24  # The loop keeps what it works on in the cache by itself.
+
+
+def why_unsupported(call: Call) -> str | None:
+    """Why the compiled loop cannot serve a call."""
+    assert isinstance(call.bias, PairBias)
+    if call.values is not None:
+        return "values pass through a kernel"
+    if call.keys == "own" and call.k.shape[3] > 1:
+        return "queries see keys of their own pose only"
+    log_measure = call.bias.log_measure
+    if log_measure is not None and log_measure.requires_grad:
+        return "the measure requires a gradient"
+    return native.why_unsupported_grid(call.q)
+
+
+def why_not_first(call: Call) -> str | None:
+    """Why another backend is better for a call that this one could serve."""
+    # A gradient by coordinates is a force, to be differentiated once more: no use of a loop with first derivatives.
+    forces = call.positions.coordinates.requires_grad and torch.is_grad_enabled()
+    return "coordinates require a gradient" if forces else None
+
+
+def attention(call: Call) -> Tensor:
+    """See :func:`escnn_attention.functional.attention`."""
+    return attend_in_chunks(call, _CompiledChunks, _NUMBERS_PER_CHUNK)
+
+
+class _CompiledChunks(Chunks):
+    """The attention of one call, chunk by chunk, by the compiled loop."""
+
+    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece, seen: Tensor | None) -> Tensor:
+        """The output of a chunk, of the terms of its scores."""
+        options = native.Options(
+            queries=some.queries,
+            keys=some.keys,
+            log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),
+            num_poses=self.bias.num_poses,
+            query_poses=self.call.q.shape[3],
+            exclusive_keys=some.queries is some.keys,
+            padded=some.padded,
+            sum_query_poses=self._summed > 1,
+            normalize_by_count=self.call.normalization == "count",
+            dropout=self.call.dropout,
+            plain=partial(self._plainly, some),
+        )
+        return native.attend(self._inputs(terms, k, v), options).transpose(0, 1)
+
+    @property
+    def _summed(self) -> int:
+        """How many query poses an output pose sums up."""
+        return 1 if self.call.query == "own" else self.call.q.shape[3]
+
+    def _inputs(self, terms: ScoreTerms, k: Tensor, v: Tensor) -> native.Inputs:
+        """The tensors that the loop reads, of the terms of the scores."""
+        pose, extra, features, reads = None, terms.extra, terms.features, terms.reads
+        if features is not None and reads is not None and features.shape[5] > 1:
+            # Functions of the poses of the keys, too: the loop gets what they are worth.
+            worth = against(reads, features).permute(1, 2, 3, 5, 0, 4, 6)
+            extra = worth if extra is None else extra + worth
+            features = reads = None
+        if terms.q is not None and terms.poses is not None:
+            # All query poses see the same: where they do not, this loop does not serve.
+            pose = terms.poses.squeeze(2).transpose(-1, -2)
+        if extra is not None:
+            extra = extra.expand(v.shape[1], self.bias.num_poses, self._summed, *extra.shape[3:]).flatten(1, 2)
+        return native.Inputs(
+            None if terms.q is None else _of_rows(terms.q),
+            None if terms.q is None else k.transpose(0, 1),
+            v.transpose(0, 1),
+            None if reads is None else _of_rows(reads),
+            None if features is None else features.squeeze(5),
+            pose,
+            extra,
+        )
+
+    def _plainly(self, some: Piece, *inputs: Tensor | None) -> Tensor:
+        """The output of the loop ``(M, G · A, H, C)`` by operations of PyTorch, of what :meth:`_inputs` gives."""
+        q, k, v, reads, features, pose, extra = inputs
+        assert v is not None
+        q, reads = (
+            None if t is None else _of_queries(t, some).permute(0, 1, 3, 2, 4).unsqueeze(self.own_axis)
+            for t in (q, reads)
+        )
+        extra = None if extra is None else extra.unflatten(1, (self.bias.num_poses, self._summed))
+        if pose is not None:
+            pose = pose[..., : v.shape[2]].transpose(-1, -2).unsqueeze(2)
+        terms = ScoreTerms(q, pose, reads, None if features is None else features.unsqueeze(5), extra)
+        keys, values = (t.transpose(0, 1) for t in (v if k is None else k, v))
+        return super().combine(terms, keys, values, some, None).transpose(0, 1)
+
+
+def _of_queries(rows: Tensor, some: Piece) -> Tensor:
+    """``(G, M, A, ...)`` of ``(M, G · A, ...)``."""
+    return rows.unflatten(1, some.queries.shape).transpose(0, 1)
+
+
+def _of_rows(x: Tensor) -> Tensor:
+    """``(M, G · A, H · J, X)`` of ``(G, M, H, J, A, X)``: as projections leave them, where queries are all points."""
+    return x.permute(1, 0, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)

@@ -1,0 +1,86 @@
+"""Points as positions of an attention: one cloud, or several that lie end to end."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours
+from escnn_attention.geometry.positions import Blocks, Positions
+
+__all__ = ["Cloud", "Points"]
+
+
+class Cloud(Positions):
+    r"""One cloud in which every point sees every other, for the backends of :mod:`escnn_attention.functional`.
+
+    Args:
+        coords: ``(N, d)``, in the units in which the encoding measures. Gradients flow to them.
+    """
+
+    def __init__(self, coords: Tensor):
+        self.coordinates = coords
+        self.num_positions = len(coords)
+        self.scale = 1.0
+        self.complete = True
+
+    @property
+    def offsets(self) -> Tensor:  # type: ignore[override]
+        """``(N · N, d)``, of every key to every query; made when they are asked for."""
+        return (self.coordinates - self.coordinates[:, None]).flatten(0, 1)
+
+    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return queries * self.num_positions + keys
+
+    def blocks(self, max_queries: int) -> Blocks:
+        raise NotImplementedError("a cloud is for backends that do not work in blocks: dense, reference")
+
+
+class Points(Positions):
+    """Points of clouds that lie end to end, and who sees whom.
+
+    Args:
+        coordinates: ``(N, ...)``, what a bias sees of every point, in the units in which the encoding measures.
+        places: ``(N, d)``, where neighbours are searched.
+        edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
+        batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
+        rule: by which points are neighbours.
+    """
+
+    def __init__(
+        self,
+        coordinates: Tensor,
+        places: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        rule: Neighbourhood,
+    ):
+        self.coordinates = coordinates
+        self.num_positions = len(coordinates)
+        self.scale = 1.0
+        self.complete = True  # What fills up keeps values that are not finite apart.
+        self.batch = batch
+        self._places, self._edge_index, self._rule = places, edge_index, rule
+
+    @property
+    def whole(self) -> bool:
+        """Whether every point sees its whole cloud."""
+        return self._edge_index is None and self._rule.is_global
+
+    def neighbours(self) -> Neighbours:
+        """Which points each point sees."""
+        if self._edge_index is not None:
+            return cached(Lists, self._edge_index, self.num_positions)
+        # The rule of another layer may be equal.
+        return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
+
+    def in_order(self, order: Tensor) -> Points:
+        """The points in another order, where every point sees its whole cloud."""
+        batch = None if self.batch is None else self.batch[order]
+        return Points(self.coordinates[order], self._places[order], None, batch, self._rule)
+
+    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        raise NotImplementedError("points of several clouds have no table of offsets")
+
+    def blocks(self, max_queries: int) -> Blocks:
+        raise NotImplementedError("points are taken in chunks of their neighbours")
