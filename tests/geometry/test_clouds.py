@@ -147,6 +147,7 @@ def test_stretches_of_clouds():
     assert cloud_slices(torch.tensor([0, 1, 0]), 3) is None
 
 
+@pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])
 def test_edges_of_points_that_are_not_there(edges):
     with pytest.raises(ValueError, match=r"edge_index: got points from .* needed numbers from 0 to 2"):
         Lists(torch.tensor(edges), 3)
