@@ -15,7 +15,6 @@ A backend is one file with an entry in :data:`BACKENDS`, which says what it cann
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -164,10 +163,13 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
     chosen = BACKENDS[name]
     if not (call.positions.complete or chosen.isolates_nonfinite):
         call = _isolate_nonfinite(call)
-    # Compilers do not look into what explains an error.
-    with nullcontext() if torch.compiler.is_compiling() else explain_shortage(call, name):
+    try:
         out = chosen.attention(call)
         return out if unfold is None else unfold(out)
+    except RuntimeError as error:
+        if torch.compiler.is_compiling() or (explained := explain_shortage(error, call, name)) is None:
+            raise
+        raise explained from error
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

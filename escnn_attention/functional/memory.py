@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 import torch
-from torch import Tensor
 
 from escnn_attention.functional.call import Call
 
@@ -62,11 +60,14 @@ class working_memory(AbstractContextManager["working_memory"]):
         _limit = self._before
 
 
-def chunk_size(fastest: int, like: Tensor, copies: int) -> int:
-    """The entries of a chunk, where ``fastest`` is best and ``copies`` of a chunk are held at once."""
+def chunk_size(fastest: int, bytes_each: int, copies: int) -> int:
+    """The entries of a chunk, where ``fastest`` is best and ``copies`` of a chunk are held at once.
+
+    An entry takes ``bytes_each``, or four where it is worked on in single precision.
+    """
     if _limit is None:
         return fastest
-    return max(1, min(fastest, _limit // (copies * max(4, like.element_size()))))
+    return max(1, min(fastest, _limit // (copies * max(4, bytes_each))))
 
 
 def refuse_the_impossible(call: Call) -> None:
@@ -82,18 +83,14 @@ def refuse_the_impossible(call: Call) -> None:
         raise MemoryError(_advice(call, "reference"))
 
 
-@contextmanager
-def explain_shortage(call: Call, backend: str) -> Iterator[None]:
-    """Say which settings would fit when an allocation fails."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
+def explain_shortage(error: RuntimeError, call: Call, backend: str) -> Exception | None:
+    """An error that says which settings would fit, if an allocation failed; None for other errors."""
+    if isinstance(error, torch.OutOfMemoryError):
         # Of the same kind, so that what halves batches on it still does.
-        raise torch.OutOfMemoryError(f"{_advice(call, backend)}\n{error}") from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise MemoryError(f"{_advice(call, backend)}\n{error}") from error
+        return torch.OutOfMemoryError(f"{_advice(call, backend)}\n{error}")
+    if "can't allocate memory" in str(error):
+        return MemoryError(f"{_advice(call, backend)}\n{error}")
+    return None
 
 
 def _scores(call: Call) -> int:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.grouped import collect, spread
 
 __all__ = ["FromPoses", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
 
@@ -139,10 +139,10 @@ class ToPoses(torch.nn.Module):
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
-            return spread(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
+            return grouped_linear(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
         if bias is not None:
             bias = _in_groups(bias.view(-1, 1, 1).expand(-1, self.order, 1), self.groups).squeeze(-1)
-        y = spread(x, _in_groups(self.frames(self.weight), self.groups), bias)
+        y = grouped_linear(x, _in_groups(self.frames(self.weight), self.groups), bias)
         if self.groups == 1:
             return y.unflatten(-1, (fields, self.order)).transpose(-1, -2)
         return y.unflatten(-1, (self.order, fields))
@@ -191,11 +191,11 @@ class FromPoses(ExactBuffers):
         bias = None if self.bias is None else self.invariants @ self.bias
         if self.frames is None:
             weight = self.weight.T.unflatten(0, (self.groups, -1))
-            x = collect(y, weight).transpose(-1, -2).flatten(-2)
+            x = grouped_linear_transpose(y, weight).transpose(-1, -2).flatten(-2)
             return x if bias is None else x + bias.to(x.dtype)
         rows = y.transpose(-1, -2) if self.groups == 1 else y
         weight = _in_groups(self.frames(self.weight), self.groups)
-        return collect(rows.flatten(3), weight, bias)
+        return grouped_linear_transpose(rows.flatten(3), weight, bias)
 
 
 class Scalars(torch.nn.Module):
@@ -220,4 +220,4 @@ class Scalars(torch.nn.Module):
         fields = len(self.weight) // self.groups
         bias = _filled_up(self.bias, len(self.weight))
         bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
-        return spread(x, self.weight.unflatten(0, (self.groups, fields)), bias).unsqueeze(-2)
+        return grouped_linear(x, self.weight.unflatten(0, (self.groups, fields)), bias).unsqueeze(-2)

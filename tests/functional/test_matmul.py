@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escnn_attention.functional.matmul import add_to_each, matmul
+from escnn_attention.functional.matmul import add_to_each, grouped_linear, grouped_linear_transpose, matmul
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -57,3 +57,51 @@ def test_sums_with_rows_that_all_share(shape):
         add_to_each(x, rows[..., ::2].repeat_interleave(2, -1)), x + rows[..., ::2].repeat_interleave(2, -1)
     )
     assert add_to_each(x.float(), rows).dtype == torch.float64
+
+
+def arguments(*shapes):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+# With many channels for a group one product is taken for all of them.
+channels = pytest.mark.parametrize("size", [3, 13])
+
+
+@channels
+def test_grouped_products(size):
+    x, weight, y = arguments((4, size), (5, 2, size), (5, 4, 2))
+    torch.testing.assert_close(grouped_linear(x, weight), torch.einsum("ns,gos->gno", x, weight))
+    torch.testing.assert_close(grouped_linear_transpose(y, weight), torch.einsum("gno,gos->ns", y, weight))
+
+
+@channels
+@pytest.mark.parametrize("groups", [1, 5])
+def test_grouped_products_with_a_bias(size, groups):
+    x, weight, y, added, shift = arguments((4, size), (groups, 2, size), (groups, 4, 2), (groups, 2), (size,))
+    torch.testing.assert_close(grouped_linear(x, weight, added), grouped_linear(x, weight) + added[:, None])
+    torch.testing.assert_close(grouped_linear_transpose(y, weight, shift), grouped_linear_transpose(y, weight) + shift)
+    for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
+        assert check(grouped_linear, (x, weight, added))
+        assert check(grouped_linear_transpose, (y, weight, shift))
+
+
+@channels
+def test_derivatives_of_grouped_products(size):
+    x, weight, y = arguments((4, size), (2, 2, size), (2, 4, 2))
+    for check in torch.autograd.gradcheck, torch.autograd.gradgradcheck:
+        assert check(grouped_linear, (x, weight))
+        assert check(grouped_linear_transpose, (y, weight))
+
+
+@channels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grouped_products_under_autocast(dtype, size):
+    x, weight, y = (t.detach().to(dtype).requires_grad_() for t in arguments((4, size), (2, 2, size), (2, 4, 2)))
+    with torch.autocast("cpu", torch.bfloat16):
+        mapped, collected = grouped_linear(x, weight), grouped_linear_transpose(y, weight)
+        with_bias = grouped_linear(x, weight, weight[:, :, 0]), grouped_linear_transpose(y, weight, weight[0, 0])
+    assert {out.dtype for out in (mapped, collected, *with_bias)} == {torch.bfloat16}
+    for out, leaf in ((mapped, x), (collected, y)):
+        gradients = torch.autograd.grad(out.float().sum(), (leaf, weight))
+        assert [g.dtype for g in gradients] == [dtype, dtype]

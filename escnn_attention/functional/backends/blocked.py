@@ -35,7 +35,7 @@ def attention(call: Call) -> Tensor:
     bias = call.bias.explicit(call.positions)
     num_heads, num_images, num_positions, query_poses, _ = call.q.shape
     key_poses = call.k.shape[3]
-    limit = chunk_size(SCORES_PER_CHUNK, call.q, copies=4)
+    limit = chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=4)
     # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
     # of all keys, or the products with all rows of the table of offsets, are held.
     pairs = bias.num_poses * (1 if call.query == "own" else query_poses)

@@ -73,7 +73,7 @@ def attention(call: Call) -> Tensor:
     # The vectors that one output pose of one image takes: of queries and of keys.
     places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
     vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
-    fit = chunk_size(ENTRIES_PER_CHUNK, q, copies=1) // (vectors * width(channels, positions, bias))
+    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width(channels, positions, bias))
     out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
     return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
 

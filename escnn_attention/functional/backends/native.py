@@ -58,7 +58,7 @@ def why_unsupported(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
-    return _operators(call, chunk_size(NUMBERS_PER_CHUNK, call.q, copies=_threads()))
+    return _operators(call, chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads()))
 
 
 @torch.compiler.assume_constant_result

@@ -66,4 +66,4 @@ def attention(call: Call) -> Tensor:
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
-    return _operators(call, chunk_size(SCORES_PER_CHUNK, call.q, copies=7))
+    return _operators(call, chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=7))

@@ -96,7 +96,7 @@ def _interpreted() -> bool:
 def attention(call: Call) -> Tensor:
     """See :func:`escnn_attention.functional.attention`."""
     assert isinstance(call.positions, Grid)
-    chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q, copies=2)
+    chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q.element_size(), copies=2)
     window, _ = trimmed(call.positions.shape, call.positions.window)
     _prepare(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
     return _operators(call, chunk)

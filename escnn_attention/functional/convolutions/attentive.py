@@ -147,7 +147,7 @@ def _call(
     exact = working_precision(kernel.dtype)
     tensors = (None if t is None else t.to(exact) for t in (x, kernel, squeeze, excite, spatial))
     fastest = RESPONSES_PER_CHUNK if x.device.type == "cpu" else _RESPONSES_PER_WIDE_CHUNK
-    chunk = chunk_size(fastest, x, copies=COPIES)
+    chunk = chunk_size(fastest, x.element_size(), copies=COPIES)
     return Arguments(*tensors, *geometry, chunk)  # type: ignore[arg-type, call-arg]
 
 

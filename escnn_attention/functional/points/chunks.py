@@ -136,7 +136,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
     # The backward pass of every chunk makes a gradient of all keys.
     fastest = max(fastest, k.numel()) // width
-    chunks = neighbours.pieces(max(1, chunk_size(fastest, q, copies=max(copies, width)) // pairs))
+    chunks = neighbours.pieces(max(1, chunk_size(fastest, q.element_size(), copies=max(copies, width)) // pairs))
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
