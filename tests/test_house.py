@@ -25,7 +25,6 @@ LOOSE_MODULES = 4
 EXCEPTIONS = """
 short_files: functional/backends/pieces.py
 short_files: functional/backends/triton_kernels.py
-short_files: functional/native/attention.cpp
 short_functions: functional/backends/triton_kernels.py forward
 short_functions: functional/backends/triton_kernels.py backward_queries
 short_functions: functional/backends/triton_kernels.py backward_keys

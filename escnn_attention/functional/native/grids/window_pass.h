@@ -1,0 +1,306 @@
+// Attention over the windows of a grid: the passes over the queries of one head of one image, forward and backward.
+//
+// Lanes of a vector are queries side by side, and the scores of as many queries as a vector has lanes exist at a time,
+// in a buffer in the cache. Query poses are taken in groups of up to four, which share the loads of a key.
+//
+// A query contributes to the output of its own pose. Or all query poses contribute to every output pose, a frame from
+// which each of them is seen: then the products of queries and keys are those of all frames, and weights are summed over
+// the query poses before they meet the values.
+
+#pragma once
+
+#include "../dropout.h"
+#include "bias.h"
+#include "packing.h"
+
+namespace {
+
+template <class T> struct WindowPass {
+    using W = V<T>;
+    static constexpr int width = WIDTH<T>;
+
+    WindowPass(const Arguments& call, const Layout& layout)
+            : call(call),
+              layout(layout),
+              packing{layout},
+              window(layout, call.key_poses, call.channels),
+              bias(call, call.grad),
+              dropout(call.dropout),
+              channels(call.channels),
+              query_poses(call.query_poses),
+              key_poses(call.key_poses),
+              frames(call.frames),
+              most_keys(call.offsets * call.key_poses) {
+        const int64_t of_q = layout.queries * query_poses * channels, of_k = layout.keys * key_poses * channels;
+        mask = Buffer<T>(layout.keys);
+        q = Buffer<T>(of_q), k = Buffer<T>(of_k), v = Buffer<T>(of_k);
+        out = Buffer<T>(layout.queries * frames * channels), log_sums = Buffer<T>(layout.queries * rows());
+        query_group = Buffer<W>(channels * query_poses), out_group = Buffer<W>(channels * GROUP);
+        scores = Buffer<W>(most_keys * GROUP);
+        if (call.summed) content = Buffer<W>(most_keys * query_poses), summed = Buffer<W>(most_keys * GROUP);
+        if (!call.grad) return;
+        grad_q = Buffer<T>(of_q), grad_k = Buffer<T>(of_k), grad_v = Buffer<T>(of_k);
+        grad_query_group = Buffer<W>(channels * query_poses), grads = Buffer<W>(most_keys * GROUP);
+        if (dropout.on && !call.summed) kept = Buffer<W>(most_keys * GROUP);
+        if (call.summed) grad_content = Buffer<W>(most_keys * query_poses), of_values = Buffer<W>(most_keys * GROUP);
+    }
+
+    // One head of one image.
+    void work(int64_t head, int64_t number) {
+        bias.begin(head);
+        const int64_t image = head * call.images + number;
+        const int64_t of_q = image * layout.positions * query_poses * channels;
+        const int64_t of_k = image * layout.positions * key_poses * channels;
+        const int64_t of_out = image * layout.positions * frames * channels;
+        T* logs = static_cast<T*>(call.sums) + image * layout.positions * rows();
+        key = Dropout<T>::key(call.seed, image);
+        for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
+            first = uint32_t(band * layout.row);
+            packing.pack_mask(band, mask);
+            packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q);
+            packing.pack(static_cast<const T*>(call.k) + of_k, key_poses, channels, band, true, k);
+            packing.pack(static_cast<const T*>(call.v) + of_k, key_poses, channels, band, true, v);
+            if (!call.grad) {
+                each_vector([&] { call.summed ? forward_all() : forward_own(); });
+                packing.unpack(out, frames, channels, band, false, static_cast<T*>(call.out) + of_out);
+                packing.unpack_rows(log_sums, rows(), band, logs);
+                continue;
+            }
+            packing.pack_rows(logs, rows(), band, log_sums);
+            packing.pack(static_cast<const T*>(call.grad) + of_out, frames, channels, band, false, out);
+            grad_k.clear(), grad_v.clear();
+            each_vector([&] { call.summed ? backward_all() : backward_own(); });
+            const T unit = T(call.unit);
+            packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q, unit);
+            packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, unit);
+            packing.unpack(grad_v, key_poses, channels, band, true, static_cast<T*>(call.grad_v) + of_k);
+        }
+    }
+
+    Bias<T>& tables() { return bias; }
+
+  private:
+    // Rows of scores of a query: those of a query pose, and of a frame where all contribute to each.
+    int64_t rows() const { return query_poses * (call.summed ? frames : 1); }
+    T* logs_of(int64_t row) const { return log_sums.data + row * layout.queries + place; }
+
+    template <class F> void each_vector(F f) {
+        for (int64_t i = 0; i < layout.vectors; i++) {
+            place = i * width;
+            window.move(place, mask);
+            f();
+        }
+    }
+    // Calls f(how many, the first) for poses in groups.
+    template <class F> static void each_group(int64_t poses, F f) {
+        for (int64_t pose = 0; pose < poses; pose += GROUP)
+            dispatch(std::min<int64_t>(GROUP, poses - pose), [&](auto size) { f(size, pose); });
+    }
+
+    // The channels of a group of poses, (C, G), and back.
+    template <int G> void gather(const Buffer<T>& from, int64_t poses, int64_t pose, W* to) const {
+        for (int64_t c = 0; c < channels; c++)
+            for (int g = 0; g < G; g++)
+                to[c * G + g] = load(from.data + (c * poses + pose + g) * layout.queries + place);
+    }
+    template <int G> void scatter(const W* from, int64_t poses, int64_t pose, const Buffer<T>& to) const {
+        for (int64_t c = 0; c < channels; c++)
+            for (int g = 0; g < G; g++)
+                store(to.data + (c * poses + pose + g) * layout.queries + place, from[c * G + g]);
+    }
+
+    // Exponentials of scores (keys, G) in place, their sums, and the logarithms of those.
+    template <int G> void exponentials(W* x, W* total, T* logs) const {
+        W most[G];
+        for (int g = 0; g < G; g++) most[g] = x[g], total[g] = W{};
+        for (int64_t n = 1; n < window.num_keys; n++)
+            for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
+        for (int64_t n = 0; n < window.num_keys; n++)
+            for (int g = 0; g < G; g++) total[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g]);
+        for (int g = 0; g < G; g++)
+            for (int lane = 0; lane < width; lane++)
+                logs[g * layout.queries + lane] = most[g][lane] + std::log2(total[g][lane]);
+    }
+
+    uint32_t row_key(int64_t row) const { return Dropout<T>::mix(key + uint32_t(row)); }
+    W kept_of(uint32_t row, int64_t n) const {
+        return dropout.mask(Dropout<T>::mix(row + uint32_t(window.key(n))), first + uint32_t(place));
+    }
+    template <int G> void drop(int64_t row, W* x) const {
+        if (!dropout.on) return;
+        for (int g = 0; g < G; g++) {
+            const uint32_t of_row = row_key(row + g);
+            for (int64_t n = 0; n < window.num_keys; n++) x[n * G + g] *= kept_of(of_row, n);
+        }
+    }
+
+    // The scores of queries of their own poses, `query_group` to `scores`.
+    template <int G> void scores_own(int64_t pose) {
+        gather<G>(q, query_poses, pose, query_group.data);
+        bias.template forward<G>(query_group.data, window, pose, true);
+        bias.template add_mask<G>(window, mask, bias.spatial);
+        window.template scores<G>(query_group.data, k, bias.by_offset.data, bias.of_poses(), scores.data);
+    }
+
+    void forward_own() {
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            constexpr int G = size;
+            scores_own<G>(pose);
+            W total[G];
+            exponentials<G>(scores.data, total, logs_of(pose));
+            drop<G>(pose, scores.data);
+            std::fill_n(out_group.data, channels * G, W{});
+            window.template combine<G>(scores.data, v, out_group.data);
+            for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
+            for (int64_t c = 0; c < channels; c++)
+                for (int g = 0; g < G; g++) out_group[c * G + g] *= total[g];
+            scatter<G>(out_group.data, frames, pose, out);
+        });
+    }
+
+    void backward_own() {
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            constexpr int G = size;
+            scores_own<G>(pose);
+            gather<G>(out, frames, pose, out_group.data);
+            window.template scores<G>(out_group.data, v, nullptr, nullptr, grads.data);
+            const T* logs = logs_of(pose);
+            const int64_t num_keys = window.num_keys;
+            for (int64_t n = 0; n < num_keys; n++)
+                for (int g = 0; g < G; g++)
+                    scores[n * G + g] = exp2<T>(scores[n * G + g] - load(logs + g * layout.queries));
+            if (dropout.on) std::copy_n(scores.data, num_keys * G, kept.data), drop<G>(pose, kept.data);
+            const W* weights = dropout.on ? kept.data : scores.data;
+            W inner[G] = {};
+            for (int64_t n = 0; n < num_keys; n++)
+                for (int g = 0; g < G; g++) inner[g] += weights[n * G + g] * grads[n * G + g];
+            for (int64_t n = 0; n < num_keys; n++)
+                for (int g = 0; g < G; g++)
+                    grads[n * G + g] = weights[n * G + g] * grads[n * G + g] - scores[n * G + g] * inner[g];
+            W* grad_x = grad_query_group.data;
+            std::fill_n(grad_x, channels * G, W{});
+            bias.template backward<G>(query_group.data, window, pose, true, grads.data, grad_x);
+            window.template combine<G>(grads.data, k, grad_x);
+            scatter<G>(grad_x, query_poses, pose, grad_q);
+            window.template distribute<G>(grads.data, query_group.data, grad_k);
+            window.template distribute<G>(weights, out_group.data, grad_v);
+        });
+    }
+
+    // The products of all query poses with the keys, which all frames share: group by group, (keys, G) each.
+    void make_content() {
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            constexpr int G = size;
+            W* x = query_group.data + channels * pose;
+            gather<G>(q, query_poses, pose, x);
+            bias.template add_mask<G>(window, mask, false);
+            window.template scores<G>(x, k, bias.by_offset.data, nullptr, content.data + most_keys * pose);
+        });
+    }
+    // The scores of a group of query poses seen from a frame, to `scores`.
+    template <int G> void scores_all(int64_t frame, int64_t pose) {
+        bias.template forward<G>(query_group.data + channels * pose, window, frame, false);
+        const W* from = content.data + most_keys * pose;
+        for (int64_t l = 0; l < window.num_near; l++)
+            for (int64_t p = 0; p < key_poses; p++)
+                for (int g = 0; g < G; g++) {
+                    const int64_t n = (l * key_poses + p) * G + g;
+                    scores[n] = from[n];
+                    if (bias.spatial) scores[n] += bias.by_offset[l * G + g];
+                    if (bias.pose) scores[n] += bias.by_pose[p * G + g];
+                }
+    }
+
+    void forward_all() {
+        make_content();
+        each_group(frames, [&](auto number, int64_t first_frame) {
+            constexpr int F = number;
+            std::fill_n(summed.data, window.num_keys * F, W{});
+            for (int f = 0; f < F; f++)
+                each_group(query_poses, [&](auto size, int64_t pose) {
+                    constexpr int G = size;
+                    const int64_t row = (first_frame + f) * query_poses + pose;
+                    scores_all<G>(first_frame + f, pose);
+                    W total[G];
+                    exponentials<G>(scores.data, total, logs_of(row));
+                    drop<G>(row, scores.data);
+                    for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
+                    for (int64_t n = 0; n < window.num_keys; n++)
+                        for (int g = 0; g < G; g++) summed[n * F + f] += scores[n * G + g] * total[g];
+                });
+            std::fill_n(out_group.data, channels * F, W{});
+            window.template combine<F>(summed.data, v, out_group.data);
+            scatter<F>(out_group.data, frames, first_frame, out);
+        });
+    }
+
+    void backward_all() {
+        make_content();
+        std::fill_n(grad_content.data, most_keys * query_poses, W{});
+        std::fill_n(grad_query_group.data, channels * query_poses, W{});
+        each_group(frames, [&](auto number, int64_t first_frame) {
+            constexpr int F = number;
+            gather<F>(out, frames, first_frame, out_group.data);
+            window.template scores<F>(out_group.data, v, nullptr, nullptr, of_values.data);
+            std::fill_n(summed.data, window.num_keys * F, W{});
+            for (int f = 0; f < F; f++)
+                each_group(query_poses, [&](auto size, int64_t pose) {
+                    constexpr int G = size;
+                    scores_all<G>(first_frame + f, pose);
+                    differentiate_all<F, G>(f, (first_frame + f) * query_poses + pose,
+                                            grad_content.data + most_keys * pose);
+                    bias.template backward<G>(query_group.data + channels * pose, window, first_frame + f, false,
+                                              grads.data, grad_query_group.data + channels * pose);
+                });
+            window.template distribute<F>(summed.data, out_group.data, grad_v);
+        });
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            constexpr int G = size;
+            W* grad_x = grad_query_group.data + channels * pose;
+            window.template combine<G>(grad_content.data + most_keys * pose, k, grad_x);
+            scatter<G>(grad_x, query_poses, pose, grad_q);
+            window.template distribute<G>(grad_content.data + most_keys * pose, query_group.data + channels * pose,
+                                          grad_k);
+        });
+    }
+    // From scores and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
+    // weights are added to those of the other query poses.
+    template <int F, int G> void differentiate_all(int f, int64_t row, W* to) {
+        const T* logs = logs_of(row);
+        W inner[G] = {}, log[G];
+        uint32_t of_row[G];
+        for (int g = 0; g < G; g++) log[g] = load(logs + g * layout.queries), of_row[g] = row_key(row + g);
+        for (int64_t n = 0; n < window.num_keys; n++) {
+            const W value = of_values[n * F + f];
+            W together = summed[n * F + f];
+            for (int g = 0; g < G; g++) {
+                const W p = exp2<T>(scores[n * G + g] - log[g]);
+                const W left = dropout.on ? p * kept_of(of_row[g], n) : p;
+                const W grad = left * value;
+                inner[g] += grad, together += left;
+                scores[n * G + g] = p, grads[n * G + g] = grad;
+            }
+            summed[n * F + f] = together;
+        }
+        for (int64_t n = 0; n < window.num_keys; n++)
+            for (int g = 0; g < G; g++) {
+                const W grad = grads[n * G + g] - scores[n * G + g] * inner[g];
+                grads[n * G + g] = grad, to[n * G + g] += grad;
+            }
+    }
+
+    const Arguments& call;
+    const Layout& layout;
+    const Packing<T> packing;
+    Window<T> window;
+    Bias<T> bias;
+    const Dropout<T> dropout;
+    const int64_t channels, query_poses, key_poses, frames, most_keys;
+    uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
+    int64_t place = 0;            // of the first query of the vector, in the band
+    Buffer<T> mask, q, k, v, out, log_sums, grad_q, grad_k, grad_v;                   // of the band
+    Buffer<W> query_group, out_group, scores, content, summed;                        // of the vector
+    Buffer<W> grad_query_group, grads, kept, grad_content, of_values;
+};
+
+}  // namespace
