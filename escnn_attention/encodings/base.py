@@ -36,6 +36,19 @@ class Encoding(torch.nn.Module, ABC):
         absolute: whether the encoding is a function of the positions themselves, added to queries and keys (GSA-Nets,
             Eq. 10), and not of their differences, added to the keys (Eq. 11).
         bound: whether the parameters exist.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import Encoding
+        >>> class LinearEncoding(Encoding):
+        ...     def _build_offsets(self) -> None:
+        ...         self.readout = torch.nn.Linear(self.dim, self.num_heads * self.channels, bias=False)
+        ...
+        ...     def offsets(self, delta: torch.Tensor) -> torch.Tensor:
+        ...         return self.readout(delta).unflatten(-1, (self.num_heads, self.channels)).movedim(-2, 0)
+        >>> encoding = LinearEncoding().bind(dim=2, num_heads=3, channels=4, num_poses=8)
+        >>> encoding.offsets(torch.randn(25, 2)).shape, encoding.poses().shape
+        (torch.Size([3, 25, 4]), torch.Size([3, 8, 4]))
     """
 
     absolute: bool = False

@@ -29,6 +29,12 @@ def as_encoding(encoding: Encoding | str | None) -> Encoding:
     Raises:
         ValueError: the name is not known.
         TypeError: anything else.
+
+    Example:
+        >>> from escnn_attention import FourierEncoding
+        >>> from escnn_attention.encodings import as_encoding
+        >>> isinstance(as_encoding("fourier"), FourierEncoding)
+        True
     """
     if encoding is None:
         return MLPEncoding()

@@ -14,6 +14,17 @@ class NoEncoding(Encoding):
 
     Ask for it by name, ``encoding="none"``. Poses are told apart no more than positions are.
 
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(fields, fields, encoding="none")
+        >>> x = torch.randn(1, 8, 3, 3)
+        >>> torch.allclose(layer(fields(x.roll(1, 2))).tensor, layer(fields(x)).tensor.roll(1, 2), atol=1e-5)
+        True
+
     Source: GSA-Nets (Romero and Cordonnier 2021), Eqs. 3 and 8.
     """
 

@@ -102,7 +102,14 @@ def rotate_images(images: Tensor, degrees: float, *, background: float = 0.0) ->
 
 
 def grid_coordinates(size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Coordinates x and y, ``(size, size)`` each, in units of half the side of the grid, y upwards."""
+    """Coordinates x and y, ``(size, size)`` each, in units of half the side of the grid, y upwards.
+
+    Example:
+        >>> from escnn_attention.equivariance.images import grid_coordinates
+        >>> x, y = grid_coordinates(2)
+        >>> x.tolist(), y.tolist()
+        ([[-0.5, 0.5], [-0.5, 0.5]], [[0.5, 0.5], [-0.5, -0.5]])
+    """
     axis = (np.arange(size) - (size - 1) / 2) / (size / 2)
     x, y = np.meshgrid(axis, -axis)
     return x, y

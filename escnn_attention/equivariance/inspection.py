@@ -33,6 +33,16 @@ class AttentionLayer(Protocol):
         num_heads: the number of heads.
         plain: the torch module that does the work, with an ``encoding``.
         attention_maps: where queries look; see :meth:`escnn_attention.GroupSelfAttention.attention_maps`.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, TransformerBlock
+        >>> from escnn_attention.equivariance import AttentionLayer, find_attention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
+        >>> layer: AttentionLayer = find_attention(TransformerBlock(fields, fields, num_heads=2, kernel_size=3))
+        >>> layer.num_heads, type(layer.plain.encoding).__name__
+        (2, 'MLPEncoding')
     """
 
     in_type: FieldType
@@ -97,6 +107,12 @@ def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn
     Raises:
         TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
         ValueError: there is no such module in ``model``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance import find_layer
+        >>> find_layer(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh()), "1")
+        Tanh()
     """
     _check_model(model)
     named = dict(model.named_modules())
@@ -125,6 +141,16 @@ def find_attention(model: torch.nn.Module, layer: str | torch.nn.Module | None =
     Raises:
         TypeError: ``model`` is not a module, or ``layer`` neither a module nor a name.
         ValueError: there is no such layer in ``model``, or only one without attention maps.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, SiLU
+        >>> from escnn_attention.equivariance import find_attention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> attention = GroupSelfAttention(fields, fields, kernel_size=3)
+        >>> find_attention(nn.SequentialModule(SiLU(fields), attention)) is attention
+        True
     """
     _check_model(model)
     inside = model if layer is None else find_layer(model, layer)
@@ -206,6 +232,13 @@ def watch(
         By name, in the order in which the modules were entered (``inputs``) or left; of a module that is called
         several times the first call, and nothing of those that are not called. Tensors are copies: a later module may
         work in place.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance import watch
+        >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Softmax(dim=0))
+        >>> watch(lambda: network(torch.tensor([-1.0, 2.0])), {"activation": network[0]})
+        {'activation': tensor([0., 2.])}
     """
     caught: dict[str, object] = {}
 

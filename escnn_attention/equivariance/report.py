@@ -36,6 +36,14 @@ class EquivarianceRow:
         mean: the mean absolute difference.
         scale: the largest absolute value of ``layer(x)``.
         relative: the norm of the difference divided by the norm of ``layer(x)``.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import SiLU, equivariance_report
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> row = equivariance_report(SiLU(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5)).rows[1]
+        >>> row.layer, row.input_shape, str(row.element), row.exact, row.relative < 1e-15
+        ('whole module', (1, 4, 5, 5), '1[2pi/4]', True, True)
     """
 
     layer: str
@@ -56,6 +64,15 @@ class EquivarianceReport:
         rows: one for each layer and element.
         tolerance: the relative error above which a layer counts as not equivariant.
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> report = equivariance_report(nn.SequentialModule(FieldLayerNorm(fields), SiLU(fields)), (1, 4, 5, 5))
+        >>> report.relative_error < 1e-12, report.layers, report.inexact_layers
+        (True, ('0 (FieldLayerNorm)', '1 (SiLU)'), ())
     """
 
     rows: tuple[EquivarianceRow, ...]

@@ -24,6 +24,13 @@ class Waves:
     Attributes:
         frequencies: ``(M or 1, |H|, F, d)``; :math:`\Omega h^{-1}` for every output pose.
         readout: ``(M or 1, C, 2F)``; W.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import Waves
+        >>> waves = Waves(frequencies=torch.randn(2, 4, 3, 2), readout=torch.randn(2, 8, 6))
+        >>> waves.table(torch.randn(9, 2)).shape  # 2 heads, 4 poses, 9 offsets, 8 channels
+        torch.Size([2, 4, 9, 8])
     """
 
     frequencies: Tensor
@@ -61,6 +68,16 @@ class PositionalBias:
         log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
             the keys. A key of measure 2 counts as two keys.
         log_window: ``(L,)``; the same for every row of the table of offsets.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, Waves
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> waves = Waves(frequencies=torch.randn(2, 4, 3, 2), readout=torch.randn(2, 8, 6))
+        >>> bias = PositionalBias(num_poses=4, waves=waves)
+        >>> bias.explicit(Grid((5, 5), Window(3), dtype=torch.float32)).spatial.shape
+        torch.Size([2, 4, 9, 8])
     """
 
     num_poses: int

@@ -44,6 +44,12 @@ class Backend:
         isolates_nonfinite: whether it keeps values that are not finite from those who do not see them, without help.
         folds: whether the call is reduced first to terms that are added to the keys (:func:`~.fold.fold`).
         why_not_first: why ``"auto"`` passes it over for a call that it can serve, or None.
+
+    Example:
+        >>> from escnn_attention.functional import BACKENDS
+        >>> reference = BACKENDS["reference"]
+        >>> reference.folds, reference.why_unsupported is BACKENDS["blocked"].why_unsupported
+        (False, True)
     """
 
     attention: Callable[[Call], Tensor]
@@ -76,6 +82,12 @@ def preference(positions: type[Positions], device: str) -> tuple[str, ...]:
     Args:
         positions: where features lie.
         device: the type of the device of the queries.
+
+    Example:
+        >>> from escnn_attention.functional import preference
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> preference(Grid, "cuda")
+        ('triton', 'dense', 'blocked')
     """
     if issubclass(positions, Points):
         return ("points/dense", "points/native", "points/neighbours")
@@ -83,7 +95,14 @@ def preference(positions: type[Positions], device: str) -> tuple[str, ...]:
 
 
 def backends_for(positions: type[Positions] = Grid) -> list[str]:
-    """The names of the backends for some kind of positions, as layers take them."""
+    """The names of the backends for some kind of positions, as layers take them.
+
+    Example:
+        >>> from escnn_attention.functional import backends_for
+        >>> from escnn_attention.geometry.points import Points
+        >>> backends_for(Points)
+        ['native', 'neighbours', 'dense', 'reference']
+    """
     points = issubclass(positions, Points)
     return [name.removeprefix(_POINTS) for name in BACKENDS if name.startswith(_POINTS) == points]
 
@@ -93,6 +112,11 @@ def check_backend(backend: str, positions: type[Positions] = Grid) -> str:
 
     Raises:
         ValueError: there is none.
+
+    Example:
+        >>> from escnn_attention.functional import check_backend
+        >>> check_backend("native")
+        'native'
     """
     names = backends_for(positions)
     if backend != "auto" and backend not in names:
@@ -156,7 +180,19 @@ def attention(
 
 
 def compute(call: Call, backend: str = "auto") -> Tensor:
-    """The attention of a call, by the backend that is named or by the fastest that serves it: see :func:`attention`."""
+    """The attention of a call, by the backend that is named or by the fastest that serves it: see :func:`attention`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, compute
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()  # 2 heads, 1 image of 5 x 5, 4 poses, 8 channels
+        >>> call = Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(num_poses=4))
+        >>> torch.allclose(compute(call), compute(call, "reference"), atol=1e-5)
+        True
+    """
     check_backend(backend, type(call.positions))
     _check_poses(call)
     name, (call, unfold) = _choose(call, backend)

@@ -59,6 +59,18 @@ def fold_keys(call: Call) -> tuple[Call, _Unfold]:
 
     In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
     output poses, and the output is the sum of these heads.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.functional.fold import fold_keys
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> call, unfold = fold_keys(Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(4), keys="own"))
+        >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
+        (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
     bias = call.bias
     heads, poses = call.q.shape[0], call.q.shape[3]
@@ -104,7 +116,21 @@ def fold_keys(call: Call) -> tuple[Call, _Unfold]:
 
 
 def fold_frames(call: Call) -> tuple[Call, _Unfold]:
-    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed."""
+    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.functional.fold import fold_frames
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
+        >>> call, unfold = fold_frames(Call(q, k, v, Grid((5, 5), Window(3)), rotary))
+        >>> call.q.shape, call.k.shape, unfold(call.q).shape
+        (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
+    """
     bias = call.bias
     heads, num_poses = call.q.shape[0], bias.num_poses
     # M, H or 1, B, N, J, C: the frame stands beside the head.
@@ -142,6 +168,19 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
 
     With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
     the offsets there is only made room: it is added when all that changes the table of offsets is done.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.functional.fold import fold_measure
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> measured = PositionalBias(4, log_measure=torch.randn(4, 1))
+        >>> call, unfold = fold_measure(Call(q, k, v, Grid((5, 5), Window(3)), measured))
+        >>> call.q.shape, unfold(call.v).shape
+        (torch.Size([2, 1, 25, 4, 9]), torch.Size([2, 1, 25, 4, 8]))
     """
     q, k, v, bias = call.q, call.k, call.v, call.bias
     channels = q.shape[-1]
@@ -183,7 +222,15 @@ def _finite(logarithm: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``."""
+    """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``.
+
+    Example:
+        >>> import math
+        >>> import torch
+        >>> from escnn_attention.functional.fold import rotate
+        >>> rotate(torch.tensor([1.0, 0.0, 5.0]), torch.tensor([math.pi / 2])).round(decimals=4)
+        tensor([-0., 1., 5.])
+    """
     pairs = angle.shape[-1]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]

@@ -40,6 +40,13 @@ def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[Posit
     """The bias and the mode to compute: where all output poses see the same, they are one.
 
     It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
+
+    Example:
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.widen import merge
+        >>> bias, query = merge(PositionalBias(8), "own", key_poses=8)
+        >>> bias.num_poses, query
+        (1, 'all')
     """
     # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
     if bias.spatial is None and bias.waves is None and (bias.pose is None or key_poses == 1):
@@ -48,7 +55,15 @@ def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[Posit
 
 
 def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
-    """From ``(M, B, N, H', J', C)``, the outputs of every query pose, to ``(M, B, N, H, C)``."""
+    """From ``(M, B, N, H', J', C)``, the outputs of every query pose, to ``(M, B, N, H, C)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.widen import join
+        >>> out = torch.randn(2, 1, 25, 1, 8, 16)  # one output pose for all, with 8 query poses
+        >>> join(out, query="own", computed="all", num_poses=8).shape
+        torch.Size([2, 1, 25, 8, 16])
+    """
     if computed != query:
         return out.squeeze(3)
     return out.sum(4).expand(-1, -1, -1, num_poses, -1)
@@ -66,6 +81,17 @@ def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, quer
     Returns:
         ``(M, B, N, H', J', E)`` and ``(M, B, N, H'', P, E)``. H' and H'' are the number of output poses, or 1 where all
         share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.widen import widen
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
+        >>> q, k = widen(*torch.randn(2, 2, 1, 25, 4, 8).unbind(), grid, bias, "own")
+        >>> q.shape, k.shape
+        (torch.Size([2, 1, 25, 4, 1, 17]), torch.Size([2, 1, 25, 1, 4, 17]))
     """
     dtype = q.dtype
     q, k = q.unsqueeze(4 if query == "own" else 3), k.unsqueeze(3)
@@ -100,14 +126,32 @@ def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
 
 
 def width(channels: int, positions: Positions, bias: PositionalBias) -> int:
-    """E, the number of channels of widened queries and keys."""
+    """E, the number of channels of widened queries and keys.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.widen import width
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> width(8, Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8)))
+        17
+    """
     if bias.waves is not None:
         return channels + bias.waves.readout.shape[-1]
     return channels if bias.spatial is None else channels + (num_classes(positions) or 0)
 
 
 def num_classes(positions: Positions) -> int | None:
-    """The number of classes of a window, or None where there is no window on a grid."""
+    """The number of classes of a window, or None where there is no window on a grid.
+
+    Example:
+        >>> from escnn_attention.functional.widen import num_classes
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> num_classes(Grid((9, 9), Window(3))), num_classes(Grid((9, 9), Window()))
+        (9, None)
+    """
     if not isinstance(positions, Grid) or positions.window.kernel_size is None:
         return None
     return math.prod(_moduli(positions.shape, positions.window.kernel_size, positions.window.dilation))
@@ -157,7 +201,15 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 
 
 def neighbours(shape: tuple[int, ...], window: Window) -> tuple[Tensor, Tensor, Tensor]:
-    """All pairs on a grid that see each other: the positions of query and key, and the row of their offset."""
+    """All pairs on a grid that see each other: the positions of query and key, and the row of their offset.
+
+    Example:
+        >>> from escnn_attention.functional.widen import neighbours
+        >>> from escnn_attention.geometry.positions import Window
+        >>> queries, keys, rows = neighbours((3,), Window(3))
+        >>> sorted(zip(queries.tolist(), keys.tolist(), rows.tolist()))
+        [(0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2), (2, 1, 0), (2, 2, 1)]
+    """
     blocks = Grid(shape, window).blocks(1)
     rows = blocks.rows(0, len(blocks.queries))
     queries, keys, rows = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], rows)

@@ -54,6 +54,15 @@ class Grid(Positions):
         frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
             checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
             transformed features.
+
+    Example:
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> grid = Grid((2, 3), Window(3))
+        >>> grid.num_positions, grid.offsets.shape
+        (6, torch.Size([9, 2]))
+        >>> grid.coordinates[0].tolist(), grid.coordinates[-1].tolist()  # the upper left, and the lower right
+        ([-1.0, 0.5], [1.0, -0.5])
     """
 
     def __init__(
@@ -107,6 +116,13 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
 
     Returns:
         the window, and the rows of its offsets in the table of the one given; None where that one stays.
+
+    Example:
+        >>> from escnn_attention.geometry.grid import trimmed
+        >>> from escnn_attention.geometry.positions import Window
+        >>> window, rows = trimmed((2, 2), Window(7))
+        >>> window, len(rows)
+        (Window(kernel_size=3, shape='square', dilation=1), 9)
     """
     if window.kernel_size is None:
         return window, None

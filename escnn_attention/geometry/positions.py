@@ -29,6 +29,12 @@ class Window:
         shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it, and ``"disc m"``
             with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`.
         dilation: the step between neighbours, in positions.
+
+    Example:
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> [len(Grid((9, 9), window).offsets) for window in (Window(5), Window(5, "disc"))]
+        [25, 21]
     """
 
     kernel_size: int | None = None
@@ -56,6 +62,13 @@ class Blocks(ABC):
         queries: ``(T, Q)``; the positions of the queries of each of the T blocks. -1 fills up.
         keys: ``(T, S)`` or ``(1, S)``; the positions of the candidate keys of a block. -1 fills up.
         place: ``(N,)``; where among all ``T · Q`` queries each position stands.
+
+    Example:
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> blocks = Grid((5,), Window()).blocks(max_queries=2)
+        >>> blocks.queries.tolist(), blocks.keys.tolist(), blocks.rows(0, 3).shape
+        ([[0, 1], [2, 3], [4, -1]], [[0, 1, 2, 3, 4]], torch.Size([3, 2, 5]))
     """
 
     queries: Tensor
@@ -81,6 +94,17 @@ class Positions(ABC):
         scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
             the difference of their coordinates.
         complete: whether every position sees every other.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> grid = Grid((1, 4), Window(3))
+        >>> grid.num_positions, grid.complete
+        (4, False)
+        >>> row = grid.rows(torch.tensor(0), torch.arange(4))  # what the first position sees of each
+        >>> (row >= 0).tolist(), grid.offsets[row[1], 0].item()
+        ([True, True, False, False], 1.0)
     """
 
     num_positions: int

@@ -17,7 +17,20 @@ __all__ = ["LogPolar", "Offset", "Pair", "Relation"]
 
 
 class Relation(ABC):
-    """Base class: a function of the position of the query and of the key, both seen from one pose."""
+    """Base class: a function of the position of the query and of the key, both seen from one pose.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import Relation
+        >>> class Distance(Relation):
+        ...     def size(self, dim: int) -> int:
+        ...         return 1
+        ...
+        ...     def __call__(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        ...         return (key - query).norm(dim=-1, keepdim=True)
+        >>> Distance()(torch.zeros(2), torch.tensor([3.0, 4.0]))
+        tensor([5.])
+    """
 
     is_offset: bool = False
     """Whether it is the offset itself, a linear function of which every pose sees."""
@@ -42,6 +55,12 @@ class Offset(Relation):
     r""":math:`x' - x`: translations and the fiber group, :math:`R^d \rtimes H`. The default.
 
     With the trivial fiber group these are the translations T(d) alone.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import Offset
+        >>> Offset()(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0]))
+        tensor([2., 4.])
     """
 
     is_offset = True
@@ -57,6 +76,12 @@ class Pair(Relation):
     """Both positions: the fiber group H about the origin, and no translations, as for SO(2) and SO(3) in LieConv.
 
     The origin is where the coordinates are zero: subtract what is to be the centre.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import Pair
+        >>> Pair()(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0]))
+        tensor([1., 0., 3., 4.])
     """
 
     def size(self, dim: int) -> int:
@@ -76,6 +101,15 @@ class LogPolar(Relation):
 
     Raises:
         ValueError: on application, when a point is the origin, which has no direction.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import LogPolar
+        >>> relation, query, key = LogPolar(), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+        >>> relation(query, key)  # as far away, and a quarter further round
+        tensor([0., 0., 1.])
+        >>> torch.equal(relation(2 * query, 2 * key), relation(query, key))
+        True
     """
 
     def size(self, dim: int) -> int:

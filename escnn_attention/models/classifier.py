@@ -127,6 +127,16 @@ class InvariantLogits(EquivariantModule):
         network: images ``(B, in_type.size, *space)`` to logits ``(B, num_classes)``.
         in_type: the type of the images; its gspace is the symmetry to hold the network against.
         num_classes: the number of classes.
+
+    Example:
+        >>> from escnn import gspaces
+        >>> from escnn_attention import assert_equivariant
+        >>> from escnn_attention.models import HybridNet
+        >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
+        >>> logits = network.as_fields()  # an InvariantLogits
+        >>> logits.evaluate_output_shape((1, 1, 9, 9))
+        (1, 10, 1, 1)
+        >>> assert_equivariant(logits, (1, 1, 9, 9), tolerance=1e-5)
     """
 
     def __init__(self, network: torch.nn.Module, in_type: FieldType, num_classes: int):

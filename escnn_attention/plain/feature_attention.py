@@ -19,6 +19,16 @@ class AttentionMaps(NamedTuple):
     Attributes:
         channel: what depends on the fields and poses.
         spatial: what depends on the positions and poses.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import FeatureAttention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 3 * [g.regular_repr])
+        >>> maps = FeatureAttention(fields).attention_maps(fields(torch.randn(2, 12, 9, 9)))
+        >>> maps.channel.shape, maps.spatial.shape
+        (torch.Size([2, 3, 4]), torch.Size([2, 4, 9, 9]))
     """
 
     channel: Tensor | None

@@ -33,6 +33,13 @@ def plot_accuracies(
         ImportError: matplotlib is missing.
         TypeError: ``accuracies`` is not a mapping of mappings.
         ValueError: no networks, no conditions, more than 8 or not the same for all, or an accuracy that is none.
+
+    Example:
+        >>> from escnn_attention.plotting import plot_accuracies
+        >>> accuracies = {"plain": {"upright": 0.97, "rotated": 0.41}, "C8": {"upright": 0.97, "rotated": 0.95}}
+        >>> figure = plot_accuracies(accuracies)
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        ['plain', 'C8']
     """
     figure_type = figure_class()
     conditions = _conditions(accuracies)

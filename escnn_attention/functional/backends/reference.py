@@ -29,7 +29,19 @@ __all__ = ["attention", "probabilities"]
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """See :func:`escnn_attention.functional.attention`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.backends import reference
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> reference.attention(Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(num_poses=4))).shape
+        torch.Size([2, 1, 25, 4, 8])
+    """
     refuse_the_impossible(call)
     p = F.dropout(probabilities(call), call.dropout)
     return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
@@ -46,6 +58,18 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
     Returns:
         ``(M, B, n, m, J, N, P)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
         It sums to 1 over the last axis but one and the last.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, probabilities
+        >>> from escnn_attention.functional.call import Call
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.positions import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> call = Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(num_poses=4))
+        >>> p = probabilities(call, queries=torch.tensor([12]))  # of the centre
+        >>> p.shape, int((p[0, 0, 0, 0, 0].sum(-1) > 0).sum())  # which sees the 9 positions of its window
+        (torch.Size([2, 1, 1, 4, 1, 25, 4]), 9)
     """
     positions, bias = call.positions, call.bias
     device, num_positions = call.q.device, positions.num_positions

@@ -78,6 +78,15 @@ def attended_sum(
     Returns:
         ``(B, out_fields, out_poses, *space)``. Inside the transforms of ``torch.func``, and for derivatives in forward
         mode, all responses are there at once.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.attentive import attended_sum
+        >>> from escnn_attention.functional.convolutions.convolution import convolve
+        >>> x, kernel = torch.randn(2, 3 * 4, 9, 9), torch.randn(5, 4, 3, 4, 3, 3)
+        >>> out = attended_sum(x, kernel, None, None, None)  # no attention: a convolution
+        >>> torch.allclose(out.flatten(1, 2), convolve(x, kernel.flatten(2, 3).flatten(0, 1)), atol=1e-4)
+        True
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
     out = written_out(call)[0] if _is_transformed(call) else _forward(*call)
@@ -96,6 +105,14 @@ def attention_maps(
 
     Returns:
         ``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.attentive import attention_maps
+        >>> x, kernel = torch.randn(2, 3 * 4, 9, 9), torch.randn(5, 4, 3, 4, 3, 3)
+        >>> channel, spatial = attention_maps(x, kernel, None, None, torch.randn(5, 4, 2, 4, 7, 7))
+        >>> channel, spatial.shape
+        (None, torch.Size([2, 5, 4, 4, 7, 7]))
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
     found = [written_out(part)[1:] for part in _by_images(call)]

@@ -15,7 +15,14 @@ __all__ = ["convolve", "depthwise", "depthwise_kernels", "output_size", "views"]
 def convolve(
     x: Tensor, kernel: Tensor, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
-    """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has."""
+    """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.convolution import convolve
+        >>> convolve(torch.ones(1, 2, 4, 4, 4), torch.ones(3, 2, 3, 3, 3), padding=1).shape
+        torch.Size([1, 3, 4, 4, 4])
+    """
     convolution = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[kernel.dim() - 2]
     return convolution(x, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
@@ -24,6 +31,14 @@ def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
     """Every channel of ``(B, C, *space)`` convolved with a kernel of its own, ``(C, 1, *kernel)``, of odd width.
 
     The grid is padded with zeros and keeps its size.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.convolution import depthwise
+        >>> depthwise(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), dilation=1)
+        tensor([[[[4., 6., 4.],
+                  [6., 9., 6.],
+                  [4., 6., 4.]]]])
     """
     if x[0, 0].numel() == 1:  # PyTorch takes longer for one position than for a hundred.
         return x * kernels.flatten(2)[:, :, kernels[0].numel() // 2].view(1, -1, *x.shape[2:])
@@ -43,6 +58,16 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
 
     Returns:
         ``(n, C, *kernel)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.convolution import depthwise, depthwise_kernels
+        >>> x, grad = torch.randn(2, 2, 3, 5, 5).unbind()
+        >>> kernels = torch.randn(3, 1, 3, 3, requires_grad=True)
+        >>> (expected,) = torch.autograd.grad(depthwise(x, kernels, dilation=1), kernels, grad)
+        >>> found = depthwise_kernels(x.unsqueeze(0), grad, kernel_size=3, dilation=1)
+        >>> torch.allclose(found, expected.transpose(0, 1), atol=1e-4)
+        True
     """
     padding, dimensions = dilation * (kernel_size // 2), grad.dim() - 2
     if grad[0, 0].numel() == 1:
@@ -65,7 +90,13 @@ def _derived_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int
 
 
 def output_size(size: int, kernel_size: int, *, stride: int, padding: int, dilation: int) -> int:
-    """The places along one axis at which a kernel finds all that it needs, 0 where there are none."""
+    """The places along one axis at which a kernel finds all that it needs, 0 where there are none.
+
+    Example:
+        >>> from escnn_attention.functional.convolutions.convolution import output_size
+        >>> output_size(9, 3, stride=2, padding=1, dilation=1)
+        5
+    """
     return max(0, (size + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1)
 
 
@@ -74,6 +105,12 @@ def views(x: Tensor, kernel_size: int, *, stride: int, dilation: int, dimensions
 
     They are views of the last ``dimensions`` axes: reading them gives the columns of the convolution as a product of
     matrices, adding to them is the transpose of that.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.convolutions.convolution import views
+        >>> list(views(torch.arange(4), 2, stride=1, dilation=1, dimensions=1))
+        [tensor([0, 1, 2]), tensor([1, 2, 3])]
     """
     sizes = [output_size(n, kernel_size, stride=stride, padding=0, dilation=dilation) for n in x.shape[-dimensions:]]
     for place in itertools.product(range(kernel_size), repeat=dimensions):

@@ -27,6 +27,16 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
         TypeError: ``network`` is not a module.
         UserError: there is no checkpoint in the folder, it cannot be read, it is of another network than the one that
             is given, or none is given and it is of a class from elsewhere.
+
+    Example:
+        >>> import tempfile
+        >>> from escnn_attention.training import load_network
+        >>> from escnn_attention.training.errors import UserError
+        >>> try:
+        ...     load_network(tempfile.mkdtemp())
+        ... except UserError as error:
+        ...     print(str(error).split("holds ")[1])
+        no trained network: there is neither best.ckpt nor last.ckpt in it
     """
     if network is not None and not isinstance(network, torch.nn.Module):
         raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")

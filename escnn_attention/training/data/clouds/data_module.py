@@ -77,6 +77,13 @@ class PointClouds(DataInParts):
     Raises:
         UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
             be met.
+
+    Example:
+        >>> from escnn_attention.training import Springs
+        >>> data = Springs(num_train=8, batch_size=4, rotate_train=True)  # a PointClouds
+        >>> data.setup("fit")
+        >>> data.dim, data.in_channels, len(data.train_dataloader())
+        (2, 2, 2)
     """
 
     things = "clouds"
@@ -175,6 +182,12 @@ class PublishedClouds(PointClouds):
 
     Raises:
         UserError: also where the data is not there and cannot be had, or a file is damaged.
+
+    Example:
+        >>> from escnn_attention.training import ModelNet40
+        >>> data = ModelNet40(limit_train=64, download=False, rotate_train="z")  # a PublishedClouds
+        >>> data.dim, data.download
+        (3, False)
     """
 
     files: ClassVar[str]
