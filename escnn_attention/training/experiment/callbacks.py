@@ -22,14 +22,26 @@ from escnn_attention.training.modules.scheduled import Scheduled
 _OF_THE_CALL = ("folder", "ckpt_path", "config")
 
 
-class _Best(ModelCheckpoint):
+class _InFolder(ModelCheckpoint):
+    """One checkpoint in the folder of an experiment, wherever that has been moved to, copied or mounted."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        path = self.format_checkpoint_name({})
+        score = state_dict["best_model_score"]
+        # A score without its file is that of another folder: the next epoch is the best here.
+        if Path(path).is_file() and score is not None:
+            here = {"dirpath": self.dirpath, "best_model_path": path, "kth_best_model_path": path}
+            super().load_state_dict({**state_dict, **here, "best_k_models": {path: score}})
+
+
+class _Best(_InFolder):
     """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes."""
 
     def __init__(self, folder: Path, monitor: str, mode: str) -> None:
         super().__init__(folder, Path(BEST).stem, monitor=monitor, mode=mode, enable_version_counter=False)
 
 
-class _Last(ModelCheckpoint):
+class _Last(_InFolder):
     """The checkpoint of the last epoch."""
 
     def __init__(self, folder: Path) -> None:

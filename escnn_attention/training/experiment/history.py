@@ -36,6 +36,7 @@ class EpochHistory(pl.Callback):
         self.rows: list[dict[str, Any]] = []
         self._started = 0.0
         self._seconds = 0.0
+        self._validated = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}
@@ -53,20 +54,25 @@ class EpochHistory(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer)  # the epoch before, whose checkpoint is written by now
+        self._validated = False
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._seconds = time.perf_counter() - self._started
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = True
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
-        for name in ("train_loss", "valid_loss", self.measure):
-            measured = trainer.callback_metrics.get(name)  # there may be no validation in an epoch
+        for name, is_new in (("train_loss", True), ("valid_loss", self._validated), (self.measure, self._validated)):
+            measured = trainer.callback_metrics.get(name) if is_new else None
             row[name] = None if measured is None else float(measured)
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = self._seconds
         row["memory"] = round(self._memory.read() / 1e6, 1)
         self.rows.append(row)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Also where there was nothing left to train: a process that was killed may not have come this far.
         self._write(trainer)

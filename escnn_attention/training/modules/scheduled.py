@@ -6,10 +6,11 @@ import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -105,6 +106,23 @@ class Scheduled(pl.LightningModule):
         drops = tuple(round(milestone * epoch) for milestone in self.milestones)
         factor = functools.partial(_factor, self.schedule, round(rising), steps, drops=drops, gamma=self.gamma)
         return _stepwise(optimiser, LambdaLR(optimiser, factor))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # A schedule asks for the number of steps, for which Lightning has the workers begin with an epoch: it has to
+        # know by then which one that is, and not only when it restores the rest.
+        loops = checkpoint.get("loops")
+        if loops is not None and self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.trainer.fit_loop.load_state_dict(loops["fit_loop"])
+
+    def on_train_epoch_end(self) -> None:
+        metric = self.trainer.callback_metrics.get(self.monitor)
+        # Lightning steps after the checkpoint of the epoch is written, so that a training that goes on would lack it.
+        if self.schedule == "plateau" and metric is not None:
+            cast(ReduceLROnPlateau, self.lr_schedulers()).step(metric)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        if self.schedule != "plateau":
+            super().lr_scheduler_step(scheduler, metric)
 
     def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
         """What ``predict`` writes of the predictions of all test data: one row each.

@@ -1,0 +1,223 @@
+"""A training that goes on is the training that was never stopped: every schedule, every number of workers, all data."""
+
+import csv
+import functools
+import shutil
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
+from escnn_attention.training.experiment.callbacks import checkpoint_callbacks
+from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
+from escnn_attention.training.experiment.history import EpochHistory
+from escnn_attention.training.quiet import quiet_lightning
+
+EPOCHS = 4
+SCHEDULES = {
+    "constant": {},
+    "warm-up": {"schedule": "constant", "warm_up": 1.5},
+    "cosine": {"schedule": "cosine", "warm_up": 1},
+    "one-cycle": {"schedule": "one-cycle", "warm_up": 2},
+    "steps": {"schedule": "steps", "milestones": [1, 3]},
+    "plateau": {"schedule": "plateau"},
+}
+
+
+class Pooled(torch.nn.Module):
+    """A network on clouds: one linear layer of the points, summed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 12)
+
+    def forward(self, features, coords, batch):
+        points = torch.tanh(self.linear(torch.cat([features, coords], 1)))
+        return points.new_zeros(int(batch.max()) + 1, 12).index_add(0, batch, points)
+
+
+def images(workers, **options):
+    layers = torch.nn.Flatten(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 10)
+    data = Digits(batch_size=8, limit_train=48, limit_valid=30, num_workers=workers)
+    return Classifier(torch.nn.Sequential(*layers), 10, optimizer=sgd, **options), data
+
+
+def clouds(workers, **options):
+    sizes = {"num_train": 24, "num_valid": 12, "num_test": 4, "batch_size": 4, "features": "constant"}
+    data = Constellations(**sizes, rotate_train=True, translate_train=0.1, num_workers=workers)
+    return PointClassifier(Pooled(), 3, 4, optimizer=sgd, **options), data
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+class Stop(pl.Callback):
+    """The power fails in an epoch, or after the last."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == self.epoch:
+            raise InterruptedError
+
+    def on_train_end(self, trainer, pl_module):
+        if trainer.current_epoch == self.epoch:
+            raise InterruptedError
+
+
+def train(folder, make, stop=None, epochs=EPOCHS, **options):
+    """Train up to the end, or until the power fails, from the last checkpoint in ``folder`` if there is one."""
+    torch.manual_seed(1)
+    model, data = make()
+    folder.mkdir(exist_ok=True)
+    last = folder / "last.ckpt"
+    callbacks = [EpochHistory(folder / "epochs.csv", model.monitor), *checkpoint_callbacks(folder, model)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with quiet_lightning():
+        trainer = pl.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            callbacks=[Stop(stop), *callbacks],
+            plugins=[AtomicCheckpointIO()],
+            **quiet,
+            **options,
+        )
+        try:
+            trainer.fit(model, data, ckpt_path=last if last.exists() else None)
+        except InterruptedError:
+            assert stop is not None
+        else:
+            assert stop is None
+
+
+def state(folder):
+    """What the end of a training is compared by."""
+    last, best = (read_checkpoint(folder / name) for name in ("last.ckpt", "best.ckpt"))
+    found = {name: last[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step")}
+    found["best"] = {name: best[name] for name in ("state_dict", "epoch")}
+    found["rows"] = [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows(folder)]
+    return found
+
+
+def rows(folder):
+    with (folder / "epochs.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def differences(one, other):
+    """Where two nested values differ, by the last bit."""
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else ["tensor"]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        return [f"{k}.{d}" for k in one for d in differences(one[k], other[k])]
+    if isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        return [f"{i}.{d}" for i, (a, b) in enumerate(zip(one, other, strict=True)) for d in differences(a, b)]
+    return [] if one == other else [f"{one} {other}"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A training that was never stopped and had no workers, as :func:`state` gives it."""
+
+    @functools.cache
+    def train_once(data, schedule):
+        folder = tmp_path_factory.mktemp("whole")
+        train(folder, functools.partial(data, 0, **SCHEDULES[schedule]))
+        return state(folder)
+
+    return train_once
+
+
+COMBINATIONS = [(data, schedule) for data in (images, clouds) for schedule in SCHEDULES]
+COMBINATIONS.remove((clouds, "steps"))  # of the modules for clouds none has milestones
+
+
+@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("data", "schedule"), COMBINATIONS)
+def test_resumed_is_uninterrupted(tmp_path, one_thread, whole, data, schedule, workers):
+    make = functools.partial(data, workers, **SCHEDULES[schedule])
+    train(tmp_path, make, stop=2)
+    train(tmp_path, make)
+    found = differences(whole(data, schedule), state(tmp_path))
+    assert not found
+
+
+def test_other_batches_are_another_training(tmp_path, one_thread, whole):
+    """The control: a training that goes on with the batches of another epoch is found out."""
+
+    def make():
+        model, data = images(0)
+        data.train_dataloader = functools.partial(_of_the_first_epoch, data.train_dataloader)
+        return model, data
+
+    train(tmp_path, make, stop=2)
+    train(tmp_path, make)
+    found = differences(whole(images, "constant"), state(tmp_path))
+    assert any(name.startswith("state_dict.") for name in found)
+
+
+def _of_the_first_epoch(make):
+    loader = make()
+    loader.sampler.set_epoch = lambda epoch: None
+    loader.sampler.epoch = 0
+    return loader
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_epochs_without_validation_have_no_old_measurements(tmp_path, stop):
+    train(tmp_path, functools.partial(images, 0), stop=stop, check_val_every_n_epoch=2)
+    train(tmp_path, functools.partial(images, 0), check_val_every_n_epoch=2)
+    assert [bool(row["valid_accuracy"]) for row in rows(tmp_path)] == [False, True, False, True]
+    assert all(row["train_loss"] for row in rows(tmp_path))
+
+
+def test_killed_after_the_last_checkpoint(tmp_path):
+    """The row of the last epoch is in the checkpoint: the next start has nothing to train, and writes it."""
+    train(tmp_path, functools.partial(images, 0), stop=EPOCHS)
+    assert read_checkpoint(tmp_path / "last.ckpt")["epoch"] == EPOCHS - 1
+    assert len(rows(tmp_path)) == EPOCHS - 1
+    before = rows(tmp_path)
+    train(tmp_path, functools.partial(images, 0))
+    assert [row["epoch"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
+    assert rows(tmp_path)[:-1] == before
+
+
+class Scored(Classifier):
+    """Its accuracies are known beforehand."""
+
+    SCORES = (0.8, 0.1, 0.5, 0.9)
+
+    def on_validation_epoch_end(self):
+        self.log("valid_score", self.SCORES[self.current_epoch])
+
+    monitor = "valid_score"
+
+
+def scored():
+    model, data = images(0)
+    return Scored(model.network, 10, optimizer=sgd), data
+
+
+@pytest.mark.parametrize("how", [shutil.move, shutil.copytree])
+def test_the_best_epoch_is_known_wherever_the_folder_goes(tmp_path, how):
+    """Moved or copied, a folder keeps its best checkpoint until there is a better one."""
+    train(tmp_path / "first", scored, epochs=2)
+    best = (tmp_path / "first" / "best.ckpt").read_bytes()
+    how(tmp_path / "first", tmp_path / "second")
+    train(tmp_path / "second", scored, epochs=3)
+    assert (tmp_path / "second" / "best.ckpt").read_bytes() == best
+    how(tmp_path / "second", tmp_path / "third")
+    train(tmp_path / "third", scored, epochs=4)
+    assert read_checkpoint(tmp_path / "third" / "best.ckpt")["epoch"] == 3
+
+
+def test_without_its_best_checkpoint_a_folder_gets_a_new_one(tmp_path):
+    train(tmp_path, scored, epochs=2)
+    (tmp_path / "best.ckpt").unlink()
+    train(tmp_path, scored, epochs=3)
+    assert read_checkpoint(tmp_path / "best.ckpt")["epoch"] == 2
