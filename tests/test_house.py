@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,6 +146,26 @@ def _height(room: str) -> float:
     return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
+_POINTING = "The same|Same|And|Or|But|As above|Of|Its|Their|Those|These|That|This|It|They|With|Without|Likewise|So|Such"
+_POINTING_WORDS = re.compile(rf"({_POINTING}|Here|By|See)\b")
+_MARKUP = re.compile(r":\w+:`[^`]*`|``.*?``|[^\w\s]")
+_WORDS_OF_A_DOCSTRING = 2
+
+
+def standing_docstrings(house: House) -> Iterator[str]:
+    """A docstring names its subject: it points at no other for it, and is more than a shape."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path, tree in house.trees.items():
+        for node in ast.walk(tree):
+            docstring = ast.get_docstring(node) if isinstance(node, documented) else None
+            if docstring is None:
+                continue
+            summary = docstring.split("\n\n")[0]
+            few = len(_MARKUP.sub(" ", summary).split()) < _WORDS_OF_A_DOCSTRING and not isinstance(node, ast.Module)
+            if _POINTING_WORDS.match(summary) or few:
+                yield f"{path} {getattr(node, 'name', 'itself')}"
+
+
 def known_rooms(house: House) -> Iterator[str]:
     """Every room has its place in the order."""
     yield from sorted({room_of(path) for path in house.trees} - {"", *ROOMS})
@@ -205,6 +226,7 @@ RULES: dict[str, Callable[[House], Iterator[str]]] = {
         short_files,
         short_functions,
         few_arguments,
+        standing_docstrings,
         known_rooms,
         downward_imports,
         no_cycles,
@@ -287,6 +309,17 @@ CONTROLS = [
     ("few_arguments", {"nn/a.py": method("__call__", 11)}, {"nn/a.py": method("__init__", 11)}),
     ("few_arguments", {"nn/a.py": method("__init__", 11).replace("A", "_A")}, {}),
     ("few_arguments", {"nn/a.py": "def f(a, b, c, d, e, f, g, h, i, *j, **k): ...\n"}, {}),
+    (
+        "standing_docstrings",
+        {"nn/a.py": function(1, '    """The same for points."""\n')},
+        {"nn/a.py": function(1, '    """The output for points."""\n')},
+    ),
+    (
+        "standing_docstrings",
+        {"nn/a.py": function(1, '    """``(B, C)``."""\n')},
+        {"nn/a.py": function(1, '    """The output, ``(B, C)``."""\n')},
+    ),
+    ("standing_docstrings", {"nn/a.py": 'class A:\n    """See :func:`f`."""\n'}, {"nn/a.py": '"""Digits."""\n'}),
     ("known_rooms", {"cellar/a.py": ""}, {"nn/a.py": "", "__init__.py": ""}),
     (
         "downward_imports",

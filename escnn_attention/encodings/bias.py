@@ -126,7 +126,7 @@ class EncodingBias(PairBias):
         return cloud, positional_bias(encoding, seen, tables.inverse_action, tables.quotient, tables.relative)
 
     def _pose_term(self) -> Tensor | None:
-        """``(M or 1, |H|, J or 1, P, C)``, what poses add to the keys."""
+        """What poses add to the keys, ``(M or 1, |H|, J or 1, P, C)``."""
         poses = _of_pairs_of_poses(self._encoding, self.tables.quotient, self.tables.relative)
         poses = self.tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
         return None if poses is None else poses.movedim(1, -1)

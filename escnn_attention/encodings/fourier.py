@@ -14,7 +14,7 @@ __all__ = ["FourierEncoding"]
 
 
 class FourierEncoding(FrequencyEncoding):
-    r""":math:`\rho(\delta, p) = W\,[\cos\Omega\delta, \sin\Omega\delta] + E[p]`.
+    r"""Waves of the offset: :math:`\rho(\delta, p) = W\,[\cos\Omega\delta, \sin\Omega\delta] + E[p]`.
 
     The encoding whose attention factorises: with it the scores are those of standard attention on widened vectors.
 

@@ -195,7 +195,7 @@ class PairKernel(torch.nn.Module):
         return whole if halves.order is None else whole.index_select(2, halves.order)
 
     def _content(self, q: Tensor, keys: Callable[[], Tensor]) -> Tensor | None:
-        """``(M, number or vector, H or 1, J, P, G, A, K)``."""
+        """What queries and keys say to each other, ``(M, number or vector, H or 1, J, P, G, A, K)``."""
         if self.content == "none":
             return None
         if self.content == "dot":
@@ -204,7 +204,7 @@ class PairKernel(torch.nn.Module):
         return (of_query + _of_heads(_inside(keys().unsqueeze(4)), self.of_key)) / math.sqrt(2)
 
     def _location(self, seen: Tensor, pose: Tensor | None, only: Tensor | None = None) -> Tensor | None:
-        """``(M, number or vector, H, J or 1, P or 1, G, A, K)``, as some poses see it."""
+        """What some poses see of the location, ``(M, number or vector, H, J or 1, P or 1, G, A, K)``."""
         if self.location == "none":
             return None
         # For every pose, and every pose of the keys that sees anything else, all pairs of points side by side.
@@ -262,17 +262,17 @@ class _KernelBias(PairBias):
 
 
 def _inside(x: Tensor) -> Tensor:
-    """From ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
+    """Channels beside the heads: from ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
     return x.permute(1, 7, 2, 3, 5, 0, 4, 6)
 
 
 def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
-    """``(M, I, ...)`` with ``(M, O, I)``."""
+    """A linear map ``(M, O, I)`` for each head of channels ``(M, I, ...)``: ``(M, O, ...)``."""
     return matmul(weight, x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _dot(x: Tensor, weight: Tensor) -> Tensor:
-    """``(M, I, ...)`` with ``(M, I)``: ``(M, 1, ...)``."""
+    """The product of channels ``(M, I, ...)`` with a vector ``(M, I)`` for each head: ``(M, 1, ...)``."""
     return _of_heads(x, weight.unsqueeze(1))
 
 

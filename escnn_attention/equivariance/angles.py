@@ -201,7 +201,7 @@ class _Outputs:
         self.dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``(B, K)`` or ``(B, K, S, S)`` in float64."""
+        """The invariant part of what the model gives, ``(B, K)`` or ``(B, K, S, S)`` in float64."""
         x = images.to(self.device, self.dtype)
         if self.in_type is not None and self.in_type.size != x.shape[1]:
             raise ValueError(

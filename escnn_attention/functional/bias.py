@@ -90,7 +90,7 @@ class PositionalBias:
     log_window: Tensor | None = None
 
     def explicit(self, positions: Positions) -> PositionalBias:
-        """With the function of the offset as a table."""
+        """The bias with its function of the offset as a table."""
         if self.waves is None:
             return self
         return replace(self, spatial=self.waves.table(positions.offsets), waves=None)

@@ -217,7 +217,7 @@ def _weigh_offsets(bias: PositionalBias, log_window: Tensor, like: Tensor) -> Po
 
 
 def _finite(logarithm: Tensor) -> Tensor:
-    """With a finite number for the logarithm of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
+    """A logarithm with a finite number for that of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
     return logarithm.clamp(min=-1e4)
 
 

@@ -55,7 +55,7 @@ def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[Posit
 
 
 def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
-    """From ``(M, B, N, H', J', C)``, the outputs of every query pose, to ``(M, B, N, H, C)``.
+    """The output ``(M, B, N, H, C)`` from the outputs of every query pose, ``(M, B, N, H', J', C)``.
 
     Example:
         >>> import torch
@@ -120,7 +120,7 @@ def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, quer
 
 
 def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-    """Side by side as channels, with the other axes broadcast."""
+    """Tensors side by side as channels, with the other axes broadcast."""
     shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
 

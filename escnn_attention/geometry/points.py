@@ -26,7 +26,7 @@ class Cloud(Positions):
 
     @property
     def offsets(self) -> Tensor:  # type: ignore[override]
-        """``(N · N, d)``, of every key to every query; made when they are asked for."""
+        """The offsets ``(N · N, d)`` of every key from every query; made when they are asked for."""
         return (self.coordinates - self.coordinates[:, None]).flatten(0, 1)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:

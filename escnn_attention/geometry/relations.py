@@ -45,7 +45,7 @@ class Relation(ABC):
 
     @abstractmethod
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """``(..., size)`` of positions ``(..., d)`` that broadcast against each other."""
+        """The relation ``(..., size)`` of positions ``(..., d)`` that broadcast against each other."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -119,7 +119,7 @@ class Fibers:
 
 
 def is_signed_permutation(matrices: np.ndarray) -> np.ndarray:
-    """For each of the orthogonal ``(..., d, d)`` matrices, whether its entries are all 0, 1 or -1."""
+    """Whether the entries of a matrix are all 0, 1 or -1, for each of the orthogonal matrices ``(..., d, d)``."""
     return np.isclose(np.abs(matrices), np.round(np.abs(matrices)), atol=1e-6).all(axis=(-2, -1))
 
 

@@ -56,7 +56,7 @@ _KINDS = {
 
 
 def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> None:
-    """It is one of the kinds, or None, and it has the options that were given.
+    """``attention`` is one of the kinds, or None, and has the options that were given.
 
     Args:
         attention: the kind.
@@ -74,7 +74,7 @@ def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> 
 
 
 def options_of(attention: Attention | None, **options: Any) -> dict[str, Any]:
-    """Those of the options that a kind of attention has."""
+    """The options that a kind of attention has, of those given."""
     return {name: value for name, value in options.items() if attention in _KINDS[name]}
 
 

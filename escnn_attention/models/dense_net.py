@@ -159,5 +159,5 @@ class GroupDenseNet(EquivariantClassifier):
 
 
 def _aligned(last: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """So many numbers: the last ones as given, 4 before."""
+    """``count`` numbers: the last ones as given, 4 before."""
     return ((4,) * count + last)[-count:] if count else ()

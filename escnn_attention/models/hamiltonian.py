@@ -91,7 +91,7 @@ class HamiltonianNetwork(torch.nn.Module):
         self.integrator: Integrator = integrator
 
     def potential_energy(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
-        """V ``(B,)``.
+        """The potential energy V of each cloud, ``(B,)``.
 
         Args:
             positions: ``(N, d)``.
@@ -188,7 +188,7 @@ class HamiltonianNetwork(torch.nn.Module):
         return torch.stack(frames, dim=1)
 
     def _check(self, positions: Tensor, features: Tensor, momenta: Tensor | None = None) -> None:
-        """What comes of the bodies fits together."""
+        """Positions, features and momenta of the bodies fit together."""
         if positions.dim() != 2:
             raise ValueError(f"positions: got shape {tuple(positions.shape)}, needed (bodies, d)")
         if momenta is not None and positions.shape != momenta.shape:
@@ -200,7 +200,7 @@ class HamiltonianNetwork(torch.nn.Module):
             )
 
     def _masses(self, features: Tensor) -> Tensor:
-        """``(N, 1)``."""
+        """The mass of each body, ``(N, 1)``."""
         return features[:, self.mass : self.mass + 1]
 
     def extra_repr(self) -> str:

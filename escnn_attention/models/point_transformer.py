@@ -309,7 +309,7 @@ def _hidden_type(in_type: FieldType, fields: int | FieldType, samples: Samples |
 
 
 def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Samples | None) -> EquivariantModule:
-    """From the features to those of the first block: to so many scalars, if they are scalars, or to ``hidden``."""
+    """The map to the features of the first block: to so many scalars, if they are scalars, or to ``hidden``."""
     if is_scalar(in_type) and scalars:
         # Scalars need no poses until positions come in.
         return _PointwiseLinear(in_type, FieldType(in_type.gspace, scalars * [in_type.gspace.trivial_repr]))
@@ -317,7 +317,7 @@ def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Sam
 
 
 def _check_head(pool: Pool | None, poses: PosePool, readout: Readout, head_layers: int) -> None:
-    """There are such options of a head."""
+    """The options of a head are some that there are."""
     check_int("head_layers", head_layers, least=0)
     if pool is not None:
         check_option("pool", pool, ("mean", "sum", "max"))

@@ -279,7 +279,7 @@ def _kind(checkpoint: Checkpoint, name: str, of_image: bool) -> Attention | None
 
 
 def _ratio(checkpoint: Checkpoint, names: Sequence[str], kind: Attention | None) -> dict[str, Any]:
-    """By how much the hidden layers of channel attention are narrower than the inputs."""
+    """The factor by which the hidden layers of channel attention are narrower than the inputs."""
     if kind not in ("full", "channel", "features"):
         return {}
     layers = [f"{name}.channel_attention.weight_fc1" for name in names[1:]]

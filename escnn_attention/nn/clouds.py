@@ -15,7 +15,7 @@ __all__ = ["check_cloud", "check_points_mode"]
 
 
 def check_points_mode(query: str, normalization: str, keys: str = "all", backend: str = "auto") -> None:
-    """There are such options of attention between points."""
+    """The options of attention between points are some that there are."""
     check_option("query", query, ("own", "all"))
     check_option("keys", keys, ("all", "own"))
     check_option("normalization", normalization, ("softmax", "count"))

@@ -202,7 +202,7 @@ def _choose_shape(group: Fibers, in_type: FieldType, kernel_size: int, window: s
 
 
 def _check_windows(windows: str, measure: str, scales: Scales) -> None:
-    """There are such windows of these scales, and such a measure."""
+    """The windows and the measure are some that there are for these scales."""
     check_option("windows", windows, ("scaled", "dilated", "fixed"))
     check_option("measure", measure, ("haar", "counting", "printed"))
     if windows == "dilated" and scales.base != round(scales.base):

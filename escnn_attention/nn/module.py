@@ -83,7 +83,7 @@ class PlainModule(GridModule):
         self.plain = plain
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        """Apply the module.
+        """Apply the module to a feature field.
 
         Args:
             input: features of type ``in_type`` on a grid, or at scattered points where each is treated by itself.

@@ -106,7 +106,7 @@ class PointLayer(PointModule):
         mask: Tensor | None = None,
         measure: Tensor | None = None,
     ) -> GeometricTensor:
-        """Apply the layer.
+        """Apply the layer to features at points.
 
         Args:
             x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``. The output can be

@@ -56,7 +56,7 @@ class PointBlock(PointModule):
     def _of_all(
         self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
-        """The same of points that are all there."""
+        """The block on points that are all there, none of them hidden by a mask."""
         raise NotImplementedError
 
 

@@ -208,7 +208,7 @@ class FieldLinear(PlainModule):
 
 
 def _irreps(field_type: FieldType) -> dict[tuple, list[tuple[np.ndarray, np.ndarray]]]:
-    """For each irrep of size d what reads its copies off a type, ``(d, size)``, and what writes them, ``(size, d)``."""
+    """The matrices that read each copy of an irrep off a type, ``(d, size)``, and that write it, ``(size, d)``."""
     found: dict[tuple, list[tuple[np.ndarray, np.ndarray]]] = {}
     start = 0
     for representation in field_type.representations:

@@ -54,16 +54,16 @@ class Stabiliser:
         return out
 
     def read(self, in_type: FieldType, fields: int, groups: int, bias: int) -> ToPoses:
-        """From fields to functions on frames, the first ``bias`` of them with a bias."""
+        """The map from fields to functions on frames, the first ``bias`` of them with a bias."""
         order = len(self.elements)
         return ToPoses(self.segments(in_type), in_type.size, fields, order, groups=groups, bias=bias)
 
     def read_scalars(self, in_type: FieldType, fields: int, groups: int, bias: int) -> Scalars:
-        """From scalar fields to numbers that are the same in every frame."""
+        """The map from scalar fields to numbers that are the same in every frame."""
         return Scalars(in_type.size, fields, groups=groups, bias=bias)
 
     def mean(self, out_type: FieldType, fields: int, groups: int, bias: bool) -> FromPoses:
-        """From functions on frames to the fields whose mean they are."""
+        """The map from functions on frames to the fields whose mean they are."""
         segments = self.segments(out_type, dual=True)
         invariants = invariant_vectors(out_type) if bias else None
         return FromPoses(segments, out_type.size, fields, 1, groups=groups, invariants=invariants)

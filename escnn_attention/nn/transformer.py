@@ -285,6 +285,6 @@ def dropout_of(field_type: FieldType, p: float) -> EquivariantModule:
 
 
 def export_of(modules: SequentialModule) -> torch.nn.Sequential:
-    """Without the dropouts: an exported module is in eval mode, and escnn's FieldDropout cannot be exported."""
+    """The export of modules without dropouts, which do nothing in eval mode: escnn's FieldDropout has no export."""
     kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout))]
     return torch.nn.Sequential(*(m.export() for m in kept))

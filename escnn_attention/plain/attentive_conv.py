@@ -74,7 +74,11 @@ class AttentiveConv(torch.nn.Module):
         return y.flatten(1, 2)
 
     def attention_maps(self, x: Tensor) -> AttentionMaps:
-        """``(B, out_fields, out_poses, in_fields, in_poses)`` and ``(B, out_fields, out_poses, in_poses, *space)``."""
+        """The maps of channel and of spatial attention.
+
+        Of the shapes ``(B, out_fields, out_poses, in_fields, in_poses)`` and
+        ``(B, out_fields, out_poses, in_poses, *space)``.
+        """
         kernel = self.kernel()
         return AttentionMaps(*attentive.attention_maps(x, kernel, *self._attention(kernel), self._geometry))
 

@@ -204,17 +204,17 @@ class DilationAttention(ExactBuffers):
 
 
 def split_scales(x: Tensor, count: int) -> Tensor:
-    """From ``(B, n · size, ...)`` to ``(B · n, size, ...)``: scales as samples."""
+    """The scales as samples, from ``(B, n · size, ...)`` to ``(B · n, size, ...)``."""
     return x.unflatten(1, (count, -1)).flatten(0, 1)
 
 
 def join_scales(x: Tensor, count: int) -> Tensor:
-    """From ``(B · n, size, ...)`` to ``(B, n · size, ...)``."""
+    """The scales as channels again, from ``(B · n, size, ...)`` to ``(B, n · size, ...)``."""
     return x.unflatten(0, (len(x) // count, count)).flatten(1, 2)
 
 
 class PerScale(torch.nn.Module):
-    """The same module on the features of every scale.
+    """One module on the features of every scale.
 
     Args:
         module: from ``(B, in, *space)`` to ``(B, out, *space)``.

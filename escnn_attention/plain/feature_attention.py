@@ -84,7 +84,7 @@ class FeatureAttention(torch.nn.Module):
         return (x.unflatten(1, (-1, self.poses)) * (1 - alpha if self.residual else alpha)).flatten(1, 2)
 
     def attention_maps(self, x: Tensor) -> AttentionMaps:
-        """``(B, fields, poses)`` and ``(B, poses, *space)``."""
+        """The maps of channel and spatial attention, ``(B, fields, poses)`` and ``(B, poses, *space)``."""
         x = x.unflatten(1, (-1, self.poses))
         channel = spatial = None
         if self.squeeze is not None:

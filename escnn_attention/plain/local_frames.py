@@ -43,7 +43,7 @@ def angles_of(coords: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frames_at(colatitude: Tensor, longitude: Tensor) -> Tensor:
-    """``(N, 3, 3)``; the matrices :math:`R(x)`, whose columns are the axes of the frame of each point."""
+    """The matrices :math:`R(x)`, ``(N, 3, 3)``, whose columns are the axes of the frame of each point."""
     ct, st, cp, sp = colatitude.cos(), colatitude.sin(), longitude.cos(), longitude.sin()
     rows = [cp * ct, -sp, cp * st, sp * ct, cp, sp * st, -st, torch.zeros_like(st), ct]
     return torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
@@ -68,11 +68,11 @@ class LocalFrames(ExactBuffers):
             self._number += 1
 
     def inward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
-        r"""``(N, size)``: :math:`\rho(R(x))^{-1} f(x)`."""
+        r"""Features in the frame of their point, ``(N, size)``: :math:`\rho(R(x))^{-1} f(x)`."""
         return self._turn(x, [("z", -longitude), ("y", -colatitude)])
 
     def outward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
-        r"""``(N, size)``: :math:`\rho(R(x)) f(x)`."""
+        r"""Features out of the frame of their point, ``(N, size)``: :math:`\rho(R(x)) f(x)`."""
         return self._turn(x, [("y", colatitude), ("z", longitude)])
 
     def _turn(self, x: Tensor, turns: Sequence[tuple[str, Tensor]]) -> Tensor:

@@ -24,7 +24,7 @@ class PointModule(torch.nn.Module, ABC):
         mask: Tensor | None = None,
         measure: Tensor | None = None,
     ) -> Tensor:
-        """From ``(N, in)`` to ``(N, out)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
+        """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
         if mask is None:
             return self.of_all(x, coords, edge_index, batch, measure)
         return where_present(self.of_all, mask, x, coords, edge_index, batch, measure)
@@ -33,4 +33,4 @@ class PointModule(torch.nn.Module, ABC):
     def of_all(
         self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
-        """The same of points that are all there."""
+        """The module on points that are all there, none of them hidden by a mask."""

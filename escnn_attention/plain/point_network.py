@@ -122,7 +122,7 @@ def offsets_from_mean(
 
 
 def symmetric_basis(dim: int) -> np.ndarray:
-    r"""``(d(d+1)/2, d, d)``: an orthonormal basis of the symmetric matrices.
+    r"""An orthonormal basis of the symmetric matrices, ``(d(d+1)/2, d, d)``.
 
     First the d matrices :math:`E_{ii}`, then :math:`(E_{ij} + E_{ji})/\sqrt2` for i < j.
     """

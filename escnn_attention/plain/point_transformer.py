@@ -11,7 +11,7 @@ __all__ = ["PointTransformerBlock"]
 
 
 class PointTransformerBlock(PointModule):
-    """``y = shortcut(x) + attention(norm(x))`` and ``y + feed_forward(y)``, on ``(N, in)`` with coordinates."""
+    """A transformer block on points: ``y = shortcut(x) + attention(norm(x))``, then ``y + feed_forward(y)``."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class PoseAttention(torch.nn.Module):
         return (x.unflatten(1, (-1, self.poses)) * (1 - alpha if self.residual else alpha)).flatten(1, 2)
 
     def attention_maps(self, x: Tensor) -> Tensor:
-        """``(B, poses, *space)``."""
+        """The attention to each pose at each position, ``(B, poses, *space)``."""
         weight = self.weight()[0].flatten(1)
         return torch.einsum("pi,bi...->bp...", weight, x).sigmoid()
 

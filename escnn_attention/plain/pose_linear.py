@@ -42,7 +42,7 @@ class PoseLinear(torch.nn.Module):
 
 
 class PoseFeedForward(torch.nn.Module):
-    """To poses, a nonlinearity at each of them, and back: a map of features ``(B, size, *space)``.
+    """A map to poses, a nonlinearity at each of them, and a map back, of features ``(B, size, *space)``.
 
     Args:
         expand, contract: the projections.

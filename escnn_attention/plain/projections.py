@@ -83,7 +83,7 @@ class _Frames(ExactBuffers):
 
 
 def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
-    """From ``(F, |H|, n)`` to ``(groups, |H| · F // groups, n)``.
+    """Fields and poses in groups, from ``(F, |H|, n)`` to ``(groups, |H| · F // groups, n)``.
 
     In a group the poses lie outside the fields. A single group has them inside, as the channels of regular fields do.
     """
@@ -93,12 +93,12 @@ def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
 
 
 def _filled_up(bias: Tensor | None, size: int) -> Tensor | None:
-    """With zeros."""
+    """A bias for the first fields, filled up with zeros for the others."""
     return bias if bias is None or len(bias) == size else F.pad(bias, (0, size - len(bias)))
 
 
 class ToPoses(torch.nn.Module):
-    r"""From any features to regular fields, position by position.
+    r"""The projection from any features to regular fields, position by position.
 
     Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``.
 
@@ -149,7 +149,7 @@ class ToPoses(torch.nn.Module):
 
 
 class FromPoses(ExactBuffers):
-    """From regular fields to any features, position by position.
+    """The projection from regular fields to any features, position by position.
 
     Maps ``(groups, B, N, |H|, fields // groups)`` to ``(B, N, size)``.
 
@@ -199,7 +199,7 @@ class FromPoses(ExactBuffers):
 
 
 class Scalars(torch.nn.Module):
-    """From scalar fields to scalar fields, position by position.
+    """The projection from scalar fields to scalar fields, position by position.
 
     Maps ``(B, N, size)`` to ``(groups, B, N, 1, fields // groups)``.
 

@@ -9,7 +9,7 @@ __all__ = ["ResidualBlock"]
 
 
 class ResidualBlock(torch.nn.Module):
-    """``shortcut(x) + branch(x)``."""
+    """A residual block, ``shortcut(x) + branch(x)``."""
 
     def __init__(self, branch: torch.nn.Module, shortcut: torch.nn.Module):
         super().__init__()

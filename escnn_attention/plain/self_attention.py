@@ -135,7 +135,7 @@ class SelfAttention(ExactBuffers):
         return y
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
-        """``(B, M, poses, queries, query poses, key poses, *space)``: see ``GroupSelfAttention.attention_maps``."""
+        """The probabilities that :meth:`escnn_attention.GroupSelfAttention.attention_maps` gives, at flat positions."""
         chosen = None if poses is None else torch.tensor(poses, device=x.device)
         p = probabilities(self.call(x, self.positions(x)), queries.to(x.device), chosen)
         p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.

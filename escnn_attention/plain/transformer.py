@@ -9,7 +9,7 @@ __all__ = ["TransformerBlock"]
 
 
 class TransformerBlock(torch.nn.Module):
-    """``y = crop(shortcut(x) + attention(x))``, then ``y + feed_forward(y)``."""
+    """A transformer block: ``y = crop(shortcut(x) + attention(x))``, then ``y + feed_forward(y)``."""
 
     def __init__(
         self,

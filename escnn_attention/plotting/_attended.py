@@ -142,7 +142,7 @@ def look(
 
 
 def _stride(module: torch.nn.Module) -> int:
-    """By how much a module makes the grid coarser."""
+    """The factor by which a module makes the grid coarser."""
     if isinstance(module, HalvingPool):
         return 2
     if isinstance(module, AttentiveConv):

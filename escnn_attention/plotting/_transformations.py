@@ -48,7 +48,7 @@ class Transformation:
         return bool(is_signed_permutation(self.table.action[self.element]))
 
     def apply(self, x: GeometricTensor) -> GeometricTensor:
-        """The transformed image."""
+        """The image, transformed."""
         if self.angle is not None:
             lowest, highest = min(float(x.tensor.min()), self.background), max(float(x.tensor.max()), self.background)
             rotated = rotate_images(x.tensor, self.angle, background=self.background)

@@ -95,7 +95,7 @@ def plot_attended_images(
 
 @dataclass(frozen=True)
 class _Row:
-    """One image.
+    """One row of the picture: an image, and what is let through of it.
 
     Attributes:
         image: as it is.
@@ -137,7 +137,7 @@ def _row(
 
 
 def _draw(rows: Sequence[_Row], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
-    """The figure."""
+    """The figure of all rows."""
     scale = extents([m for row in rows for m in row.maps])
     cell, left, gap, between = 0.8, 0.15, 0.35, 0.14
     block = cell * len(columns)

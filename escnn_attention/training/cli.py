@@ -21,14 +21,14 @@ _MOST_THREADS = 8  # the networks are small: more threads than this mostly wait 
 
 
 class Data(str, Enum):
-    """The data sets."""
+    """The data sets that can be compared on."""
 
     digits = "digits"
     rotmnist = "rotmnist"
 
 
 class Accelerator(str, Enum):
-    """Where to compute."""
+    """The kinds of devices to compute on."""
 
     auto = "auto"
     cpu = "cpu"

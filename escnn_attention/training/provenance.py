@@ -1,4 +1,4 @@
-"""By what results were made: versions of packages, and the machine."""
+"""The facts by which results were made: versions of packages, and the machine."""
 
 from __future__ import annotations
 

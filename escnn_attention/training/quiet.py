@@ -30,7 +30,7 @@ _BESIDE_THE_POINT = (
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Without Lightning's advice, advertisement, and warnings that do not apply here."""
+    """Keep Lightning's advice, advertisement, and warnings that do not apply here off the screen."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

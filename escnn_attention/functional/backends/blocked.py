@@ -31,7 +31,7 @@ SCORES_PER_CHUNK = 2**22
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention in bounded chunks: see :func:`escnn_attention.functional.attention`."""
     bias = call.bias.explicit(call.positions)
     num_heads, num_images, num_positions, query_poses, _ = call.q.shape
     key_poses = call.k.shape[3]

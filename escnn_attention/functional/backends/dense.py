@@ -56,7 +56,7 @@ def why_unsupported(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention by PyTorch's fused kernels: see :func:`escnn_attention.functional.attention`."""
     q, k, v, positions = call.q, call.k, call.v, call.positions
     num_poses, channels = call.bias.num_poses, q.shape[-1]
     bias, mode = merge(call.bias, call.query, k.shape[3])
@@ -165,7 +165,7 @@ def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
 
 
 def _widths(q: Tensor, channels: int) -> tuple[int, int]:
-    """To how many channels queries and values are padded with zeros, for the kernels of the device.
+    """The number of channels to which queries and values are padded with zeros, for the kernels of the device.
 
     On CPU both must have the same number, and multiples of 16 are up to twice as fast as others. On CUDA multiples of
     8 are aligned; the kernels for half precision want the same number of both, that for float32 does not.

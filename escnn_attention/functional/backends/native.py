@@ -57,7 +57,7 @@ def why_unsupported(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention by the compiled loop over windows: see :func:`escnn_attention.functional.attention`."""
     return _operators(call, chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads()))
 
 

@@ -441,7 +441,7 @@ class _Piece:
         return self.grad, kept
 
     def _backward_all(self, head: _Head, place: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The same for all query poses of every output pose: summed over the output, and over the query poses."""
+        """The backward pass of all query poses: summed over the output poses, and over the query poses."""
         call, p = self.call, self.scores_by_pose
         torch.bmm(self.out, self.v_turned, out=self.grad_p)
         for frame in range(call.num_frames):

@@ -29,7 +29,7 @@ __all__ = ["attention", "probabilities"]
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`.
+    """The formula of attention, written out: see :func:`escnn_attention.functional.attention`.
 
     Example:
         >>> import torch

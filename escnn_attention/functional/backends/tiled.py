@@ -62,7 +62,7 @@ def why_unsupported(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention over tiles of a grid: see :func:`escnn_attention.functional.attention`."""
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")

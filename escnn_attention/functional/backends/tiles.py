@@ -130,7 +130,7 @@ class Chunks:
         return buffer[:, :, : self.shape[0]]
 
     def view(self, buffer: Tensor, margin: int) -> Tensor:
-        """``(b, *counts, 1, P, places, width)``."""
+        """Buffers as a view of tiles, ``(b, *counts, 1, P, places, width)``."""
         if margin:
             return buffer[:, None, None].expand(-1, *self.counts, -1, -1, -1, -1)
         return buffer.unflatten(2, (*self.counts, self.size)).transpose(1, 2).unsqueeze(2)

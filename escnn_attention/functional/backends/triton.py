@@ -94,7 +94,7 @@ def _interpreted() -> bool:
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention by kernels that Triton compiles: see :func:`escnn_attention.functional.attention`."""
     assert isinstance(call.positions, Grid)
     chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q.element_size(), copies=2)
     window, _ = trimmed(call.positions.shape, call.positions.window)

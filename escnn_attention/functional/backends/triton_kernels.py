@@ -55,7 +55,7 @@ def _vectors(x, poses, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP
 
 @triton.jit
 def _vector(x, pose, n, seen, num_positions: tl.constexpr, C: tl.constexpr, CP: tl.constexpr):
-    """Those of one pose, ``(CP, BN)``."""
+    """The vectors of one pose, ``(CP, BN)``."""
     c = tl.arange(0, CP)
     at = (pose * C + c[:, None]) * num_positions + n[None, :]
     return tl.load(x + at, mask=(c < C)[:, None] & seen[None, :], other=0.0)
@@ -69,7 +69,7 @@ def _of_pairs(x, t, n, seen, num_positions: tl.constexpr):
 
 @triton.jit
 def _products(queries, keys, SUMMED: tl.constexpr):
-    """Of queries with keys, one of which is one: ``(1, RJ, BN)``, or ``(RH or RP, 1, BN)``."""
+    """The products of queries with keys, one of which is one: ``(1, RJ, BN)``, or ``(RH or RP, 1, BN)``."""
     products = tl.sum(queries * keys, axis=1)
     if SUMMED:
         return products[None]

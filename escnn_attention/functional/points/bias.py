@@ -36,7 +36,7 @@ class Relate(Protocol):
     """What an encoding sees of two points, from every output pose."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """``(G, H, A, P or 1, K, D)`` of positions ``(G, A, 1, d)`` of queries and ``(G, 1, K, d)`` of keys."""
+        """The relations ``(G, H, A, P or 1, K, D)`` of queries at ``(G, A, 1, d)`` and keys at ``(G, 1, K, d)``."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,13 @@ class PairTables:
     offsets: bool = True
 
     def of_pairs(self, poses: Tensor | None) -> Tensor | None:
-        """From ``(..., H, P)`` to ``(..., H, J or 1, P or 1)``: with keys of the query's own pose, that is ĥ = h̃."""
+        """A table over the pairs of an output and a key pose, by query poses: ``(..., H, J or 1, P or 1)``.
+
+        With keys of the query's own pose that is its entry at ĥ = h̃.
+
+        Args:
+            poses: ``(..., H, P)``.
+        """
         if poses is None or self.keys == "all" or poses.shape[-1] == 1:
             return None if poses is None else poses.unsqueeze(-2)
         return poses.unsqueeze(-1) if self.query == "all" else poses.diagonal(dim1=-2, dim2=-1)[..., None, None]
@@ -96,7 +102,7 @@ class PairBias(ABC):
 
     @property
     def log_measure(self) -> Tensor | None:
-        """``(N or 1, P or 1)``, the logarithm of the measure of the keys."""
+        """The logarithm of the measure of the keys, ``(N or 1, P or 1)``."""
         return self.tables.log_measure
 
     def width(self, mutual: bool) -> int:
@@ -117,7 +123,7 @@ class PairBias(ABC):
 
     @abstractmethod
     def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        """The same with another measure of the keys, ``(N or 1, P or 1)``."""
+        """The bias with another measure of the keys, whose logarithm is ``(N or 1, P or 1)``."""
 
     def _measured(self, log_measure: Tensor | None) -> PairTables:
         return replace(self.tables, log_measure=log_measure)
@@ -154,7 +160,7 @@ class ScoreTerms(NamedTuple):
     extra: Tensor | None = None
 
     def scores(self, keys: Callable[[], Tensor]) -> Tensor:
-        """Their sum, for keys ``(G, M, H', J', P, K, C)``."""
+        """The sum of the terms, for keys ``(G, M, H', J', P, K, C)``."""
         q, poses, parts = self.q, self.poses, []
         if q is not None:
             k = keys()
@@ -189,7 +195,12 @@ def against(reads: Tensor, features: Tensor) -> Tensor:
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
-    """``(G, M, H, J, A, P, K)``, of queries ``(G, M, H, J, A, C)`` with keys ``(G, M, H', J', P, K, C)``."""
+    """The products ``(G, M, H, J, A, P, K)`` of queries with keys.
+
+    Args:
+        q: ``(G, M, H, J, A, C)``.
+        k: ``(G, M, H', J', P, K, C)``.
+    """
     if k.shape[2] == k.shape[3] == 1:
         out = matmul(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
     else:

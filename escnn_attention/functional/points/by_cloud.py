@@ -57,7 +57,7 @@ def why_not_first(call: Call) -> str | None:
 
 
 def dense(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Fused attention in each cloud: see :func:`escnn_attention.functional.attention`."""
 
     def attend(cloud: Call) -> Tensor:
         folded, unfold = fold(cloud)
@@ -67,7 +67,7 @@ def dense(call: Call) -> Tensor:
 
 
 def reference(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """The formula in each cloud: see :func:`escnn_attention.functional.attention`."""
     return _by_cloud(call, formula.attention)
 
 

@@ -24,7 +24,7 @@ class _Folded(PairBias):
         return 1
 
     def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        """The same with another measure of the keys."""
+        """The folded bias with another measure of the keys."""
         return _Folded(self._measured(log_measure))
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:

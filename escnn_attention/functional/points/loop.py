@@ -39,7 +39,7 @@ def why_not_first(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention between points by the compiled loop: see :func:`escnn_attention.functional.attention`."""
     return attend_in_chunks(call, _CompiledChunks, _NUMBERS_PER_CHUNK)
 
 
@@ -108,10 +108,10 @@ class _CompiledChunks(Chunks):
 
 
 def _of_queries(rows: Tensor, some: Piece) -> Tensor:
-    """``(G, M, A, ...)`` of ``(M, G · A, ...)``."""
+    """The queries of each group, from ``(M, G · A, ...)`` to ``(G, M, A, ...)``."""
     return rows.unflatten(1, some.queries.shape).transpose(0, 1)
 
 
 def _of_rows(x: Tensor) -> Tensor:
-    """``(M, G · A, H · J, X)`` of ``(G, M, H, J, A, X)``: as projections leave them, where queries are all points."""
+    """The rows of all groups as projections leave them, from ``(G, M, H, J, A, X)`` to ``(M, G · A, H · J, X)``."""
     return x.permute(1, 0, 4, 2, 3, 5).flatten(1, 2).flatten(2, 3)

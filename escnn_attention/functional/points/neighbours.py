@@ -14,7 +14,7 @@ _NUMBERS_PER_CHUNK, _NUMBERS_PER_WIDE_CHUNK = 2**21, 2**26
 
 
 def attention(call: Call) -> Tensor:
-    """See :func:`escnn_attention.functional.attention`."""
+    """Attention between points in bounded chunks: see :func:`escnn_attention.functional.attention`."""
     return attend_in_chunks(
         call, Chunks, _NUMBERS_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
     )

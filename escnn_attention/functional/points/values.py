@@ -21,7 +21,13 @@ class Values(Protocol):
     features: int
 
     def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-        """``(G, M, H, A, C)`` from probabilities ``(G, M, H, A, P, K)`` and values ``(G, M, H or 1, P, K, C)``."""
+        """The output ``(G, M, H, A, C)`` of attention to the values.
+
+        Args:
+            p: ``(G, M, H, A, P, K)``, the probabilities.
+            v: ``(G, M, H or 1, P, K, C)``, the values.
+            seen: ``(G, H, A, P or 1, K, D)``, what every output pose sees of the pairs.
+        """
 
 
 def sum_values(p: Tensor, v: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class ImageData:
         return (torch.from_numpy(images)[:, None] - mean) / deviation
 
     def limited(self, train: int | None, test: int | None) -> ImageData:
-        """The same data with the first ``train`` training and the first ``test`` test images only."""
+        """The data with the first ``train`` training and the first ``test`` test images only."""
         return replace(self, train=self.train.first(train), test=self.test.first(test))
 
     def describe(self, batch_size: int) -> dict[str, Any]:

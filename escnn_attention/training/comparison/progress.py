@@ -13,7 +13,7 @@ class Advance(Protocol):
     """Moves a progress bar."""
 
     def __call__(self, completed: int, total: int | None = None, note: str = "") -> None:
-        """To ``completed`` of ``total`` (``None``: as before), with a short ``note`` behind the bar."""
+        """Move the bar to ``completed`` of ``total`` (``None``: as before), with a short ``note`` behind the bar."""
 
 
 class Reporter:

@@ -41,7 +41,7 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """``output``, or ``runs/compare-DATA``."""
+        """The folder of the run: ``output``, or ``runs/compare-DATA``."""
         return Path("runs") / f"compare-{self.data}" if self.output is None else self.output
 
     def configuration(self, fingerprint: str) -> dict[str, str | int | float | None]:

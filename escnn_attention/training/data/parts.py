@@ -26,7 +26,7 @@ class Source(Sized, Protocol):
     """Things that have a number each, wherever they are."""
 
     def take(self, indices: Any) -> Any:
-        """Those with the numbers ``indices``, as a batch."""
+        """The things with the numbers ``indices``, as a batch."""
         ...
 
 

@@ -69,7 +69,7 @@ def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None
 
 
 def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """By what a checkpoint was made: ``configuration``, ``versions``, ``hardware``; None where it does not say."""
+    """The ``configuration``, ``versions`` and ``hardware`` of a checkpoint's training; None where it does not say."""
     facts = state_of(checkpoint, PROVENANCE)
     configuration = facts.get("configuration") if isinstance(facts, dict) else None
     if not isinstance(configuration, dict):

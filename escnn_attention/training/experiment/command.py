@@ -232,7 +232,7 @@ class ExperimentCLI(LightningCLI):
         return plain(self.parser, self.config, self.subcommand)
 
     def _facts(self) -> dict[str, Any]:
-        """By what a checkpoint or a result of this command is made."""
+        """The facts by which a checkpoint or a result of this command is made."""
         return {"configuration": essential(self._plain()), "versions": versions(), "hardware": hardware()}
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

@@ -90,7 +90,7 @@ def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
 def differences(
     trained: Mapping[str, Any], now: Mapping[str, Any], facts: Callable[[Mapping[str, Any]], dict[str, str]]
 ) -> str:
-    """In what two configurations differ, for people; empty where they agree.
+    """The options in which two configurations differ, for people; empty where they agree.
 
     Args:
         trained: the configuration of a checkpoint.

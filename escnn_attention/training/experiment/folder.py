@@ -57,7 +57,7 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
 
 
 def stamp(path: Path) -> tuple[int, int] | None:
-    """Of a file, what changes when it is written anew; None where there is none."""
+    """What changes of a file when it is written anew; None where there is no file."""
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns

@@ -76,13 +76,13 @@ def _measured(result: Mapping[str, Any]) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """For JSON, which has no NaN."""
+    """A number as JSON can hold it, which has no NaN: None in its place."""
     number = None if value is None else float(value)
     return number if number is None or math.isfinite(number) else None
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:
-    """Equal for equal weights, whatever else a checkpoint holds."""
+    """A digest that is equal for equal weights, whatever else a checkpoint holds."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())

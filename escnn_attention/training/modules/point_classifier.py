@@ -91,7 +91,7 @@ class PointClassifier(PointModule):
         return loss
 
     def _labels(self, batch: Clouds) -> Tensor:
-        """``(B, num_targets)``."""
+        """The classes of a batch, ``(B, num_targets)``."""
         labels = batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
         if labels.shape[1:] != (self.num_targets,):
             raise ValueError(f"num_targets: got {self.num_targets}, but targets are {tuple(batch.targets.shape)}")

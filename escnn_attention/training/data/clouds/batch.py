@@ -41,7 +41,7 @@ class CloudSource(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Sequence[int]) -> Clouds:
-        """Those with the numbers ``indices``, in this order."""
+        """The clouds with the numbers ``indices``, in this order."""
         ...
 
 

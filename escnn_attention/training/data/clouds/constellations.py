@@ -62,7 +62,7 @@ class Constellation(NamedTuple):
 def make_constellations(
     count: int, generator: np.random.Generator, *, noise: float = 0.1, published: bool = False
 ) -> Constellation:
-    """Random constellations.
+    """Random constellations, with how often each pattern occurs.
 
     There are eight candidates, two of each of :data:`PATTERNS`. Each is there with probability 1/2; where none would
     be, one that is drawn at random is. A candidate is rotated by an angle from U(−0.33π, 0.33π) and moved by a vector
@@ -123,7 +123,7 @@ def make_constellations(
 
 
 def distances(points: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Of each point, the distances to the present ones: (count, 34, 33), the longest first, zeros at the end.
+    """The distances of each point to the present ones: (count, 34, 33), the longest first, zeros at the end.
 
     They are what the published code takes for features. Rotating and moving a cloud does not change them.
     """

@@ -26,7 +26,7 @@ _FRAMES = np.array(
     ]
 )
 
-_TURNS = np.einsum("fai,fbj->abfij", _FRAMES, _FRAMES)[(..., *_TRIANGLE)]  # (3, 3, 24, 6)
+_ROTATIONS = np.einsum("fai,fbj->abfij", _FRAMES, _FRAMES)[(..., *_TRIANGLE)]  # (3, 3, 24, 6)
 
 _RADII = np.array([0, 0.31, 0, 0, 0, 0, 0.76, 0.71, 0.66, 0.57])  # covalent, ångström, by charge
 _KINDS = {(1, 0): 0, (6, 2): 1, (6, 3): 2, (6, 4): 3, (7, 1): 4, (7, 2): 5, (7, 3): 6, (8, 1): 7, (8, 2): 8, (9, 0): 9}
@@ -121,7 +121,7 @@ def in_frame_of_positions(
     normal = design.T @ design + _RIDGE * np.eye(design.shape[1])
     frames = np.zeros(len(tensors), dtype=np.int64)
     for _ in range(_ROUNDS):
-        targets = _turned(tensors)[np.arange(len(tensors)), frames]
+        targets = _seen_from_frames(tensors)[np.arange(len(tensors)), frames]
         bonds = np.linalg.solve(normal, design.T @ (targets * _SIDES).ravel())
         frames = _best((design @ bonds).reshape(-1, 6), tensors)
 
@@ -132,14 +132,14 @@ def in_frame_of_positions(
     return found[chosen]
 
 
-def _turned(tensors: Array) -> Array:
-    """In each of the frames, as entries: (M, 24, 6)."""
-    return np.tensordot(tensors, _TURNS, ((1, 2), (0, 1)))
+def _seen_from_frames(tensors: Array) -> Array:
+    """Tensors as each of the frames sees them, as entries: (M, 24, 6)."""
+    return np.tensordot(tensors, _ROTATIONS, ((1, 2), (0, 1)))
 
 
 def _best(predicted: Array, tensors: Array) -> Integers:
     """The frame of each molecule: the expected one, unless another agrees better with what is predicted."""
-    errors = ((_turned(tensors) * _SIDES - predicted[:, None]) ** 2).sum(axis=2)
+    errors = ((_seen_from_frames(tensors) * _SIDES - predicted[:, None]) ** 2).sum(axis=2)
     errors[:, 1:] += _MARGIN
     return errors.argmin(axis=1)
 
@@ -200,7 +200,7 @@ def _features(pairs: _Pairs) -> Array:
 
 
 def _predicted(pairs: _Pairs, bonds: Array) -> Array:
-    """The same features times ``bonds`` (F,), summed: (m, 6)."""
+    """Polarisabilities (m, 6): the sum of :func:`_features` times ``bonds`` (F,), which are never held."""
     by_type = _NUM_PAIRS * len(_CENTRES)
     along, across = (
         part.reshape(_NUM_PAIRS, -1)[pairs.types] for part in (bonds[:by_type], bonds[by_type:-_NUM_KINDS])

@@ -177,7 +177,7 @@ def _polyhedron(name: str) -> Surface:
 
 
 def _proportions(generator: np.random.Generator) -> Array:
-    """Of the three axes."""
+    """The lengths of the three axes of a solid, drawn at random."""
     return generator.uniform(0.7, 1.3, 3)
 
 

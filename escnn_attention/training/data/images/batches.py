@@ -1,4 +1,4 @@
-"""From images in memory, or in a file, to what a network takes."""
+"""Images in memory, or in a file, as a network takes them."""
 
 from __future__ import annotations
 
