@@ -79,7 +79,7 @@ class Classifier(Scheduled):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         images, labels = batch
         loss: Tensor = self.loss(self._logits(images), labels)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
+        self.log_mean("train_loss", loss, len(labels))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> None:
@@ -114,11 +114,4 @@ class Classifier(Scheduled):
         logits = self._logits(images)
         accuracy(logits, labels)
         self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
-        self.log(
-            f"{part}_loss",
-            self.loss(logits, labels),
-            on_step=False,
-            on_epoch=True,
-            batch_size=len(labels),
-            sync_dist=True,
-        )
+        self.log_mean(f"{part}_loss", self.loss(logits, labels), len(labels))

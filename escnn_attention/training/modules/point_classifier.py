@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from escnn_attention.training.data.clouds.batch import Clouds
@@ -58,7 +57,6 @@ class PointClassifier(PointModule):
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.valid_exact, self.test_exact = MeanMetric(), MeanMetric()
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The logits ``(B, num_targets, num_classes)``."""
@@ -99,9 +97,9 @@ class PointClassifier(PointModule):
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         labels = self._labels(batch)
-        accuracy, exact = getattr(self, f"{part}_accuracy"), getattr(self, f"{part}_exact")
+        accuracy = getattr(self, f"{part}_accuracy")
         accuracy(output.flatten(0, 1), labels.flatten())
         self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
         if self.num_targets > 1:
-            exact.update((output.argmax(2) == labels).all(1).float())
-            self.log(f"{part}_exact", exact, on_step=False, on_epoch=True, batch_size=len(labels))
+            exact = (output.argmax(2) == labels).all(1).float()
+            self.log_mean(f"{part}_exact", exact.mean(), len(labels))

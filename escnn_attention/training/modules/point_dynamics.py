@@ -101,7 +101,7 @@ class PointDynamics(PointModule):
         return (output - self._frames(batch))[:, 1:].square().mean()
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
-        self._log(f"{part}_error", self._loss(output, batch), batch)
+        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))
         energies = torch.stack(
             [
                 self.network.energy(output[:, t, 0], output[:, t, 1], batch.features, batch.batch)
@@ -109,4 +109,4 @@ class PointDynamics(PointModule):
             ]
         )
         drift = ((energies - energies[0]).abs().amax(0) / batch.targets.abs()).mean()
-        self._log(f"{part}_drift", drift, batch)
+        self.log_mean(f"{part}_drift", drift, len(batch.targets))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from escnn_attention.training.data.clouds.batch import Clouds
@@ -17,7 +15,7 @@ class PointModule(Scheduled):
 
     def training_step(self, batch: Clouds, batch_index: int) -> Tensor:
         loss = self._loss(self(batch), batch)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(batch.targets), sync_dist=True)
+        self.log_mean("train_loss", loss, len(batch.targets))
         return loss
 
     def validation_step(self, batch: Clouds, batch_index: int) -> None:
@@ -41,8 +39,4 @@ class PointModule(Scheduled):
     def _evaluate(self, part: str, batch: Clouds) -> None:
         output = self(batch)
         self._measure(part, output, batch)
-        loss = self._loss(output, batch)
-        self._log(f"{part}_loss", loss, batch)
-
-    def _log(self, name: str, value: Any, batch: Clouds) -> None:
-        self.log(name, value, on_step=False, on_epoch=True, batch_size=len(batch.targets), sync_dist=True)
+        self.log_mean(f"{part}_loss", self._loss(output, batch), len(batch.targets))

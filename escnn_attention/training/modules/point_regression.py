@@ -86,11 +86,11 @@ class PointRegression(PointModule):
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         targets = self._targets(output, batch)
-        self._log(f"{part}_error", (output - targets).abs().mean(), batch)
+        self.log_mean(f"{part}_error", (output - targets).abs().mean(), len(batch.targets))
         errors = (self._original(output) - self._original(targets)).abs()
         by_target = errors.mean().view(1) if errors.dim() > 2 else errors.mean(0)
         for name, value in zip(self._names(output), by_target, strict=True):
-            self._log(f"{part}_mae_{name}", value, batch)
+            self.log_mean(f"{part}_mae_{name}", value, len(batch.targets))
 
     def _original(self, values: Tensor) -> Tensor:
         original = getattr(self._data(), "original", None)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
+from escnn_attention.training.modules.mean import Mean
+
 __all__ = ["OptimizerCallable", "Schedule", "Scheduled", "adam"]
 
 Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
@@ -80,6 +82,7 @@ class Scheduled(pl.LightningModule):
         self.gamma = gamma
         self.patience = patience
         self.seed = seed
+        self.means = nn.ModuleDict()
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         # Processes that share a batch must not drop the same features of different images.
@@ -123,6 +126,14 @@ class Scheduled(pl.LightningModule):
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         if self.schedule != "plateau":
             super().lr_scheduler_step(scheduler, metric)
+
+    def log_mean(self, name: str, value: Tensor, count: int) -> None:
+        """Log a mean over the ``count`` things of a batch, as the mean over all things of an epoch."""
+        if name not in self.means:
+            self.means[name] = Mean().to(self.device)
+        mean = cast(Mean, self.means[name])
+        mean.update(value, count)
+        self.log(name, mean, on_step=False, on_epoch=True, batch_size=count, metric_attribute=f"means.{name}")
 
     def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
         """What ``predict`` writes of the predictions of all test data: one row each.
