@@ -11,7 +11,7 @@ import torch
 from escnn import gspaces, nn
 
 from escnn_attention import AttentiveConv, FeatureAttention, GroupSelfAttention, PoseAttention
-from examples.benchmarks.memory import PeakMemory
+from examples.benchmarks.measure import PeakMemory
 
 _KERNEL = 3
 _WINDOW = 5

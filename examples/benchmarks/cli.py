@@ -3,198 +3,109 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from examples.benchmarks.conditions import Conditions
-from examples.benchmarks.report import Report, summary
-from examples.benchmarks.run import Options, UnusableError, run
+_STEPS = {"rotmnist-p4": "networks:step_rotmnist", "d4-96": "networks:step_d4"}  # by --case
+
+COMMANDS = {
+    "layers": ("single layers against published implementations, R2Conv and plain attention", "layers:layers"),
+    "backends": ("the same layers with every backend that can serve them", "layers:backends"),
+    "scaling": ("curves over the size of the image and of the group", "growth:scaling"),
+    "dense": ("attention that factorises against plain attention", "attention:dense"),
+    "rotary": ("attention within frames against Platonic Transformers", "attention:rotary"),
+    "step": ("a step of training, and where its time goes", *_STEPS.values()),
+    "attentive": (
+        "networks of attentive group convolutions against the published ones and without attention",
+        *("networks:attentive", "networks:attentive_large"),
+    ),
+    "points": (
+        "point clouds against the LieTransformer, Platonic Transformers and the number of edges, and training",
+        *("points:networks", "points:frames", "growth:edges", "points:large"),
+    ),
+    "compile": ("what torch.compile gains", "attention:compiled"),
+    "ceilings": ("what the layers reach of what the device can do", "layers:ceilings"),
+}
+"""What the commands measure, and the functions that do, which are imported late: help is there at once."""
+
+_HELP = ["Measure time and memory of the attention layers, forward and backward."]
+_HELP += [f"{name}: {what}." for name, (what, *_) in COMMANDS.items()]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-_REFERENCES = "Checkouts of reference implementations"
-_CONDITIONS = "Conditions"
-_STEP = "The command step"
+Command = Enum("Command", {name: name for name in (*COMMANDS, "all")}, type=str)
 
 
-class Command(str, Enum):
-    """What to measure."""
-
-    layers = "layers"
-    backends = "backends"
-    scaling = "scaling"
-    dense = "dense"
-    rotary = "rotary"
-    step = "step"
-    attentive = "attentive"
-    points = "points"
-    compile = "compile"
-    ceilings = "ceilings"
-    all = "all"
+def _option(panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **more)
 
 
-class Device(str, Enum):
-    """Where to compute."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(str, Enum):
-    """In which precision."""
-
-    float32 = "float32"
-    float64 = "float64"
-    bfloat16 = "bfloat16"
+_condition = partial(_option, "Conditions")
+_step = partial(_option, "The command step")
+_checkout = partial(_option, "Checkouts of reference implementations", exists=True, file_okay=False, resolve_path=True)
+_SUBMODULE = "LieConv in its checkout"
 
 
-class Case(str, Enum):
-    """The networks of ``step``."""
-
-    rotmnist_p4 = "rotmnist-p4"
-    d4_96 = "d4-96"
-
-
-class Query(str, Enum):
-    """Whose queries contribute to a pose."""
-
-    own = "own"
-    all = "all"
-
-
-@app.command()
+@app.command(help="\n\n".join([*_HELP, "all: all of them, with one summary of the targets."]))
 def benchmark(
     command: Annotated[Command, typer.Argument(help="What to measure.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for JSON and pictures.")] = Path("runs/benchmarks"),
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes, in one process: shows that it runs; the numbers mean nothing.")
     ] = False,
-    g_selfatt: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="GSA-Nets, for layers.", rich_help_panel=_REFERENCES),
-    ] = None,
-    gevit: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="GE-ViT, for layers.", rich_help_panel=_REFERENCES),
-    ] = None,
-    platonic: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Platonic Transformers, for rotary and points.",
-            rich_help_panel=_REFERENCES,
-        ),
-    ] = None,
-    att_gconvs: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Attentive group convolutions, for attentive.",
-            rich_help_panel=_REFERENCES,
-        ),
-    ] = None,
-    lie_transformer: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="The LieTransformer, for points.", rich_help_panel=_REFERENCES),
-    ] = None,
-    lie_conv: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="The fork of LieConv that the LieTransformer needs.",
-            show_default="LieConv in its checkout",
-            rich_help_panel=_REFERENCES,
-        ),
-    ] = None,
-    case: Annotated[Case | None, typer.Option(help="The network.", show_default="both", rich_help_panel=_STEP)] = None,
-    query: Annotated[
-        Query, typer.Option(help="Whose queries contribute to a pose.", rich_help_panel=_STEP)
-    ] = Query.all,
-    device: Annotated[Device, typer.Option(help="Where to compute.", rich_help_panel=_CONDITIONS)] = Device.cpu,
-    dtype: Annotated[Precision, typer.Option(help="The precision.", rich_help_panel=_CONDITIONS)] = Precision.float32,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Threads that torch may use.", rich_help_panel=_CONDITIONS)
-    ] = Conditions.threads,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Processes for each subject, in turn with the others; curves have one.",
-            rich_help_panel=_CONDITIONS,
-        ),
-    ] = Conditions.repeats,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of weights and inputs.", rich_help_panel=_CONDITIONS)
-    ] = Conditions.seed,
+    g_selfatt: Annotated[Path | None, _checkout("GSA-Nets, for layers.")] = None,
+    gevit: Annotated[Path | None, _checkout("GE-ViT, for layers.")] = None,
+    platonic: Annotated[Path | None, _checkout("Platonic Transformers, for rotary and points.")] = None,
+    att_gconvs: Annotated[Path | None, _checkout("Attentive group convolutions, for attentive.")] = None,
+    lie_transformer: Annotated[Path | None, _checkout("The LieTransformer, for points.")] = None,
+    lie_conv: Annotated[Path | None, _checkout("The fork of LieConv it needs.", show_default=_SUBMODULE)] = None,
+    case: Annotated[Literal["rotmnist-p4", "d4-96"] | None, _step("The network.", show_default="both")] = None,
+    query: Annotated[Literal["own", "all"], _step("Whose queries contribute to a pose.")] = "all",
+    device: Annotated[Literal["cpu", "cuda"], _condition("Where to compute.")] = "cpu",
+    dtype: Annotated[Literal["float32", "float64", "bfloat16"], _condition("The precision.")] = "float32",
+    threads: Annotated[int, _condition("Threads that torch may use.", min=1)] = 2,
+    repeats: Annotated[int, _condition("Processes for each subject, in turn; curves have one.", min=1)] = 3,
+    seed: Annotated[int, _condition("Of weights and inputs.", min=0)] = 0,
 ) -> None:
-    """Measure time and memory of the attention layers, forward and backward.
+    """Measure, print and write."""
+    import torch
 
-    layers: single layers against published implementations, R2Conv and plain attention.
+    from examples.benchmarks.measure import Conditions
+    from examples.benchmarks.references import CheckoutError, check
+    from examples.benchmarks.report import Run, summary
 
-    backends: the same layers with every backend that can serve them.
-
-    scaling: curves over the size of the image and of the group.
-
-    dense: attention that factorises against plain attention.
-
-    rotary: attention within frames against Platonic Transformers.
-
-    step: a step of training, and where its time goes.
-
-    attentive: networks of attentive group convolutions against the published ones and without attention.
-
-    points: point clouds against the LieTransformer, Platonic Transformers and the number of edges, and training.
-
-    compile: what torch.compile gains.
-
-    ceilings: what the layers reach of what the device can do.
-
-    all: all of them, with one summary of the targets.
-    """
+    conditions = Conditions(device, dtype, threads, seed, repeats)
+    conditions = conditions.hurried() if quick else conditions
+    given = {"g_selfatt": g_selfatt, "gevit": gevit, "platonic": platonic, "att_gconvs": att_gconvs}
+    given |= {"lie_transformer": lie_transformer, "lie_conv": lie_conv}
+    checkouts = {name: str(path) for name, path in given.items() if path is not None}
+    if device == "cuda" and not torch.cuda.is_available():
+        _refuse("--device cuda: torch finds no CUDA device")
+    if lie_conv is not None and lie_transformer is None:
+        _refuse("--lie-conv: got it without --lie-transformer, the checkout that needs it")
+    try:
+        check(checkouts, conditions)
+    except CheckoutError as error:
+        _refuse(str(error))
+    functions = [f for name, (_, *listed) in COMMANDS.items() if command in (name, "all") for f in listed]
     console = Console()
     if not console.is_terminal:
         console.width = 120
-    conditions = Conditions(device=device.value, dtype=dtype.value, threads=threads, seed=seed, repeats=repeats)
-    options = Options(
-        conditions.hurried() if quick else conditions,
-        out,
-        g_selfatt=_path(g_selfatt),
-        gevit=_path(gevit),
-        platonic=_path(platonic),
-        att_gconvs=_path(att_gconvs),
-        lie_transformer=_path(lie_transformer),
-        lie_conv=_path(lie_conv),
-        network=None if case is None else case.value,
-        query=query.value,
-    )
-    try:
-        options.check()
-    except UnusableError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     reports = []
     with console.status("starting") as status:
-        for report in run(command.value, options, lambda message: status.update(message)):
-            report.show(console)
-            reports.append(report)
-            _write(report, options, console)
-        if command == Command.all:
-            total = summary(reports)
-            total.show(console)
-            _write(total, options, console)
+        run = Run(conditions, out, checkouts, query, status.update)
+        for function in functions:
+            if case is None or function == _STEPS[case] or function not in _STEPS.values():
+                reports.append(resolve_name(f"examples.benchmarks.{function}")(run))
+                reports[-1].publish(console)
+        if command == "all":
+            summary(reports).publish(console)
 
 
-def _path(checkout: Path | None) -> str | None:
-    # Absolute: other processes run in other folders.
-    return None if checkout is None else str(checkout.resolve())
-
-
-def _write(report: Report, options: Options, console: Console) -> None:
-    path = report.write(options.folder)
-    console.print(f"written: {path}\n", markup=False, highlight=False, soft_wrap=True)
+def _refuse(message: str) -> None:
+    Console(stderr=True).print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(2)

@@ -1,18 +1,24 @@
-"""Cost against size."""
+"""Cost against size: measured, tabulated and drawn with logarithmic axes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from examples.benchmarks.conditions import Conditions
-from examples.benchmarks.processes import measure_all
-from examples.benchmarks.results import Result
-from examples.benchmarks.subjects import Subject
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
-Quantity = Literal["seconds", "peak"]
+from examples.benchmarks.measure import Result, Subject, measure
+from examples.benchmarks.report import Report, Run, cost
+
+LIMIT = 5.0  # seconds; a curve ends with the first step that takes longer
+
+# Okabe and Ito's colours, which most people can tell apart, and markers for those who cannot. Baselines are black.
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+_BASELINE = ("black", "v")
 
 
 @dataclass
@@ -35,8 +41,8 @@ class Curve:
     points: dict[int, Result] = field(default_factory=dict)
     stopped: str | None = None
 
-    def slope(self, quantity: Quantity) -> float | None:
-        """The power of the size with which a quantity grows over the last segments."""
+    def slope(self, quantity: str) -> float | None:
+        """The power of the size with which a cost grows over the last segments."""
         return slope(list(self.points), [getattr(result, quantity) for result in self.points.values()], self.segments)
 
     def as_dict(self, axis: str) -> dict[str, Any]:
@@ -45,9 +51,18 @@ class Curve:
             "name": self.name,
             "points": [{axis: size} | result.as_dict() for size, result in self.points.items()],
             "slope_seconds": self.slope("seconds"),
-            "slope_peak_bytes": self.slope("peak"),
+            "slope_peak_bytes": self.slope("peak_bytes"),
             "stopped": self.stopped,
         }
+
+    def add(self, size: int, result: Result) -> None:
+        """Add what was measured, and stop where it failed or took too long."""
+        if result.seconds is None:
+            self.stopped = f"failed at {size}: {result.failure}"
+            return
+        self.points[size] = result
+        if result.seconds > LIMIT:
+            self.stopped = f"ends at {size}, where a step takes {result.seconds:.1f} s, more than {LIMIT:g} s"
 
 
 def slope(sizes: Sequence[float], values: Sequence[float], segments: int = 1) -> float | None:
@@ -55,30 +70,94 @@ def slope(sizes: Sequence[float], values: Sequence[float], segments: int = 1) ->
 
     None without two points that are positive.
     """
-    if len(sizes) < 2:
-        return None
     first = max(0, len(sizes) - 1 - segments)
-    if min(values[first], values[-1]) <= 0:
+    if len(sizes) < 2 or min(values[first], values[-1]) <= 0:
         return None
     return math.log(values[-1] / values[first]) / math.log(sizes[-1] / sizes[first])
 
 
-def follow(
-    curves: Sequence[Curve], sizes: Sequence[int], limit: float, conditions: Conditions, say: Callable[[str], None]
+def follow(curves: Sequence[Curve], sizes: Sequence[int], run: Run) -> None:
+    """Measure the curves from size to size, with one process a point, each until a step takes too long."""
+    for stretch in [sizes] if run.quick else [[size] for size in sizes]:
+        going = {f"{curve.name}, {size}": (curve, size) for size in stretch for curve in curves if not curve.stopped}
+        subjects = {name: curve.subject(size) for name, (curve, size) in going.items()}
+        # Curves show powers, not percents.
+        results = measure(subjects, replace(run.conditions, repeats=1), run.say)
+        for name, (curve, size) in going.items():
+            curve.add(size, results[name])
+
+
+def show(
+    report: Report, curves: Sequence[Curve], axis: str, powers: Sequence[int], *, title: str, picture: str, caption: str
 ) -> None:
-    """Measure the curves from size to size, each until a step takes longer than ``limit`` seconds."""
-    for stretch in [sizes] if conditions.quick else [[size] for size in sizes]:
-        going = [curve for curve in curves if curve.stopped is None]
-        results = measure_all([curve.subject(size) for size in stretch for curve in going], conditions, say)
-        for size in stretch:
-            for curve in going:
-                _add(curve, size, results[curve.subject(size)], limit)
+    """Add curves to a report.
+
+    Args:
+        report: gets a table with a row for every size and one for the slopes, and notes.
+        curves: time and memory over the same sizes.
+        axis: what the sizes are.
+        powers: of the size, to which guides are drawn beside the times; beside the memory it is the first.
+        title: of the table.
+        picture, caption: the name of a picture of time and memory side by side, and its title.
+    """
+    report.data.setdefault("curves", {})[title] = [curve.as_dict(axis) for curve in curves]
+    report.notes += [f"{title}, {curve.name}: {curve.stopped}" for curve in curves if curve.stopped]
+    sizes = sorted({size for curve in curves for size in curve.points})
+    rows = [[str(size), *(_cell(curve.points.get(size)) for curve in curves)] for size in sizes]
+    slopes = [(curve.slope("seconds"), curve.slope("peak_bytes")) for curve in curves]
+    rows.append(["slope", *(", ".join("–" if s is None else f"{s:.2f}" for s in pair) for pair in slopes)])
+    below = "slope: the power with which time and memory grow at the end"
+    report.table(title, [axis, *(curve.name for curve in curves)], rows, below)
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.set(xlabel=axis, ylabel="time of a step (s)")
+    right.set(xlabel=axis, ylabel="peak memory (MB)")
+    _panel(left, curves, sizes, "seconds", 1.0, powers)
+    _panel(right, curves, sizes, "peak_bytes", 1e-6, (1,))
+    finish(report, picture, figure, caption)
 
 
-def _add(curve: Curve, size: int, result: Result, limit: float) -> None:
-    if result.failure is not None:
-        curve.stopped = f"failed at {size}: {result.failure}"
-        return
-    curve.points[size] = result
-    if result.seconds > limit:
-        curve.stopped = f"ends at {size}, where a step takes {result.seconds:.1f} s, more than {limit:g} s"
+def _cell(result: Result | None) -> str:
+    return "" if result is None else ", ".join(cost(result))
+
+
+def _panel(
+    axes: Axes, curves: Sequence[Curve], sizes: Sequence[int], quantity: str, unit: float, powers: Sequence[int]
+) -> None:
+    axes.set(xscale="log", yscale="log")
+    styles = iter(STYLES)
+    for curve in curves:
+        color, marker = _BASELINE if curve.baseline else next(styles)
+        values = [unit * getattr(result, quantity) for result in curve.points.values()]
+        axes.plot(list(curve.points), values, color=color, marker=marker, markersize=5, label=curve.name)
+    if sizes:
+        _ticks(axes, sizes)
+        # Guides from the lower left, which must not make the panel larger.
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high)
+        for power, style in zip(powers, ("--", "-.", ":"), strict=False):
+            guide = [1.3 * low * (x / sizes[0]) ** power for x in sizes]
+            axes.plot(sizes, guide, color="0.6", linestyle=style, linewidth=1, zorder=0, label=f"slope {power}")
+    axes.grid(color="0.9", linewidth=0.6)
+
+
+def _ticks(axes: Axes, sizes: Sequence[int]) -> None:
+    """Ticks at the sizes that were measured, and at 1, 2, 5, 10 and so on of what was found."""
+    axes.set_xticks(sizes, [str(x) for x in sizes], rotation=45 if sizes[-1] > 1000 else 0)
+    low, high = axes.get_ylim()
+    # Two or three labels of each power of ten where there are few powers, one where there are many.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def finish(report: Report, name: str, figure: Figure, title: str) -> None:
+    """Add title and legend, and write the picture."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    figure.suptitle(title, fontsize="medium")
+    figure.savefig(report.path(name), dpi=150)

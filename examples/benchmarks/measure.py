@@ -1,83 +1,281 @@
-"""Measuring one subject in this process."""
+"""Time and memory of subjects, each measured in processes of its own.
+
+A subject is a function that can be pickled. It imports what it needs, which is not counted, and returns what builds it:
+a function of the device and the precision, which returns a step.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import resource
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from examples.benchmarks.conditions import Conditions
-from examples.benchmarks.memory import PeakMemory
-from examples.benchmarks.subjects.subject import Subject
+Step = Callable[[], object]
+Place = dict[str, Any]  # device and precision, as torch takes them
+Build = Callable[[Place], Step]
+Subject = partial[Build]
+
+COSTS = ("seconds", "median_seconds", "peak_bytes")
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """What one process found.
+class Conditions:
+    """What all measurements of a run have in common.
 
     Attributes:
-        first: seconds of the very first step, with everything that is set up or compiled in it.
-        steps: seconds of each timed step.
-        peak: bytes held at most, above the process after its imports.
-        details: what the subject has to say beyond that.
+        device, dtype: ``"cpu"`` or ``"cuda"``, and the precision, by its name in torch.
+        threads: the threads torch may use.
+        seed: of weights and inputs.
+        repeats: the number of processes in which each subject is measured.
+        warmup: steps that are not timed, at most; fewer where they take more than a third of ``seconds``.
+        steps: timed steps of a process, at most.
+        seconds: the time after which a process starts no further step; two are timed however long they take.
+        patience: the seconds after which a process is given up.
+        quick: whether this run only shows that everything works: one process for all subjects, tiny sizes.
+        profile: whether to find out where the time of a step goes, after the timed ones.
     """
 
-    first: float
-    steps: tuple[float, ...]
-    peak: int
-    details: dict[str, Any]
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 2
+    seed: int = 0
+    repeats: int = 3
+    warmup: int = 3
+    steps: int = 10
+    seconds: float = 8.0
+    patience: float = 1800.0
+    quick: bool = False
+    profile: bool = False
+
+    def hurried(self) -> Conditions:
+        """These conditions for a quick run."""
+        return replace(self, threads=1, repeats=1, warmup=1, steps=2, quick=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One subject, over all processes in which it was measured. Where it failed there are no numbers.
+
+    Attributes:
+        seconds: the fastest step.
+        median_seconds: the median of all timed steps.
+        first_seconds: the first step of a process, with everything that is set up or compiled in it, at best.
+        peak_bytes: held at most, above the process after its imports; the median over the processes.
+        runs: what each process found.
+        failure: why there is nothing, or None.
+    """
+
+    seconds: float | None = None
+    median_seconds: float | None = None
+    first_seconds: float | None = None
+    peak_bytes: int | None = None
+    runs: Sequence[dict[str, Any]] = ()
+    failure: str | None = None
+
+    @classmethod
+    def of(cls, runs: Sequence[dict[str, Any]]) -> Result:
+        """From what each process found."""
+        failures = [run["failure"] for run in runs if "failure" in run]
+        if failures:
+            return cls(failure=failures[0])
+        steps = [step for run in runs for step in run["steps"]]
+        peak = int(statistics.median(run["peak"] for run in runs))
+        return cls(min(steps), statistics.median(steps), min(run["first"] for run in runs), peak, runs)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON: the numbers, or the failure."""
+        return {name: value for name, value in vars(self).items() if (name == "failure") == bool(self.failure)}
 
 
-def measure(subject: Subject, conditions: Conditions) -> Measurement:
-    """Build the subject and take its steps."""
+def ratio(more: Result, less: Result) -> dict[str, float | None]:
+    """How many times more of each cost the one takes; None where either failed or the other is counted as nothing."""
+    pairs = {cost: (getattr(more, cost), getattr(less, cost)) for cost in COSTS}
+    return {cost: None if a is None or b is None or b <= 0 else a / b for cost, (a, b) in pairs.items()}
+
+
+def gradient_step(forward: Callable[..., Tensor], inputs: Iterable[Tensor], parameters: Iterable[Tensor] = ()) -> Step:
+    """A forward pass and the gradients of a loss for all inputs and parameters.
+
+    The loss is the sum of the output times a fixed random tensor, which is what the backward pass starts from.
+    """
+    arguments = [x.requires_grad_() for x in inputs]
+    leaves = [*arguments, *parameters]
+    weight: Tensor | None = None
+
+    def step() -> None:
+        nonlocal weight
+        for leaf in leaves:
+            leaf.grad = None
+        y = forward(*arguments)
+        if weight is None:
+            weight = torch.randn_like(y)
+        y.backward(weight)
+
+    return step
+
+
+def training_step(
+    network: Callable[[Tensor], Tensor], x: Tensor, num_classes: int, parameters: Iterable[torch.nn.Parameter]
+) -> Step:
+    """A step of Adam on random labels, one for each image or point of the input."""
+    labels = torch.randint(num_classes, (len(x),), device=x.device)
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(
+    subjects: Mapping[str, Subject], conditions: Conditions, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Result]:
+    """Measure subjects by name in turn, again and again: A B A B.
+
+    A process knows nothing of those before it, and what slows the machine for a while falls on all alike. A quick run
+    has one process for all of our own. ``say`` is told what is being measured.
+    """
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in subjects}
+    groups = [[name] for name in subjects] * conditions.repeats
+    if conditions.quick:
+        # Checkouts may hold packages of the same name: each gets a process.
+        checkouts = {name: subject.keywords.get("checkout") for name, subject in subjects.items()}
+        groups = [[name for name in subjects if checkouts[name] == one] for one in dict.fromkeys(checkouts.values())]
+    for group in groups:
+        if not any("failure" in run for name in group for run in found[name]):
+            say(f"{', '.join(group)} (process {len(found[group[0]]) + 1} of {conditions.repeats})")
+            for name, run in zip(group, ask([subjects[name] for name in group], conditions), strict=True):
+                found[name].append(run)
+    return {name: Result.of(runs) for name, runs in found.items()}
+
+
+def ask(subjects: Sequence[Subject], conditions: Conditions) -> list[dict[str, Any]]:
+    """What a fresh process finds, for each subject."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Thread pools that are made at import time take their number from the environment.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(conditions.threads)}
+    command = [sys.executable, "-c", "from examples.benchmarks.measure import answer; answer()"]
+    order = pickle.dumps((conditions, subjects))
+    try:
+        process = subprocess.run(
+            command, input=order, env=environment, capture_output=True, timeout=conditions.patience
+        )
+    except subprocess.TimeoutExpired:
+        return [{"failure": f"no answer within {conditions.patience:g} s"}] * len(subjects)
+    found = [json.loads(line) for line in process.stdout.splitlines()]
+    # A negative status is a signal; the system ends processes that way when the memory is used up.
+    last = (process.stderr.decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
+    failure = {"failure": f"the process ended with status {process.returncode}: {last}"}
+    return found + [failure] * (len(subjects) - len(found))
+
+
+def answer() -> None:
+    """The program of a fresh process: measure what the input asks for, and write a line of JSON for each subject."""
+    # escnn warns at import that an optional package, which no finite group needs, is missing.
+    warnings.filterwarnings("ignore", message=".*py3nj.*")
+    conditions, subjects = pickle.load(sys.stdin.buffer)
+    for subject in subjects:
+        try:
+            # Whatever libraries print is not an answer.
+            with redirect_stdout(sys.stderr):
+                found = measure_here(subject, conditions)
+        except Exception as error:
+            # One case that fails, for want of memory or of a feature of the device, is no reason to lose all others.
+            found = {"failure": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"}
+        print(json.dumps(found), flush=True)
+    # Compilers leave threads and processes behind that take their time to end.
+    os._exit(0)
+
+
+def measure_here(subject: Subject, conditions: Conditions) -> dict[str, Any]:
+    """Build a subject in this process and take its steps: seconds of the first and of the timed ones, and bytes."""
     torch.set_num_threads(conditions.threads)
-    subject.load()
-    _settle(conditions)
+    place = {"device": conditions.device, "dtype": getattr(torch, conditions.dtype)}
+    build = subject()
+    _settle(place)
     memory = PeakMemory(conditions.device)
     torch.manual_seed(conditions.seed)
-    step = subject.build(conditions)
-    timer = _Timer(step, conditions.device)
-    first = timer()
-    _repeat(timer, conditions.warmup - 1, conditions.seconds / 3 - first, least=0)
-    steps = _repeat(timer, conditions.steps, conditions.seconds, least=2)
-    peak = memory.read()
-    return Measurement(first, tuple(steps), peak, subject.inspect(step, conditions))
+    step = build(place)
+    timed = partial(_timed, step, torch.cuda.synchronize if conditions.device == "cuda" else lambda: None)
+    first = timed()
+    _repeat(timed, conditions.warmup - 1, conditions.seconds / 3 - first, least=0)
+    steps = _repeat(timed, conditions.steps, conditions.seconds, least=2)
+    found = {"first": first, "steps": steps, "peak": memory.read()}
+    if conditions.profile:
+        from examples.benchmarks.profile import shares
+
+        found["seconds_by_kind"] = shares(step, conditions.device)
+    return found
 
 
-def _settle(conditions: Conditions) -> None:
+def _settle(place: Place) -> None:
     """Have torch start its threads and load what it loads at the first use, which no subject is charged for."""
-    options = {"device": conditions.device, "dtype": getattr(torch, conditions.dtype)}
-    x = torch.ones(1, 1, 64, 64, **options, requires_grad=True)
+    x = torch.ones(1, 1, 64, 64, **place, requires_grad=True)
     y = torch.nn.functional.scaled_dot_product_attention(x @ x, x, x)
     # Started from a given gradient, the first backward pass of a process imports sympy.
     y.backward(torch.ones_like(y))
 
 
-class _Timer:
-    """Takes a step and returns its seconds, until the device has done what it was given to do."""
-
-    def __init__(self, step: Callable[[], object], device: str):
-        self.step = step
-        self.wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
-
-    def __call__(self) -> float:
-        self.wait()
-        start = time.perf_counter()
-        self.step()
-        self.wait()
-        return time.perf_counter() - start
+def _timed(step: Step, wait: Step) -> float:
+    """The seconds of a step, until the device has done what it was given to do."""
+    wait()
+    start = time.perf_counter()
+    step()
+    wait()
+    return time.perf_counter() - start
 
 
-def _repeat(timer: _Timer, most: int, seconds: float, *, least: int) -> list[float]:
+def _repeat(timed: Callable[[], float], most: int, seconds: float, *, least: int) -> list[float]:
     """Steps until there are ``most``, or ``least`` and the time is over."""
     taken: list[float] = []
     while len(taken) < most and (len(taken) < least or sum(taken) < seconds):
-        taken.append(timer())
+        taken.append(timed())
     return taken
+
+
+class PeakMemory:
+    """Peak memory above what is held when this object is made, in bytes.
+
+    On CUDA it is what torch has allocated. On a CPU it is the resident memory of the process: Linux keeps the highest
+    value since it was last told to forget it, other systems the highest value since the process started, which is
+    right as long as nothing before held more.
+    """
+
+    def __init__(self, device: str):
+        self._cuda, self._linux = device == "cuda", False
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            with suppress(OSError):
+                self._linux = bool(Path("/proc/self/clear_refs").write_text("5"))
+        self._before = torch.cuda.memory_allocated() if self._cuda else self._resident("VmRSS")
+
+    def read(self) -> int:
+        """The peak so far."""
+        return (torch.cuda.max_memory_allocated() if self._cuda else self._resident("VmHWM")) - self._before
+
+    def _resident(self, entry: str) -> int:
+        """An entry of Linux's description of this process; elsewhere the highest, which macOS counts in bytes."""
+        if self._linux:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{entry}:"))
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return highest if sys.platform == "darwin" else 1024 * highest

@@ -2,90 +2,192 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from examples.benchmarks.conditions import Conditions
-from examples.benchmarks.environment import environment
-from examples.benchmarks.results import Check, Result
+import escnn_attention
+from examples.benchmarks.measure import Conditions, Result, Subject, measure, ratio
 
-if TYPE_CHECKING:
-    from examples.benchmarks.curves import Curve
+
+@dataclass(frozen=True)
+class Check:
+    """A number and the target it is held against.
+
+    Attributes:
+        name: of what.
+        value: what was measured; None where that failed.
+        relation, target: the least or the most that it should be.
+        unit: of both, as it is written behind them.
+    """
+
+    name: str
+    value: float | None
+    relation: Literal["≥", "≤"]
+    target: float
+    unit: str = "×"
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached. What could not be measured is not."""
+        if self.value is None:
+            return False
+        return self.value >= self.target if self.relation == "≥" else self.value <= self.target
+
+    def cell(self) -> str:
+        """The value beside its target, and whether that is met."""
+        value = "–" if self.value is None else f"{self.value:.3g}"
+        mark = "[green]✓[/green]" if self.met else "[red]✗[/red]"
+        return f"{f'{value} {self.unit}'.rstrip()} ({self.relation} {self.target:g}) {mark}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command was asked for.
+
+    Attributes:
+        conditions: for all measurements.
+        folder: for everything that is written.
+        checkouts: the folders of references, by the names of their options; those to go without are left out.
+        query: of the networks of ``step``.
+        say: is told what is being measured.
+    """
+
+    conditions: Conditions
+    folder: Path
+    checkouts: Mapping[str, str] = field(default_factory=dict)
+    query: str = "all"
+    say: Callable[[str], None] = lambda _: None
+
+    @property
+    def quick(self) -> bool:
+        """Whether this run only shows that everything works."""
+        return self.conditions.quick
 
 
 @dataclass
 class Report:
-    """Tables, checks and notes, and the data behind them.
+    """What a command measured, and the tables, checks and notes that it makes of that.
 
     Attributes:
         command: the name of the command, and of its file.
-        conditions: under which it was measured.
-        data: everything measured, as JSON can hold it.
+        run: what was asked for.
+        results: what was measured, by name.
+        data: what else goes into the file.
         tables: for people.
         checks: targets, and whether they are met.
         notes: what else has to be said.
     """
 
     command: str
-    conditions: Conditions
-    data: dict[str, Any] = field(default_factory=dict)
+    run: Run
+    results: dict[str, Result] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=lambda: {"results": {}, "ratios": {}})
     tables: list[Table] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def show(self, console: Console) -> None:
-        """Print the tables and notes."""
-        for table in self.tables:
-            console.print(table)
-        for note in self.notes:
-            console.print(f"note: {note}", markup=False, highlight=False)
+    def measure(self, subjects: Mapping[str, Subject], **changes: Any) -> None:
+        """Measure subjects in turn, and note those that fail. Changes are to the conditions of the run."""
+        results = measure(subjects, replace(self.run.conditions, **changes), self.run.say)
+        self.results |= results
+        for name, subject in subjects.items():
+            asked = inspect.signature(subject.func).bind(*subject.args, **subject.keywords).arguments
+            self.data["results"][name] = {"subject": subject.func.__name__, **asked, **results[name].as_dict()}
+            if results[name].failure is not None:
+                self.notes.append(f"{name}: {results[name].failure}")
 
-    def write(self, folder: Path) -> Path:
-        """Write ``<command>.json``, and return where it is."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.command}.json"
+    def ratio(self, more: str, less: str) -> dict[str, float | None]:
+        """How many times more of each cost the one takes."""
+        self.data["ratios"][f"{more} / {less}"] = found = ratio(self.results[more], self.results[less])
+        return found
+
+    def cost(self, name: str) -> list[str]:
+        """Cells of time and memory, or that it failed."""
+        return cost(self.results[name])
+
+    def gains(self, more: str, less: str) -> list[str]:
+        """Cells of how many times more time and memory the one takes."""
+        found = self.ratio(more, less)
+        return [times(found["seconds"]), times(found["peak_bytes"])]
+
+    def check(self, name: str, value: float | None, relation: Literal["≥", "≤"], target: float, unit: str = "×") -> str:
+        """Hold a number against its target, and return the cell that says so."""
+        self.checks.append(Check(name, value, relation, target, unit))
+        return self.checks[-1].cell()
+
+    def check_gains(self, what: str, by: str, names: tuple[str, str], faster: float, smaller: float) -> list[str]:
+        """Hold the gains over a reference against targets; the names are those of its result and ours."""
+        found = self.ratio(*names)
+        return [
+            self.check(f"{what}: time of {by} / ours", found["seconds"], "≥", faster),
+            self.check(f"{what}: memory of {by} / ours", found["peak_bytes"], "≥", smaller),
+        ]
+
+    def check_peak(self, what: str, name: str, most: float) -> str:
+        """Hold the memory of a step against a number of GB."""
+        peak = self.results[name].peak_bytes
+        return self.check(f"{what}: peak memory of a step", None if peak is None else peak / 1e9, "≤", most, "GB")
+
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
+    ) -> None:
+        """Add a table whose first column names what the others have numbers of."""
+        # As wide as its title at least, which would be broken otherwise.
+        made = Table(title=title, caption=caption, caption_justify="left", title_justify="left", min_width=len(title))
+        for number, column in enumerate(columns):
+            made.add_column(column, justify="right" if number else "left", no_wrap=not number)
+        for row in rows:
+            made.add_row(*row)
+        self.tables.append(made)
+
+    def tabulate_checks(self, title: str = "Targets") -> None:
+        """Add a table of all targets."""
+        self.table(title, ["what", "measured"], [[check.name, check.cell()] for check in self.checks])
+
+    def publish(self, console: Console) -> None:
+        """Print tables and notes, and write everything to ``<command>.json``."""
         content = {
             "command": self.command,
             "environment": environment(),
-            "conditions": asdict(self.conditions),
-            "checks": [check.as_dict() for check in self.checks],
+            "conditions": asdict(self.run.conditions),
+            "checks": [asdict(check) | {"met": check.met} for check in self.checks],
             "notes": self.notes,
             **self.data,
         }
+        path = self.path(f"{self.command}.json")
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        return path
+        for made in self.tables:
+            console.print(made)
+        plain = partial(console.print, markup=False, highlight=False)
+        for note in self.notes:
+            plain(f"note: {note}")
+        plain(f"written: {path}\n", soft_wrap=True)
+
+    def path(self, name: str) -> Path:
+        """Where a file goes, in a folder that is there."""
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        return self.run.folder / name
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Table:
-    """A table whose first column names what the others have numbers of."""
-    # As wide as its title at least, which would be broken otherwise.
-    result = Table(title=title, caption=caption, caption_justify="left", title_justify="left", min_width=len(title))
-    for number, column in enumerate(columns):
-        result.add_column(column, justify="right" if number else "left", no_wrap=not number)
-    for row in rows:
-        result.add_row(*row)
-    return result
-
-
-def curve_table(title: str, axis: str, curves: Sequence[Curve]) -> Table:
-    """A table of time and memory, with a row for every size, and one for the slopes."""
-    sizes = sorted({point for curve in curves for point in curve.points})
-    rows = [[str(point), *(_cell(curve, point) for curve in curves)] for point in sizes]
-    slopes = [(curve.slope("seconds"), curve.slope("peak")) for curve in curves]
-    rows.append(["slope", *(", ".join("–" if s is None else f"{s:.2f}" for s in pair) for pair in slopes)])
-    caption = "slope: the power with which time and memory grow at the end"
-    return table(title, [axis, *(curve.name for curve in curves)], rows, caption)
-
-
-def _cell(curve: Curve, point: int) -> str:
-    result = curve.points.get(point)
-    return "" if result is None else f"{time(result.seconds)}, {size(result.peak)}"
+def summary(reports: Sequence[Report]) -> Report:
+    """All targets of some reports, and whether they are met."""
+    checks = [check for report in reports for check in report.checks]
+    data = {"commands": [report.command for report in reports]}
+    total = Report("summary", reports[0].run, data=data, checks=checks)
+    total.tabulate_checks(f"Targets: {sum(check.met for check in checks)} of {len(checks)} met")
+    return total
 
 
 def time(seconds: float | None) -> str:
@@ -102,37 +204,34 @@ def size(number: float | None) -> str:
     return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
 
 
+def cost(result: Result) -> list[str]:
+    """Time and memory of a result, or that it failed."""
+    return [time(result.seconds) if result.failure is None else "failed", size(result.peak_bytes)]
+
+
 def times(factor: float | None) -> str:
     """A factor."""
     return "–" if factor is None else f"{factor:.3g}×"
 
 
-def verdict(check: Check) -> str:
-    """A value beside its target, and whether that is met."""
-    value = "–" if check.value is None else f"{check.value:.3g}"
-    mark = "[green]✓[/green]" if check.met else "[red]✗[/red]"
-    return f"{f'{value} {check.unit}'.rstrip()} ({check.relation} {check.target:g}) {mark}"
-
-
-def cost(result: Result) -> tuple[str, str]:
-    """Time and memory of a result, or that it failed."""
-    return ("failed", "–") if result.failure is not None else (time(result.seconds), size(result.peak))
-
-
-def failures(results: dict[Any, Result]) -> list[str]:
-    """A note for everything that could not be measured."""
-    return [f"{subject}: {result.failure}" for subject, result in results.items() if result.failure is not None]
-
-
-def summary(reports: Sequence[Report]) -> Report:
-    """All targets of some reports, and whether they are met."""
-    checks = [check for report in reports for check in report.checks]
-    met = sum(check.met for check in checks)
-    rows = [[check.name, verdict(check)] for check in checks]
-    return Report(
-        "summary",
-        reports[0].conditions,
-        data={"commands": [report.command for report in reports]},
-        tables=[table(f"Targets: {met} of {len(checks)} met", ["what", "measured"], rows)],
-        checks=checks,
-    )
+def environment() -> dict[str, Any]:
+    """The machine and the versions that a result belongs to."""
+    table = Path("/proc/cpuinfo")
+    lines = table.read_text().splitlines() if table.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "hardware": {
+            "cpu": models[0] if models else platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "escnn": version("escnn"),
+            "escnn_attention": escnn_attention.__version__,
+        },
+        "system": platform.system(),
+    }

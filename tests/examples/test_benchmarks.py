@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,42 +17,22 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from escnn_attention.functional import backends_for
-from examples.benchmarks import processes
-from examples.benchmarks.commands import points
-from examples.benchmarks.commands.ceilings import numbers, operations, scores
-from examples.benchmarks.commands.layer_cases import CASES, QUICK, Case
-from examples.benchmarks.commands.point_edges import by_neighbours, by_points
-from examples.benchmarks.conditions import Conditions
-from examples.benchmarks.curves import Curve, follow, slope
-from examples.benchmarks.memory import PeakMemory
-from examples.benchmarks.pictures import Bar, bars
-from examples.benchmarks.report import cost, curve_table, size, table, time, verdict
-from examples.benchmarks.results import Check, Result, ratio
-from examples.benchmarks.run import Options, UnusableError
-from examples.benchmarks.subjects import (
-    Attention,
-    AttGConvs,
-    Classifier,
-    Convolution,
-    Dense,
-    LieTransformer,
-    PointAttention,
-    PointConvolution,
-    PointNetwork,
-    TrainingStep,
-    from_json,
-    to_json,
-)
-from examples.benchmarks.subjects.checkouts import CheckoutError, import_from
-from examples.benchmarks.subjects.dense import widened
-from examples.benchmarks.subjects.points import clouds, nearest, with_hub
-from examples.benchmarks.subjects.spaces import gspace, order
+from examples.benchmarks import curves, growth, measure, points, profile
+from examples.benchmarks.cli import COMMANDS
+from examples.benchmarks.curves import Curve, follow, show, slope
+from examples.benchmarks.layers import CASES, QUICK, Case, layers
+from examples.benchmarks.measure import Conditions, PeakMemory, Result, ratio
+from examples.benchmarks.networks import VARIANTS
+from examples.benchmarks.references import CheckoutError, gsa, import_from, lie_transformer
+from examples.benchmarks.report import Check, Report, Run, cost, size, time
+from examples.benchmarks.subjects import clouds, convolution, gspace, nearest, plain_attention, widened, with_hub
 
 ROOT = Path(__file__).parents[2]
+PLACE = {"device": "cpu", "dtype": torch.float32}
 
 
 def result(*seconds, peak=1_000_000):
-    return Result(tuple({"first": 2 * s, "steps": [s, 3 * s], "peak": peak, "details": {}} for s in seconds))
+    return Result.of([{"first": 2 * s, "steps": [s, 3 * s], "peak": peak} for s in seconds])
 
 
 def benchmark(*arguments):
@@ -73,18 +54,23 @@ def test_layers(tmp_path):
     assert {"device", "dtype", "threads", "seed", "repeats"} <= stored["conditions"].keys()
     assert stored["checks"] == []  # nothing to compare with
     assert stored["notes"] == []  # nothing failed
-    local, everywhere = stored["cases"]
-    assert (local["name"], everywhere["name"]) == ("p4, 5×5, all", "p4, global 6×6, all, Fourier")
-    for case in stored["cases"]:
-        assert case["name"] in run.stdout
-        assert case["references"] == {}
-        for measured in (case["ours"], case["convolution"]):
+    assert [case.name for case in QUICK] == ["p4, 5×5, all", "p4, global 6×6, all, Fourier"]
+    assert len(stored["results"]) == 5  # a convolution for each, and plain attention for the global one
+    for case in QUICK:
+        assert case.name in run.stdout
+        others = [name for name in stored["results"] if name.endswith(case.setting)]
+        assert [name.split(",")[0] for name in others] == ["R2Conv", "plain attention"][
+            : 2 if case.kernel_size is None else 1
+        ]
+        ours = stored["results"][case.name]
+        assert (ours["subject"], ours["shape"], ours["options"]["query"]) == ("attention", [6, 6], "all")
+        for name in (case.name, *others):
+            measured = stored["results"][name]
             assert 0 < measured["seconds"] <= measured["median_seconds"]
             assert measured["peak_bytes"] >= 0
-        factor = case["ours"]["seconds"] / case["convolution"]["seconds"]
-        assert case["convolution"]["ours_over_this"]["seconds"] == pytest.approx(factor)
-    assert "plain_attention" in everywhere
-    assert "plain_attention" not in local
+        for name in others:
+            factor = ours["seconds"] / stored["results"][name]["seconds"]
+            assert stored["ratios"][f"{case.name} / {name}"]["seconds"] == pytest.approx(factor)
 
 
 def test_backends(tmp_path):
@@ -92,32 +78,29 @@ def test_backends(tmp_path):
     assert run.returncode == 0, run.stderr
     stored = json.loads((tmp_path / "backends.json").read_text(encoding="utf-8"))
     assert stored["notes"] == []
-    local, everywhere = (case["backends"] for case in stored["cases"])
-    assert local.keys() == everywhere.keys() == {"auto", *backends_for()} - {"reference"}
+    names = {"auto", *backends_for()} - {"reference"}
+    assert stored["results"].keys() == {f"{case.name}, {name}" for case in QUICK for name in names}
+    local, everywhere = (case.name for case in QUICK)
     for case, name, served in (
         (local, "auto", True),
         (local, "blocked", True),
         (local, "triton", False),
-        (everywhere, "tiled", True),
-        (everywhere, "native", False),
+        (everywhere, "dense", True),
+        (everywhere, "triton", False),
     ):
-        assert ("seconds" in case[name]) == served
-        assert served or "cannot serve this call" in case[name]["failure"]
+        measured = stored["results"][f"{case}, {name}"]
+        assert ("seconds" in measured) == served
+        assert served or "cannot serve this call" in measured["failure"]
 
 
 def test_scaling(tmp_path):
     run = benchmark("scaling", "--quick", "--out", tmp_path)
     assert run.returncode == 0, run.stderr
     stored = json.loads((tmp_path / "scaling.json").read_text(encoding="utf-8"))
-    assert [curve["name"] for curve in stored["pixels"]] == [
-        "5×5, own",
-        "5×5, all",
-        "global, own",
-        "global, all",
-        "R2Conv 5×5",
-    ]
-    for axis, sizes in (("pixels", [16, 36]), ("order", [1, 2])):
-        for curve in stored[axis]:
+    pixels, orders = stored["curves"].values()
+    assert [curve["name"] for curve in pixels] == ["5×5, own", "5×5, all", "global, own", "global, all", "R2Conv 5×5"]
+    for found, axis, sizes in ((pixels, "pixels", [16, 36]), (orders, "elements of the group", [1, 2])):
+        for curve in found:
             assert [point[axis] for point in curve["points"]] == sizes
             assert all(point["seconds"] > 0 for point in curve["points"])
     for picture in ("scaling_pixels.png", "scaling_group.png"):
@@ -128,13 +111,24 @@ def test_ceilings(tmp_path):
     run = benchmark("ceilings", "--quick", "--out", tmp_path)
     assert run.returncode == 0, run.stderr
     stored = json.loads((tmp_path / "ceilings.json").read_text(encoding="utf-8"))
-    assert stored["operations_per_second"] > 0
-    assert stored["bytes_per_second"] > 0
-    for case in stored["cases"]:
-        assert case["name"] in run.stdout
-        assert case["operations_per_second"] * case["seconds"] == pytest.approx(
-            operations(next(c for c in QUICK if c.name == case["name"]))
-        )
+    rates = stored["rates"]
+    assert all(rate > 0 for rate in rates["ceiling"].values())
+    for case in QUICK:
+        assert case.name in run.stdout
+        done = rates[case.name]["operations_per_second"] * stored["results"][case.name]["seconds"]
+        assert done == pytest.approx(case.operations())
+
+
+def test_step(tmp_path):
+    run = benchmark("step", "--quick", "--case", "d4-96", "--query", "own", "--out", tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["step-d4-96.json"]
+    stored = json.loads((tmp_path / "step-d4-96.json").read_text(encoding="utf-8"))
+    assert stored["notes"] == []
+    (check,) = stored["checks"]
+    assert (check["name"], check["target"]) == ("d4-96, own: peak memory of a step", 4.0)
+    (step,) = stored["results"].values()
+    assert all(seconds > 0 for seconds in step["runs"][0]["seconds_by_kind"].values())
 
 
 def test_attentive(tmp_path):
@@ -143,19 +137,17 @@ def test_attentive(tmp_path):
     stored = json.loads((tmp_path / "attentive.json").read_text(encoding="utf-8"))
     assert stored["notes"] == []
     assert stored["checks"] == []  # nothing to compare with
-    plain = stored["variants"]["plain"]["ours"]
-    assert len(stored["variants"]) == 5
-    for name, variant in stored["variants"].items():
+    assert list(stored["results"]) == list(VARIANTS)  # none published
+    plain = stored["results"]["plain"]["seconds"]
+    for name in VARIANTS:
         assert name in run.stdout
-        assert "published" not in variant
-        assert variant["ours"]["this_over_plain"]["seconds"] == pytest.approx(
-            variant["ours"]["seconds"] / plain["seconds"]
-        )
+        factor = stored["results"][name]["seconds"] / plain
+        assert stored["ratios"][f"{name} / plain"]["seconds"] == pytest.approx(factor)
     assert (tmp_path / "attentive.png").read_bytes().startswith(b"\x89PNG")
     large = json.loads((tmp_path / "attentive-all-cnn-c.json").read_text(encoding="utf-8"))
     (check,) = large["checks"]
     assert (check["relation"], check["target"], check["unit"]) == ("≤", 12.0, "GB")
-    assert check["value"] == pytest.approx(large["variants"]["α"]["peak_bytes"] / 1e9)
+    assert check["value"] == pytest.approx(large["results"]["α"]["peak_bytes"] / 1e9)
 
 
 def test_points(tmp_path):
@@ -167,26 +159,21 @@ def test_points(tmp_path):
     }
     assert all(report["notes"] == [] for report in stored.values())  # nothing failed
     assert stored["points"]["checks"] == stored["points-frames"]["checks"] == []  # nothing to compare with
-    assert list(stored["points"]["networks"]) == [
-        "kernel of the reference",
-        "MLP",
-        "MLP, poses mixed by every map",
-        "no encoding",
-    ]
-    for name, network in stored["points"]["networks"].items():
+    assert list(stored["points"]["results"]) == list(points.NETWORKS)
+    for name, network in stored["points"]["results"].items():
         assert name in run.stdout
         assert 0 < network["seconds"] <= network["median_seconds"]
-        assert "reference_over_this" not in network
-    (frames,) = stored["points-frames"]["layers"].values()
+    assert stored["points"]["ratios"] == {}
+    (frames,) = stored["points-frames"]["results"].values()
     assert frames["seconds"] > 0
-    for family, edges in (("by_points", [64, 128]), ("by_neighbours", [128, 256])):
-        for curve in stored["points-edges"][family]:
+    more_points, more_neighbours = stored["points-edges"]["curves"].values()
+    for family, edges in ((more_points, [64, 128]), (more_neighbours, [128, 256])):
+        for curve in family:
             assert [point["edges"] for point in curve["points"]] == edges
             assert all(point["seconds"] > 0 for point in curve["points"])
     # Every curve of ours is held against the target, and none of the convolution.
-    curves = [*stored["points-edges"]["by_points"], *stored["points-edges"]["by_neighbours"]]
-    ours = [curve for curve in curves if curve["name"] != "R2PointConv"]
-    assert len(ours) == len(curves) - 2
+    ours = [curve for curve in (*more_points, *more_neighbours) if curve["name"] != "R2PointConv"]
+    assert len(ours) == len(more_points) + len(more_neighbours) - 2
     for check, curve in zip(stored["points-edges"]["checks"], ours, strict=True):
         assert curve["name"] in check["name"]
         assert (check["value"], check["relation"]) == (curve["slope_peak_bytes"], "≤")
@@ -194,53 +181,88 @@ def test_points(tmp_path):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     (check,) = stored["points-training"]["checks"]
     assert (check["relation"], check["target"], check["unit"]) == ("≤", 8.0, "GB")
-    assert check["value"] == pytest.approx(stored["points-training"]["step"]["peak_bytes"] / 1e9)
+    assert check["value"] == pytest.approx(stored["points-training"]["results"]["PointTransformer"]["peak_bytes"] / 1e9)
 
 
-@pytest.mark.parametrize(("seconds", "peak", "met"), [(5.0, 500, True), (4.9, 490, False)])
-def test_points_are_judged_against_the_reference(monkeypatch, seconds, peak, met):
-    def found(subjects, conditions, say):
-        names = {LieTransformer: result(seconds, peak=peak), PointNetwork: result(1.0, peak=100)}
-        return {subject: names[type(subject)] for subject in subjects}
+@pytest.fixture
+def asked(monkeypatch):
+    """What fresh processes would be asked for, with as many seconds as a shape says; one row of pixels fails."""
+    asked = []
 
-    monkeypatch.setattr(points, "measure_all", found)
-    report = points.run(Conditions(), "somewhere", None, lambda _: None)
+    def ask(subjects, conditions):
+        asked.extend(subjects)
+        found = []
+        for subject in subjects:
+            seconds = subject.args[1][0] if subject.func is convolution else 1
+            slow = subject.func in (lie_transformer, gsa)
+            steps = [float(seconds) * (5 if slow else 1)]
+            found.append({"first": 1.0, "steps": steps, "peak": 50 if slow else 10})
+            if seconds == 1 and subject.func is convolution:
+                found[-1] = {"failure": "too small"}
+        return found
+
+    monkeypatch.setattr(measure, "ask", ask)
+    return asked
+
+
+def run_of(folder="nowhere", repeats=1, **checkouts):
+    return Run(Conditions(repeats=repeats), Path(folder), checkouts)
+
+
+def options_of(subject):
+    return dict(zip(("space", "points", "batch"), subject.args, strict=False)) | subject.keywords
+
+
+def test_points_are_judged_against_the_reference(asked, monkeypatch):
+    report = points.networks(run_of(lie_transformer="somewhere"))
     # The kernel of the reference and the MLP; the network that sees no positions has no target.
-    assert [check.met for check in report.checks] == 4 * [met]
-    assert [check.value for check in report.checks] == pytest.approx(2 * [seconds, peak / 100])
+    assert [check.value for check in report.checks] == 4 * [5.0]
+    assert all(check.met for check in report.checks)
     assert all("no encoding" not in check.name for check in report.checks)
-    networks = report.data["networks"]
-    assert len(networks) == 4
-    assert all(network["reference_over_this"]["seconds"] == seconds for network in networks.values())
+    assert len(report.results) == 5
+    assert {factors["seconds"] for factors in report.data["ratios"].values()} == {5.0}
+    monkeypatch.setattr(points, "_FASTER", 5.1)
+    checks = points.networks(run_of(lie_transformer="somewhere")).checks
+    assert [check.met for check in checks] == 2 * [False, True]
+    assert points.networks(run_of()).checks == []
 
 
 def test_points_are_those_of_the_issue(asked):
-    points.run(Conditions(repeats=1), "somewhere", None, lambda _: None)
+    points.networks(run_of(lie_transformer="somewhere", lie_conv="elsewhere"))
     reference, *ours = asked
-    assert (reference.points, reference.poses, reference.batch) == (20, 2, 16)
-    assert (reference.channels, reference.num_layers, reference.num_heads, reference.hidden) == (64, 4, 8, 16)
+    assert reference.args == (20, 2, 16)
+    sizes = {"channels": 64, "num_layers": 4, "num_heads": 8}
+    assert reference.keywords == {**sizes, "checkout": "somewhere", "lie_conv": "elsewhere"}
     for network in ours:
-        assert (network.space, network.points, network.batch, network.features) == ("c2", 20, 16, reference.features)
-        assert (network.fields, network.num_blocks, network.num_heads) == (64, 4, 8)
+        assert network.args == ("c2", 20, 16)
+        options = network.keywords
+        assert (options["fields"], options["num_blocks"], options["num_heads"]) == tuple(sizes.values())
     asked.clear()
-    points.run_frames(Conditions(repeats=1), "somewhere", lambda _: None)
+    points.frames(run_of(platonic="somewhere"))
     theirs, frames = asked
-    assert (theirs.points, theirs.batch) == (frames.points, frames.batch) == (512, 4)
-    assert theirs.channels == order(frames.space) * frames.fields == 192
-    assert theirs.channels // theirs.head_channels == order(frames.space) * frames.num_heads
-    assert (frames.keys, frames.encoding, frames.head_fields) == ("own", "rotary", theirs.head_channels)
+    count, batch, channels, head = theirs.args
+    assert (count, batch) == frames.args[1:] == (512, 4)
+    order, options = gspace(frames.args[0]).fibergroup.order(), frames.keywords
+    assert channels == order * options["fields"] == 192
+    assert channels // head == order * options["num_heads"]
+    assert (options["keys"], options["encoding"], options["head_fields"]) == ("own", "rotary", head)
     asked.clear()
-    points.run_training(Conditions(repeats=3), lambda _: None)
+    points.large(run_of(repeats=3))
     (large,) = asked
-    assert (large.space, large.points, large.num_neighbours) == ("octahedral", 20000, 32)
+    assert large.args == ("octahedral", 20000, 1)
+    assert large.keywords["attention"] == {"num_neighbours": 32}
 
 
 def test_edges_of_the_curves():
-    for curve in by_points(32):
-        assert (curve.subject(32 * 1000).points, curve.subject(32 * 1000).num_neighbours) == (1000, 32)
-    for curve in by_neighbours(4000):
-        assert (curve.subject(16 * 4000).points, curve.subject(16 * 4000).num_neighbours) == (4000, 16)
-    coords, batch = clouds(30, 1, 2, Conditions())
+    for curve in growth.by_points(32):
+        options = options_of(curve.subject(32 * 1000))
+        assert options["points"] == 1000
+        assert 32 in (options.get("num_neighbours"), options.get("batch"))
+    for curve in growth.by_neighbours(4000):
+        options = options_of(curve.subject(16 * 4000))
+        assert options["points"] == 4000
+        assert 16 in (options.get("num_neighbours"), options.get("batch"))
+    coords, batch = clouds(30, 1, 2, PLACE)
     assert batch is None
     edges = nearest(coords, 5)
     assert edges.shape == (2, 150)
@@ -250,7 +272,7 @@ def test_edges_of_the_curves():
     uneven = with_hub(edges)
     assert uneven[1].bincount().tolist() == [30] + 29 * [4]
     assert uneven[0][uneven[1] == 0].tolist() == list(range(30))
-    assert clouds(3, 2, 3, Conditions())[1].tolist() == [0, 0, 0, 1, 1, 1]
+    assert clouds(3, 2, 3, PLACE)[1].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 NETWORK = """
@@ -292,8 +314,9 @@ def lie(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def lie_transformer(checkout, lie_conv=None):
-    return LieTransformer(str(checkout), lie_conv, 4, 2, 2, 8, 1, 2)
+def lie_network(checkout, lie_conv=None):
+    sizes = {"channels": 8, "num_layers": 1, "num_heads": 2}
+    return lie_transformer(4, 2, 2, **sizes, checkout=str(checkout), lie_conv=lie_conv)
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -303,9 +326,7 @@ def test_the_line_that_is_no_python_is_mended(lie, inside):
     folder = lie / "LieConv"
     if not inside:
         folder = shutil.move(folder, lie.parent / "elsewhere")
-    subject = lie_transformer(lie, None if inside else str(folder))
-    subject.load()
-    subject.build(Conditions())()
+    lie_network(lie, None if inside else str(folder))(PLACE)()
     assert (folder / "lie_conv" / "lieGroups.py").read_text() == GROUPS
     assert not list(folder.rglob("lieGroups*.pyc"))
 
@@ -313,7 +334,7 @@ def test_the_line_that_is_no_python_is_mended(lie, inside):
 def test_a_lie_transformer_that_lacks_something(lie, tmp_path):
     def says(message, *folders):
         with pytest.raises(CheckoutError, match=re.escape(message)):
-            lie_transformer(*folders).load()
+            lie_network(*folders)
 
     says(f"{lie}/LieConv is no checkout of eqv_transformer", lie / "LieConv")
     says(f"{tmp_path} is no checkout of lie_conv", lie, str(tmp_path))
@@ -321,24 +342,19 @@ def test_a_lie_transformer_that_lacks_something(lie, tmp_path):
     says("is no checkout of LieConv: it has no file lie_conv/lieGroups.py", lie)
     shutil.rmtree(lie / "LieConv")
     says("no folder LieConv/lie_conv: get the submodule, or name a checkout with --lie-conv", lie)
-    with pytest.raises(UnusableError, match="--lie-conv: got it without --lie-transformer"):
-        Options(Conditions(), tmp_path, lie_conv=str(lie)).check()
-
-
-def test_bars(tmp_path):
-    found = [Bar("plain", "ours", 0.1, 1_000_000), Bar("α", "published", 4.0, 10), Bar("α", "ours", 1.0, 5)]
-    bars(tmp_path / "bars.png", "a title", found)
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    run = benchmark("points", "--quick", "--lie-conv", lie)
+    assert run.returncode == 2
+    assert "--lie-conv: got it without --lie-transformer" in run.stderr
 
 
 def test_what_is_counted():
     """By walking through the formula: batch, heads, output and query poses, positions, keys, channels."""
     case = Case(4, 6, 2, 3, "all", "mlp", faster=1, smaller=1)
     by_hand = 2 * 9 * 4 * 4 * 36 * (4 * 9)
-    assert scores(case) == by_hand
-    assert operations(case) == by_hand * 10 * 2 * (2 + 5)
-    assert scores(replace(case, query="own", kernel_size=None)) == 2 * 9 * 4 * 36 * (4 * 36)
-    assert numbers(case) == 12 * 2 * 9 * 10 * 4 * 36
+    assert case.scores() == by_hand
+    assert case.operations() == by_hand * 10 * 2 * (2 + 5)
+    assert replace(case, query="own", kernel_size=None).scores() == 2 * 9 * 4 * 36 * (4 * 36)
+    assert case.numbers() == 12 * 2 * 9 * 10 * 4 * 36
 
 
 def test_a_checkout_that_lacks_something_ends_in_one_clear_line(tmp_path):
@@ -368,11 +384,11 @@ def test_a_module_that_a_checkout_needs_is_named(tmp_path, monkeypatch):
 def test_ratio():
     slow, fast = result(6.0, 4.0, peak=300), result(1.0, 2.0, peak=100)
     assert (slow.seconds, slow.median_seconds, slow.first_seconds) == (4.0, 9.0, 8.0)
-    assert ratio(slow, fast).seconds == 4.0
-    assert ratio(slow, fast).peak == 3.0
-    assert ratio(slow, fast).median_seconds == 9.0 / 2.5
-    assert ratio(slow, result(1.0, peak=0)).peak is None
-    assert ratio(slow, Result(failure="no")).seconds is None
+    assert ratio(slow, fast) == {"seconds": 4.0, "median_seconds": 9.0 / 2.5, "peak_bytes": 3.0}
+    assert ratio(slow, result(1.0, peak=0))["peak_bytes"] is None
+    assert ratio(slow, Result(failure="no")) == dict.fromkeys(measure.COSTS)
+    assert Result(failure="no").as_dict() == {"failure": "no"}
+    assert "failure" not in slow.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -382,97 +398,89 @@ def test_ratio():
 def test_check(value, relation, met):
     check = Check("what", value, relation, 4.0)
     assert check.met is met
-    assert check.as_dict()["met"] is met
-    assert ("✓" in verdict(check)) is met
-    assert "4" in verdict(check)
+    assert ("✓" in check.cell()) is met
+    assert "4" in check.cell()
 
 
-def test_cells_and_tables():
+def test_cells_and_tables(tmp_path):
     assert [time(None), time(0.0123), time(1.234)] == ["–", "12.3 ms", "1.23 s"]
     assert [size(None), size(2.5e6), size(1.62e9)] == ["–", "2 MB", "1.62 GB"]
-    assert cost(Result(failure="no")) == ("failed", "–")
-    made = table("title", ["layer", "time"], [["a", "1 s"], ["b", "2 s"]])
+    assert cost(Result(failure="no")) == ["failed", "–"]
+    report = Report("name", run_of(tmp_path))
+    report.table("title", ["layer", "time"], [["a", "1 s"], ["b", "2 s"]])
+    (made,) = report.tables
     assert made.row_count == 2
     assert [column.justify for column in made.columns] == ["left", "right"]
-    assert verdict(Check("what", 1.0, "≤", 1.1, "")).startswith("1 (≤ 1.1)")
-    curve = Curve("a", lambda n: Convolution("c4", (n, n), 1), points={2: result(1.0), 4: result(4.0)})
-    cells = list(curve_table("title", "pixels", [curve]).columns[1].cells)
-    assert cells == ["1 s, 1 MB", "4 s, 1 MB", "2.00, 0.00"]
-
-
-def test_subjects_survive_json():
-    subjects = [
-        Attention("c4", (6, 6), 2),
-        Convolution("d4", (6, 6), 2),
-        Dense(1, 2, 3, 4, 5, 6),
-        TrainingStep("d4-96"),
-        Classifier("p4-cnn", None, 2),
-        AttGConvs("somewhere", "full", 2),
-        PointAttention("c4", 9, num_neighbours=3, hub=True),
-        PointConvolution("c4", 9, 3),
-        PointNetwork("c2", 4, 2, 8, 1, 2, labels=3),
-        LieTransformer("somewhere", None, 4, 2, 2, 8, 1, 2),
-    ]
-    for subject in subjects:
-        assert from_json(json.loads(json.dumps(to_json(subject)))) == subject
+    assert Check("what", 1.0, "≤", 1.1, "").cell().startswith("1 (≤ 1.1)")
+    curve = Curve("a", lambda n: partial(convolution, "c4", (n, n), 1), points={2: result(1.0), 4: result(4.0)})
+    show(report, [curve], "pixels", (1,), title="of pixels", picture="a.png", caption="all of them")
+    assert list(report.tables[1].columns[1].cells) == ["1 s, 1 MB", "4 s, 1 MB", "2.00, 0.00"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sizes_of_the_issue():
     assert [(case.faster, case.smaller) for case in CASES] == [(4, 6), (5, 20), (4, 25), (10, 15), (10, 6), (22, 25)]
-    dense = CASES[3].dense()
-    assert (dense.queries, dense.keys, dense.poses) == (3136, 3136, 4)
-    assert dense.width == widened(10) == 48
-    assert replace(CASES[3], query="own").dense().queries == 784
+    assert widened(10) == 48
+    for case, queries in ((CASES[3], 3136), (replace(CASES[3], query="own"), 784)):
+        (plain,) = (subject for name, subject in case.others({}).items() if name.startswith("plain attention"))
+        assert plain.args == (1, 9, 4, queries, 3136, 48)
 
 
-def test_orders_of_spaces():
-    for name in ("c1", "c4", "d4"):
-        assert gspace(name).fibergroup.order() == order(name)
+def test_layers_with_a_reference_in_common_share_its_runs(asked, tmp_path):
+    report = layers(run_of(tmp_path, g_selfatt="somewhere"))
+    references = [subject for subject in asked if subject.func is gsa]
+    assert len(references) == 4
+    assert len({subject.args for subject in references}) == 4
+    # Six layers against the reference in time and memory, and two against the convolution.
+    assert len(report.checks) == 14
+    assert [check.met for check in report.checks[:4]] == [True, False, True, False]
+    assert len(report.tables) == 2
+
+
+def test_spaces():
+    assert [gspace(name).fibergroup.order() for name in ("c1", "c4", "d4", "octahedral")] == [1, 4, 8, 24]
     with pytest.raises(ValueError, match="'so3'"):
         gspace("so3")
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What fresh processes would be asked for; subjects on one row of pixels fail."""
-    asked = []
-
-    def ask(subjects, conditions):
-        asked.extend(subjects)
-        sizes = [getattr(subject, "shape", (2,))[0] for subject in subjects]
-        return [
-            {"failure": "too small"} if size == 1 else {"first": 1.0, "steps": [float(size)], "peak": 10, "details": {}}
-            for size in sizes
-        ]
-
-    monkeypatch.setattr(processes, "_ask", ask)
-    return asked
+def square(n):
+    return partial(convolution, "c4", (n, n), 1)
 
 
 def test_subjects_take_turns(asked):
-    a, b, broken = (Convolution("c4", (n, n), 1) for n in (2, 3, 1))
-    results = processes.measure_all([a, broken, b, a], Conditions(repeats=3))
+    a, b, broken = square(2), square(3), square(1)
+    results = measure.measure({"a": a, "broken": broken, "b": b}, Conditions(repeats=3))
     # One that failed is not tried again.
     assert asked == [a, broken, b, a, b, a, b]
-    assert len(results[a].runs) == 3
-    assert results[b].seconds == 3.0
-    assert results[broken].failure == "too small"
+    assert len(results["a"].runs) == 3
+    assert results["b"].seconds == 3.0
+    assert results["broken"].failure == "too small"
 
 
-def test_curves_end_where_they_take_too_long(asked):
-    curve = Curve("slow", lambda n: Convolution("c4", (n, n), 1))
-    follow([curve], [2, 3, 4, 5], 3.5, Conditions(repeats=1), lambda _: None)
+def test_checkouts_have_processes_of_their_own(monkeypatch):
+    orders = []
+    monkeypatch.setattr(
+        measure, "ask", lambda subjects, _: orders.append(subjects) or [{"failure": ""}] * len(subjects)
+    )
+    theirs = [partial(gsa, 2, 3, 1, checkout=name) for name in ("one", "two")]
+    subjects = {"one": theirs[0], "ours": square(2), "two": theirs[1], "also ours": square(3)}
+    measure.measure(subjects, Conditions().hurried())
+    assert orders == [[theirs[0]], [subjects["ours"], subjects["also ours"]], [theirs[1]]]
+
+
+def test_curves_end_where_they_take_too_long(asked, monkeypatch):
+    monkeypatch.setattr(curves, "LIMIT", 3.5)
+    curve = Curve("slow", square)
+    follow([curve], [2, 3, 4, 5], run_of())
     assert list(curve.points) == [2, 3, 4]
     assert "more than 3.5 s" in curve.stopped
-    failing = Curve("failing", lambda n: Convolution("c4", (n, n), 1))
-    follow([failing], [1, 2], 3.5, Conditions(repeats=1), lambda _: None)
+    failing = Curve("failing", square)
+    follow([failing], [1, 2], run_of())
     assert failing.points == {}
     assert "too small" in failing.stopped
 
 
 def test_the_readme_has_every_command():
-    from examples.benchmarks.run import COMMANDS
-
     page = (ROOT / "examples" / "benchmarks" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(COMMANDS)
 
@@ -488,9 +496,9 @@ def test_slope():
 
 
 def test_what_kills_a_process_is_reported(monkeypatch):
-    monkeypatch.setattr(processes.sys, "executable", shutil.which("false"))
-    found = processes.measure_all([Dense(1, 1, 1, 1, 1, 1)], Conditions(repeats=1))
-    assert "status 1" in found[Dense(1, 1, 1, 1, 1, 1)].failure
+    monkeypatch.setattr(measure.sys, "executable", shutil.which("false"))
+    found = measure.measure({"attention": partial(plain_attention, 1, 1, 1, 1, 1, 1)}, Conditions(repeats=1))
+    assert "status 1" in found["attention"].failure
 
 
 def test_peak_memory_is_seen_after_it_was_freed():
@@ -505,7 +513,6 @@ def test_profile_tells_kinds_apart():
     from escnn import nn
 
     from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU
-    from examples.benchmarks.subjects import profile
 
     space = gspace("c2")
     kind = nn.FieldType(space, 2 * [space.regular_repr])
@@ -521,11 +528,11 @@ def test_profile_tells_kinds_apart():
     assert all(seconds > 0 for seconds in profile.shares(step, "cpu").values())
 
     # The backward pass belongs to what it is the backward pass of.
-    with profile._marks(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with profile.marks(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         step()
     events = list(profiler.events())
-    forward = profile._forward_kinds(events)
+    forward = profile.forward_kinds(events)
     backward = [event for event in events if event.name == "SiluBackward0"]
     assert backward
-    assert {profile._kind(event, forward) for event in backward} == {"activations"}
-    assert {profile._kind(event, {}) for event in backward} == {None}
+    assert {profile.kind_of(event, forward) for event in backward} == {"activations"}
+    assert {profile.kind_of(event, {}) for event in backward} == {None}

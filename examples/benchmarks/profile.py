@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -22,20 +22,15 @@ from escnn_attention.plain.layer_norm import LayerNorm
 from escnn_attention.plain.pose_linear import PoseLinear
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
-ATTENTION, PROJECTIONS, NORMS, ACTIVATIONS, OPTIMIZER, OTHER = (
-    "attention",
-    "projections",
-    "norms",
-    "activations",
-    "optimizer",
-    "bookkeeping",
-)
+_KINDS = ("attention", "projections", "norms", "activations", "optimizer")
 _MODULES: dict[type[torch.nn.Module], str] = {
-    **dict.fromkeys((ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear), PROJECTIONS),
-    LayerNorm: NORMS,
-    torch.nn.SiLU: ACTIVATIONS,
+    **dict.fromkeys((ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear), "projections"),
+    LayerNorm: "norms",
+    torch.nn.SiLU: "activations",
 }
 _MARK = "benchmark: "
+
+_Forward = dict[tuple[int | None, int], str | None]  # the kinds of forward operations, by thread and sequence number
 
 
 def shares(step: Callable[[], object], device: str) -> dict[str, float]:
@@ -44,19 +39,24 @@ def shares(step: Callable[[], object], device: str) -> dict[str, float]:
     Bookkeeping is all of the step's time that is in no other kind: pooling, cropping, encodings, copies between
     layouts, checks, Python, and on CUDA the waiting.
     """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    with _marks(), profile(activities=activities) as profiler:
+    cuda = device == "cuda"
+    with marks(), profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
         start = time.perf_counter()
         step()
-        if device == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-    found = _by_kind(list(profiler.events() or ()), device)
-    return {**found, OTHER: max(0.0, seconds - sum(found.values()))}
+    events = list(profiler.events() or ())
+    forward = forward_kinds(events)
+    found = dict.fromkeys(_KINDS, 0.0)
+    for event in events:
+        if (kind := kind_of(event, forward)) is not None:
+            found[kind] += 1e-6 * (event.self_device_time_total if cuda else event.self_cpu_time_total)
+    return {**found, "bookkeeping": max(0.0, seconds - sum(found.values()))}
 
 
 @contextmanager
-def _marks() -> Iterator[None]:
+def marks() -> Iterator[None]:
     """Marks around the modules of a kind and around the attention itself, for all modules of the process."""
     open_marks: list[Any] = []
 
@@ -69,45 +69,27 @@ def _marks() -> Iterator[None]:
         if type(module) in _MODULES:
             open_marks.pop().__exit__(None, None, None)
 
-    attention = self_attention.attention
-
-    def marked(*arguments: Any, **options: Any) -> torch.Tensor:
-        with record_function(_MARK + ATTENTION):
-            return attention(*arguments, **options)
-
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(self_attention, "attention", marked))
-        for handle in (register_module_forward_pre_hook(enter), register_module_forward_hook(leave)):
-            stack.callback(handle.remove)
+    compute = record_function(_MARK + "attention")(self_attention.compute)
+    before, after = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
+    with before, after, mock.patch.object(self_attention, "compute", compute):
         yield
 
 
-def _by_kind(events: list[FunctionEvent], device: str) -> dict[str, float]:
-    """Seconds of the operations of each kind, without those that belong to none."""
-    forward = _forward_kinds(events)
-    seconds = dict.fromkeys((ATTENTION, PROJECTIONS, NORMS, ACTIVATIONS, OPTIMIZER), 0.0)
-    for event in events:
-        kind = _kind(event, forward)
-        if kind is not None:
-            seconds[kind] += 1e-6 * (event.self_device_time_total if device == "cuda" else event.self_cpu_time_total)
-    return seconds
-
-
-def _forward_kinds(events: list[FunctionEvent]) -> dict[tuple[int | None, int], str | None]:
-    """The kind of forward operations, by their thread and their sequence number."""
-    kinds: dict[tuple[int | None, int], str | None] = {}
+def forward_kinds(events: list[FunctionEvent]) -> _Forward:
+    """The kind of forward operations."""
+    kinds: _Forward = {}
     # An operation without gradients has the number of the next one that has them: the last one of a number counts.
     for event in sorted(events, key=lambda e: e.time_range.start):
         if event.sequence_nr >= 0 and not any(_is_backward(e) for e in _line(event)):
-            kinds[event.thread, event.sequence_nr] = _kind(event, {})
+            kinds[event.thread, event.sequence_nr] = kind_of(event, {})
     return kinds
 
 
-def _kind(event: FunctionEvent, forward: dict[tuple[int | None, int], str | None]) -> str | None:
+def kind_of(event: FunctionEvent, forward: _Forward) -> str | None:
     """The kind of an operation; what a backward operation computes afresh belongs to that one."""
     for ancestor in _line(event):
         if ancestor.name.startswith("Optimizer.step"):
-            return OPTIMIZER
+            return "optimizer"
         if ancestor.name.startswith(_MARK):
             return ancestor.name.removeprefix(_MARK)
         if _is_backward(ancestor):

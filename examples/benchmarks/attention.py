@@ -1,0 +1,91 @@
+"""``dense``, ``rotary`` and ``compile``: attention that factorises, within frames, and compiled."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from examples.benchmarks.measure import Subject
+from examples.benchmarks.references import platonic
+from examples.benchmarks.report import Report, Run, time
+from examples.benchmarks.subjects import attention, bare_attention, plain_attention, widened
+
+_THROUGHPUT = 70.0  # per cent of plain attention
+ORDER, HEAD = 24, 8  # of the octahedral group; channels of a head
+FRAMES = {"fields": HEAD, "num_heads": 1, "head_fields": HEAD, "keys": "own", "encoding": "rotary"}
+"""Attention within octahedral frames as wide as one head of the reference, which counts heads over all frames."""
+
+
+def dense(run: Run) -> Report:
+    """Global attention that factorises against plain attention on as many vectors that are as wide."""
+    report, rows = Report("dense", run), []
+    shape, heads, channels, poses = ((4, 4), 2, 10, 4) if run.quick else ((28, 28), 9, 10, 4)
+    keys = poses * math.prod(shape)
+    for encoding, query in (("fourier", "own"), ("fourier", "all"), ("none", "own"), ("none", "all")):
+        name = f"{'Fourier' if encoding == 'fourier' else 'no encoding'}, {query}"
+        sizes = (1, heads, poses, keys if query == "all" else keys // poses, keys, widened(channels))
+        if encoding == "none":
+            # All output poses see the same: the queries of all poses are needed once, in either mode.
+            sizes = (1, heads, 1, keys, keys, widened(channels, 0))
+        options = {"backend": "dense", "query": query, "encoding": encoding}
+        ours, plain = name, f"plain attention, {name}"
+        report.measure(
+            {
+                plain: partial(plain_attention, *sizes),
+                ours: partial(bare_attention, "c4", shape, 1, heads, channels, **options),
+            }
+        )
+        gain = report.ratio(plain, ours)["seconds"]
+        percent = None if gain is None else 100 * gain
+        verdict = report.check(f"{name}: throughput / plain attention", percent, "≥", _THROUGHPUT, "%")
+        rows.append([name, *report.cost(plain), *report.cost(ours), verdict])
+    title = f"Global attention on {shape[0]}×{shape[1]}, C4: forward and backward, without projections"
+    report.table(title, ["attention", "plain", "memory", "ours", "memory", "throughput"], rows)
+    return report
+
+
+def rotary(run: Run) -> Report:
+    """Attention with rotary encoding in which every pose has keys of its own, against Platonic Transformers.
+
+    The reference takes a cloud of points, ours a grid of as many positions: what a query and a key cost is the same.
+    """
+    report = Report("rotary", run)
+    side, batch = (2, 1) if run.quick else (8, 4)
+    subjects: dict[str, Subject] = {}
+    if checkout := run.checkouts.get("platonic"):
+        reference = partial(platonic, side**3, batch, ORDER * HEAD, HEAD, checkout=checkout)
+        subjects["PlatonicConv, dense softmax"] = reference
+    ours = 'GroupSelfAttention, keys="own", rotary'
+    subjects[ours] = partial(attention, "octahedral", 3 * (side,), batch, **FRAMES)
+    report.measure(subjects)
+    rows = [[n, *report.cost(n), "" if n == ours else report.gains(ours, n)[0]] for n in subjects]
+    title = f"Octahedral, {side**3} positions, batch {batch}, {ORDER * HEAD} channels: forward and backward"
+    report.table(title, ["layer", "time", "memory", "ours takes"], rows)
+    return report
+
+
+def compiled(run: Run) -> Report:
+    """Exported layers as they are and compiled into one graph, on a GPU also recorded.
+
+    The time of compiling is that of the first step, in which forward and backward pass are compiled, without that of a
+    later step.
+    """
+    report, rows = Report("compile", run), []
+    side, batch = (6, 1) if run.quick else (24, 8)
+    window = partial(attention, "c4", (side, side), batch, kernel_size=5)
+    layers = {"5×5, own": window}
+    if not run.quick:
+        layers["5×5, all"] = partial(window, query="all")
+        layers["transformer block, 5×5, own"] = partial(window, block=True)
+    forms = ("compiled", "recorded") if run.conditions.device == "cuda" else ("compiled",)
+    for name, layer in layers.items():
+        report.measure({f"{name}, {form}": partial(layer, form=form) for form in ("exported", *forms)})
+        for form in forms:
+            before, after = f"{name}, exported", f"{name}, {form}"
+            first, later = report.results[after].first_seconds, report.results[after].seconds
+            compiling = time(None if first is None or later is None else first - later)
+            rows.append([after, *report.cost(before), *report.cost(after), report.gains(before, after)[0], compiling])
+    title = f"Exported layers, C4, {side}×{side}, batch {batch}: forward and backward"
+    columns = ["layer", "eager", "memory", "compiled", "memory", "times faster", "compiling"]
+    report.table(title, columns, rows)
+    return report

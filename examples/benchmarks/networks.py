@@ -1,0 +1,115 @@
+"""``step`` and ``attentive``: steps of training whole networks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from examples.benchmarks.curves import STYLES, finish
+from examples.benchmarks.measure import COSTS
+from examples.benchmarks.references import att_gconvs
+from examples.benchmarks.report import Report, Run, size, time
+from examples.benchmarks.subjects import training
+
+STEPS = {"rotmnist-p4": 22, "d4-96": 56}
+"""The networks of ``step``, and the sizes of images of which something is left in the end."""
+
+_MOST = {"d4-96": 4.0, "α": 12.0}  # GB, for a step of a network, and of the All-CNN-C with attention on its responses
+_FASTER, _SMALLER = 4.0, 4.0  # than the published network with full attention
+
+VARIANTS = {
+    "plain": None,
+    "α, channels": "channel",
+    "α, positions": "spatial",
+    "α": "full",
+    "α of features": "features",
+}
+"""Where the networks attend, by what the tables call it."""
+
+
+def step(network: str, run: Run) -> Report:
+    """A step of training a GSA-Net, and where its time goes."""
+    report, name = Report(f"step-{network}", run), f"training step of {network}"
+    batch, side, kernel_size = (1, STEPS[network], 3) if run.quick else (8, None, 5)
+    subject = partial(training, network, batch, side, kernel_size=kernel_size, query=run.query)
+    report.measure({name: subject}, profile=True)
+    result = report.results[name]
+    memory = size(result.peak_bytes)
+    if network in _MOST:
+        memory = report.check_peak(f"{network}, {run.query}", name, _MOST[network])
+    if result.failure is None:
+        kinds = result.runs[-1]["seconds_by_kind"]
+        total = sum(kinds.values())
+        rows = [[kind, time(seconds), f"{100 * seconds / total:.1f} %"] for kind, seconds in kinds.items()]
+        rows += [["with the profiler", time(total), ""], ["without", time(result.seconds), ""]]
+        rows.append(["peak memory", memory, ""])
+        report.table(f"A training step of {network}, query {run.query}", ["part", "time", "share"], rows)
+    return report
+
+
+step_rotmnist, step_d4 = (partial(step, network) for network in STEPS)
+
+
+def attentive(run: Run) -> Report:
+    """The p4-CNN of attentive group convolutions, against the published networks and without attention."""
+    report, batch, checkout = Report("attentive", run), 2 if run.quick else 64, run.checkouts.get("att_gconvs")
+    subjects, published = {}, {}
+    for name, variant in VARIANTS.items():
+        if checkout is not None:
+            published[name] = f"att_gconvs, {name}"
+            subjects[published[name]] = partial(att_gconvs, variant, batch, checkout=checkout)
+        subjects[name] = partial(training, "p4-cnn", batch, attention=variant)
+    report.measure(subjects)
+    rows = []
+    for name, theirs in published.items():
+        gains = report.gains(theirs, name)
+        if name == "α":
+            gains = report.check_gains(f"p4-CNN, {name}", "att_gconvs", (theirs, name), _FASTER, _SMALLER)
+        rows.append([name, *report.cost(theirs), *report.cost(name), *gains])
+    if rows:
+        columns = ["p4-CNN", "att_gconvs", "memory", "ours", "memory", "times faster", "times smaller"]
+        report.table(f"Against att_gconvs: a training step, batch {batch}", columns, rows)
+    _tabulate(report, f"p4-CNN, batch {batch}, against the network without attention", list(VARIANTS))
+    kinds = {"published": list(published.values()), "ours": list(VARIANTS)} if published else {"ours": list(VARIANTS)}
+    _draw(report, f"A training step of the p4-CNN, batch {batch}", list(VARIANTS), kinds)
+    return report
+
+
+def _draw(report: Report, title: str, groups: list[str], kinds: dict[str, list[str]]) -> None:
+    """Bars of time and memory side by side: in each group the results of each kind, which are given by their names."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    height = 0.8 / len(kinds)
+    for axes, label, cost, unit in zip(panels, ("time (s)", "peak memory (MB)"), COSTS[::2], (1.0, 1e-6), strict=True):
+        for i, (kind, names) in enumerate(kinds.items()):
+            found = {place: getattr(report.results[name], cost) for place, name in enumerate(names)}
+            found = {place: unit * value for place, value in found.items() if value is not None}
+            places = [place + height * (i - (len(kinds) - 1) / 2) for place in found]
+            drawn = axes.barh(places, list(found.values()), height, color=STYLES[i][0], label=kind)
+            axes.bar_label(drawn, fmt="%.2g" if unit == 1 else "%.0f", padding=2, fontsize="small")
+        axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
+        axes.margins(x=0.12)
+    panels[0].invert_yaxis()
+    finish(report, "attentive.png", figure, title)
+
+
+def attentive_large(run: Run) -> Report:
+    """The All-CNN-C, whose attended responses would fill 72 GB if they were stored."""
+    report, (batch, width) = Report("attentive-all-cnn-c", run), (2, 1) if run.quick else (128, None)
+    subjects = {
+        name: partial(training, "all-cnn-c", batch, attention=VARIANTS[name], width=width)
+        for name in ("plain", "α of features", "α")
+    }
+    # A step takes minutes, and the memory is the same in all.
+    report.measure(subjects, repeats=1, warmup=1, steps=1)
+    title = f"p4 All-CNN-C, CIFAR-10 shapes, batch {batch}, against the network without attention"
+    _tabulate(report, title, list(subjects))
+    report.check_peak("p4 All-CNN-C, α", "α", _MOST["α"])
+    report.tabulate_checks()
+    return report
+
+
+def _tabulate(report: Report, title: str, names: list[str]) -> None:
+    rows = [[name, *report.cost(name), *report.gains(name, "plain")] for name in names]
+    report.table(title, ["attention", "time", "memory", "× time", "× memory"], rows)

@@ -1,0 +1,296 @@
+"""What is measured of this package, and of torch and escnn beside it.
+
+Spaces are given by name: the plane with the group ``cN`` or ``dN``, or space with the group ``octahedral``. Layers map
+regular fields to as many. Points are random, one to a unit of area or volume. Options that are not listed are those of
+the layer or network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from typing import Any
+
+import torch
+from escnn import gspaces
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType, GeometricTensor, R2Conv
+from scipy.spatial import cKDTree
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention, TransformerBlock, functional
+from escnn_attention.models import AllCNNC, GroupCNN, GSANet, PointTransformer
+from examples.benchmarks.measure import Build, Place, Step, gradient_step, training_step
+
+NETWORKS = {
+    "rotmnist-p4": (GSANet.rotmnist, "c4", 28),
+    "d4-96": (GSANet.patch_camelyon, "d4", 96),
+    "p4-cnn": (GroupCNN.rotmnist, "c4", 28),
+    "all-cnn-c": (AllCNNC.cifar10, "c4", 32),
+}
+"""Networks for images, their spaces, and the sizes of the images of their data sets."""
+
+
+def gspace(name: str) -> GSpace:
+    """A space by its name."""
+    if name == "octahedral":
+        return gspaces.octaOnR3()
+    match = re.fullmatch(r"([cd])(\d+)", name)
+    if match is None:
+        raise ValueError(f"space: got {name!r}, needed cN, dN or octahedral")
+    if match[1] == "d":
+        return gspaces.flipRot2dOnR2(int(match[2]))
+    return gspaces.rot2dOnR2(int(match[2])) if match[2] != "1" else gspaces.trivialOnR2()
+
+
+def regular(name: str, fields: int) -> FieldType:
+    """So many regular fields on a space."""
+    space = gspace(name)
+    return FieldType(space, fields * [space.regular_repr])
+
+
+def attention(
+    space: str,
+    shape: tuple[int, ...],
+    batch: int,
+    *,
+    fields: int = 20,
+    num_heads: int = 9,
+    head_fields: int = 10,
+    block: bool = False,
+    form: str = "module",
+    **options: Any,
+) -> Build:
+    """Group self-attention on a grid, or a transformer block around it.
+
+    The form is the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``, or ``"recorded"``:
+    compiled, and its kernels launched together as a CUDA graph.
+    """
+    if form in ("compiled", "recorded"):
+        # What an earlier process compiled must not make this one look fast.
+        importlib.import_module("torch._inductor.config").force_disable_caches = True  # type: ignore[attr-defined]
+
+    def build(place: Place) -> Step:
+        kind = regular(space, fields)
+        make = TransformerBlock if block else GroupSelfAttention
+        layer = make(kind, kind, num_heads, head_fields=head_fields, **options).to(**place)
+        x = torch.randn(batch, kind.size, *shape, **place)
+        if form == "module":
+            return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
+        module = layer.export()
+        modes = {"compiled": None, "recorded": "reduce-overhead"}
+        forward = torch.compile(module, fullgraph=True, mode=modes[form]) if form in modes else module
+        return gradient_step(forward, [x], module.parameters())
+
+    return build
+
+
+def convolution(space: str, shape: tuple[int, ...], batch: int, fields: int = 20, kernel_size: int = 5) -> Build:
+    """``R2Conv``, padded so that the grid stays as it is."""
+
+    def build(place: Place) -> Step:
+        kind = regular(space, fields)
+        layer = R2Conv(kind, kind, kernel_size, padding=kernel_size // 2).to(**place)
+        x = torch.randn(batch, kind.size, *shape, **place)
+        return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
+
+    return build
+
+
+def widened(channels: int, frequencies: int = 16) -> int:
+    """The width of vectors of so many channels once they carry the waves of FourierEncoding, 16 by default.
+
+    Rounded up to a multiple of 16, for which torch's kernels are fastest.
+    """
+    return -(-(channels + 2 * frequencies) // 16) * 16
+
+
+def plain_attention(batch: int, num_heads: int, poses: int, queries: int, keys: int, width: int) -> Build:
+    """Torch's attention on random vectors, one call for every output pose, which has so many queries and keys.
+
+    A lower bound: nothing is projected, no vector is widened and nothing is summed over query poses.
+    """
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.stack([scaled_dot_product_attention(*pose) for pose in zip(q, k, v, strict=True)])
+
+    def build(place: Place) -> Step:
+        vectors = [torch.randn(poses, batch, num_heads, count, width, **place) for count in (queries, keys, keys)]
+        return gradient_step(forward, vectors)
+
+    return build
+
+
+def bare_attention(
+    space: str, shape: tuple[int, ...], batch: int, num_heads: int, head_fields: int, backend: str, **options: Any
+) -> Build:
+    """Global ``escnn_attention.functional.attention`` on random queries, keys and values."""
+
+    def build(place: Place) -> Step:
+        # A layer knows the encoding's terms; its projections are not used.
+        kind = regular(space, 1)
+        plain = GroupSelfAttention(kind, kind, num_heads, head_fields=head_fields, **options).plain.to(**place)
+        positions = plain.positions(torch.empty(1, 1, *shape, **place))
+        size = (num_heads, batch, positions.num_positions, kind.size, head_fields)
+
+        def forward(*vectors: Tensor) -> Tensor:
+            bias = plain.bias(positions)
+            return functional.attention(*vectors, positions, bias, query=plain.query, backend=backend)
+
+        return gradient_step(forward, [torch.randn(size, **place) for _ in range(3)], plain.encoding.parameters())
+
+    return build
+
+
+def product(size: int) -> Build:
+    """The product of two square matrices, without gradients."""
+
+    def build(place: Place) -> Step:
+        a, b = torch.randn(2, size, size, **place)
+        out = torch.empty_like(a)
+        return lambda: torch.mm(a, b, out=out)
+
+    return build
+
+
+def copy(count: int) -> Build:
+    """A copy of so many numbers between two stretches of memory."""
+
+    def build(place: Place) -> Step:
+        source = torch.randn(count, **place)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    return build
+
+
+def training(network: str, batch: int, size: int | None = None, **options: Any) -> Build:
+    """A step of training one of :data:`NETWORKS` as in its paper, dropout included."""
+    # The first optimizer of a process imports torch's compiler.
+    importlib.import_module("torch._dynamo")
+    make, space, usual = NETWORKS[network]
+
+    def build(place: Place) -> Step:
+        module = make(gspace(space), **options).to(**place)
+        images = torch.randn(batch, module.in_type.size, size or usual, size or usual, **place)
+        return training_step(module, images, module.num_classes, module.parameters())
+
+    return build
+
+
+def point_attention(
+    space: str,
+    points: int,
+    batch: int = 1,
+    *,
+    fields: int = 8,
+    num_heads: int = 4,
+    head_fields: int = 8,
+    num_neighbours: int | None = None,
+    encoding: str | None = None,
+    hub: bool = False,
+    **options: Any,
+) -> Build:
+    """Group self-attention between points, which searches their neighbours.
+
+    With ``hub`` edges are given instead, of which one point has as many as there are points.
+    """
+    options |= {"head_fields": head_fields, "encoding": _encoding(encoding)}
+
+    def build(place: Place) -> Step:
+        kind = regular(space, fields)
+        searched = None if hub else num_neighbours
+        layer = PointSelfAttention(kind, kind, num_heads, num_neighbours=searched, **options).to(**place)
+        coords, owners = clouds(points, batch, kind.gspace.dimensionality, place)
+        edges = with_hub(nearest(coords, num_neighbours or points)) if hub else None
+        x = torch.randn(len(coords), kind.size, **place)
+        return gradient_step(
+            lambda x: layer(GeometricTensor(x, kind, coords), edges, owners).tensor, [x], layer.parameters()
+        )
+
+    return build
+
+
+def point_convolution(space: str, points: int, num_neighbours: int, fields: int = 8) -> Build:
+    """``R2PointConv`` on a single cloud, with edges to the nearest points."""
+    importlib.import_module("torch_geometric")
+    from escnn.nn import R2PointConv
+
+    def build(place: Place) -> Step:
+        kind = regular(space, fields)
+        # The disc that holds so many points on average.
+        width = math.sqrt(num_neighbours / math.pi)
+        layer = R2PointConv(kind, kind, width=width, n_rings=2, frequencies_cutoff=2.0).to(**place)
+        coords, _ = clouds(points, 1, 2, place)
+        edges = nearest(coords, num_neighbours)
+        x = torch.randn(points, kind.size, **place)
+        return gradient_step(lambda x: layer(GeometricTensor(x, kind, coords), edges).tensor, [x], layer.parameters())
+
+    return build
+
+
+def point_network(
+    space: str,
+    points: int,
+    batch: int,
+    *,
+    fields: int,
+    features: int = 2,
+    labels: int | None = None,
+    encoding: str | None = None,
+    attention: dict[str, Any],
+    **options: Any,
+) -> Build:
+    """A point transformer whose pointwise networks are as wide as its blocks.
+
+    One invariant of every cloud; with ``labels`` a step of training to give each point one of so many.
+    """
+    if labels is not None:
+        importlib.import_module("torch._dynamo")
+    options |= {"attention": {"hidden_fields": fields, **attention}, "encoding": _encoding(encoding)}
+
+    def build(place: Place) -> Step:
+        pool = "mean" if labels is None else None
+        network = PointTransformer(gspace(space), features, labels or 1, fields=fields, pool=pool, **options).to(
+            **place
+        )
+        coords, owners = clouds(points, batch, network.gspace.dimensionality, place)
+        x = torch.randn(len(coords), features, **place)
+
+        def forward(x: Tensor) -> Tensor:
+            return network(x, coords, batch=owners)
+
+        if labels is None:
+            return gradient_step(forward, [x], network.parameters())
+        return training_step(forward, x, labels, network.parameters())
+
+    return build
+
+
+def clouds(points: int, batch: int, dim: int, place: Place) -> tuple[Tensor, Tensor | None]:
+    """Clouds of random points, one to a unit of volume, and the number of the cloud of each; None for a single one."""
+    coords = points ** (1 / dim) * torch.rand(batch * points, dim, **place)
+    return coords, None if batch == 1 else torch.arange(batch, device=coords.device).repeat_interleave(points)
+
+
+def nearest(coords: Tensor, number: int) -> Tensor:
+    """The edges ``(2, E)`` from the nearest so many points to every point."""
+    points = coords.double().cpu().numpy()
+    keys = torch.as_tensor(cKDTree(points).query(points, k=number)[1]).view(len(points), number)
+    queries = torch.arange(len(points))[:, None].expand_as(keys)
+    return torch.stack([keys.flatten(), queries.flatten()]).to(coords.device)
+
+
+def with_hub(edges: Tensor) -> Tensor:
+    """About as many edges, of which the first point has one from every point: each of the others has one edge less."""
+    number = int((edges[1] == 0).sum())
+    others = edges.view(2, -1, number)[:, 1:, :-1].flatten(1)
+    every = torch.arange(edges.shape[1] // number, device=edges.device)
+    return torch.cat([torch.stack([every, torch.zeros_like(every)]), others], dim=1)
+
+
+def _encoding(name: str | None) -> Any:
+    """The argument of the layers; a pair kernel has an MLP as wide as in the LieTransformer."""
+    return PairKernel(hidden=16) if name == "pair kernel" else name
