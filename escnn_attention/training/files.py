@@ -24,7 +24,7 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
     Args:
         path: the file to write; its folder must exist.
-        mode: ``"wb"`` or ``"w"``; text is UTF-8.
+        mode: ``"wb"``, ``"w+b"`` or ``"w"``; text is UTF-8.
 
     Raises:
         OSError: it cannot be written; ``filename`` is ``path``.

@@ -15,10 +15,9 @@ from escnn_attention.training.comparison.progress import EpochProgress, Reporter
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import LAST, run_experiment
-from escnn_attention.training.experiment.checkpoints import read_checkpoint
+from escnn_attention.training.experiment.checkpoints import read_checkpoint, write_checkpoint
 from escnn_attention.training.experiment.described import build_described
 from escnn_attention.training.experiment.history import EpochHistory
-from escnn_attention.training.files import atomic_file
 
 _WAY_OUT = "choose another --output, or give --restart, which moves the run aside"
 _LABEL_SMOOTHING = 0.05
@@ -124,8 +123,7 @@ def read_network(network: dict[str, Any], checkpoint: Path) -> tuple[nn.Module, 
         raise UserError(f"{checkpoint} is of another network than this version of escnn_attention builds: {_WAY_OUT}")
     if list(found) != list(expected):
         content["state_dict"] = dict(zip(expected, found.values(), strict=True))
-        with atomic_file(checkpoint) as file:
-            torch.save(content, file)
+        write_checkpoint(checkpoint, content)
     built.load_state_dict(dict(zip(built.state_dict(), found.values(), strict=True)))
     return built.eval(), int(content["epoch"]) + 1
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from escnn_attention.training.digest import append_digest, has_changed
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 
@@ -26,8 +27,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            torch.save(checkpoint, file)
+        write_checkpoint(path, checkpoint)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -36,8 +36,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path))
 
 
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint in one step, with a digest in it."""
+    with atomic_file(path, "w+b") as file:
+        torch.save(content, file)
+        append_digest(file)
+
+
 def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
     """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
+
+    One that is not as :func:`write_checkpoint` wrote it, to the last bit, is refused. What something else wrote has no
+    digest, and is taken as it is.
 
     Args:
         path: the file.
@@ -47,17 +57,30 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
         UserError: the file cannot be read, or is no checkpoint.
     """
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        reason = None if isinstance(checkpoint, dict) else f"it holds a {type(checkpoint).__name__}, not a checkpoint"
+        with path.open("rb") as file:
+            if has_changed(file):
+                raise _DamagedError("it is damaged: it is not as it was written")
+            file.seek(0)
+            checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, dict):
+            raise _DamagedError(f"it holds a {type(checkpoint).__name__}, not a checkpoint")
+        _check_weights(checkpoint.get("state_dict", {}))
     except MemoryError:
         raise
     # A damaged file can lead the reader anywhere.
     except Exception as error:
-        reason = _reason(error)
-        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}") from error
-    if reason is not None:
-        raise UserError(f"cannot read the checkpoint {path}: {reason}. {way_out}")
+        raise UserError(f"cannot read the checkpoint {path}: {_reason(error)}. {way_out}") from error
     return checkpoint
+
+
+def _check_weights(state: Any) -> None:
+    if not isinstance(state, dict):
+        raise _DamagedError(f"its state_dict is a {type(state).__name__}, needed tensors by name")
+    for name, value in state.items():
+        if not isinstance(name, str):
+            raise _DamagedError(f"its state_dict has the key {name!r}, needed names")
+        if not isinstance(value, torch.Tensor) and not name.endswith(torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX):
+            raise _DamagedError(f"its state_dict has a {type(value).__name__} as {name}, needed a tensor")
 
 
 def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None:
@@ -79,7 +102,13 @@ def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     return facts if whole else None
 
 
+class _DamagedError(Exception):
+    """A file that is not what it should be; the message says how."""
+
+
 def _reason(error: Exception) -> str:
+    if isinstance(error, _DamagedError):
+        return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return error.strerror or str(error)
     if isinstance(error, pickle.UnpicklingError):

@@ -564,11 +564,11 @@ def _holding(value):
     [
         (lambda path: path.write_text("hello\n", encoding="utf-8"), "it is damaged, or not a checkpoint"),
         (lambda path: path.write_bytes(b""), "it is damaged, or not a checkpoint"),
-        (_truncated, "it is damaged, or not a checkpoint"),
+        (_truncated, "it is damaged: it is not as it was written"),
         (lambda path: path.write_bytes(bytes(range(256))), "it is damaged|something else than tensors"),
         (_holding([1]), "it holds a list, not a checkpoint"),
         (_holding({"a": 1}), "is not a checkpoint to"),
-        (_holding({"state_dict": 1, "epoch": "x", "optimizer_states": []}), "is not a checkpoint of this package"),
+        (_holding({"state_dict": {}, "epoch": "x", "optimizer_states": []}), "is not a checkpoint of this package"),
         (_holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": 5}), "another network"),
         (
             _holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": {"_Provenance": {}}}),
