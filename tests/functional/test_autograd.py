@@ -38,7 +38,9 @@ def test_scores_of_any_size(backend, query, size):
     tensors, grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
     tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
     got, expected = (outputs_and_gradients(b, tensors, grid, terms, query) for b in (backend, "reference"))
-    assert_same(got, expected, 1e-8)
+    # Of probabilities that are 0 or 1 some gradients are next to nothing: the sums of others that cancel.
+    largest = max(t.norm() for t in expected)
+    assert all((a - b).norm() <= 1e-8 * b.norm() + 1e-12 * largest for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -55,7 +57,7 @@ def test_scores_of_any_size(backend, query, size):
 )
 def test_first_and_second_derivatives(backend, query, window, kinds):
     tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
-    served = window != Window() or ("spatial" in kinds) == (backend == "native")
+    served = window != Window() or backend == "native" or "spatial" not in kinds
     assert (refusal(backend, tensors, grid, terms, query) is None) == served
     if not served:
         return

@@ -1,16 +1,20 @@
-"""Windows on the CPU, and global attention there with tables of offsets, by a loop that is compiled for the machine.
+r"""Attention on grids on the CPU, by a loop that is compiled for the machine.
 
 ``attention.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
-product with the values, so that no score leaves the cache; its backward pass makes them again. It needs a C++ compiler
-(:mod:`~escnn_attention.functional.native.build`).
+product with the values, so that no score leaves the cache; its backward pass makes them again. Windows, and global
+attention with a table of all offsets, go over the offsets; global attention with terms that factorise
+(:mod:`~escnn_attention.functional.widen`) goes over the keys, queries and keys being widened by waves as they are met,
+and values not. It needs a C++ compiler (:mod:`~escnn_attention.functional.native.build`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
@@ -18,24 +22,27 @@ from escnn_attention.functional.autograd import (
     LOG2E,
     Arguments,
     Operators,
-    empty_gradients,
     empty_output,
     isolating_nonfinite,
     steps_of,
-    why_not_a_table,
     why_not_on_the_cpu,
+    why_unsupported_grid,
 )
+from escnn_attention.functional.bias import PositionalBias
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.geometry.grid import Grid
 
 __all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
-_KERNEL = Kernel(FOLDER / "attention.cpp", "attention over windows", FIELDS["grids"])
+_KERNEL = Kernel(FOLDER / "attention.cpp", "attention on grids", FIELDS["grids"])
 
+# Tables of which the loop gives the gradients in double precision.
+_TABLES = ("grad_spatial", "grad_pose", "grad_waves")
 # What only the other pass reads or fills.
-_NO_GRADIENTS = dict.fromkeys(("grad", "grad_q", "grad_k", "grad_v", "grad_spatial", "grad_pose"))
+_NO_GRADIENTS = dict.fromkeys(("grad", "grad_q", "grad_k", "grad_v", "grad_amplitudes", *_TABLES))
 
 NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -46,19 +53,44 @@ _PARTS = 8
 """Into how many parts a batch falls, in each of which the gradients of the terms are added up."""
 
 
+_QUERY_GROUP = 4  # How many query poses share the loads of a key.
+
+
 def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call."""
-    if reason := why_not_on_the_cpu(call) or why_not_a_table(call):
+    if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
     positions = call.positions
-    if positions.complete and len(positions.offsets) * call.bias.num_poses > _MOST_KEYS:
-        return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
+    assert isinstance(positions, Grid)
+    if positions.complete and call.bias.spatial is not None:
+        if not positions.shape:
+            return "there is no base space for a table of offsets"
+        if len(positions.offsets) * call.bias.num_poses > _MOST_KEYS:
+            return f"without a window it serves at most {_MOST_KEYS} offsets and poses"
     return why_not_built(working_precision(call.q.dtype))
 
 
 def attention(call: Call) -> Tensor:
-    """Attention by the compiled loop over windows: see :func:`escnn_attention.functional.attention`."""
-    return _operators(call, chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads()))
+    """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
+    chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads())
+    if not call.positions.complete or call.bias.spatial is not None:
+        return _operators(call, chunk)
+    if call.query == "all" and call.q.shape[3] == 1:
+        # One query for all output poses: there is nothing to sum.
+        call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
+    without_poses = call.bias.pose is None or call.k.shape[3] == 1  # the term of a single pose is that of every key
+    if call.bias.waves is None and without_poses and (call.query == "own" or not call.dropout):
+        return _without_bias(call, chunk)
+    return _operators(call, chunk)
+
+
+def _without_bias(call: Call, chunk: int) -> Tensor:
+    """Queries that all see the same, in whole groups, and once for all output poses."""
+    number = math.prod(call.q.shape[2:4])
+    q = F.pad(call.q.flatten(2, 3), (0, 0, 0, -number % _QUERY_GROUP)).unflatten(2, (-1, _QUERY_GROUP))
+    out = _operators(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
+    out = out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4])
+    return out if call.query == "own" else out.sum(3, keepdim=True).expand(-1, -1, -1, call.bias.num_poses, -1)
 
 
 @torch.compiler.assume_constant_result
@@ -74,9 +106,15 @@ def _threads() -> int:
 
 def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the kernel on the arguments and on further tensors, which it reads or fills."""
-    q, k = call.q, call.k
-    heads, images, _, query_poses, channels = q.shape
-    steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+    q, k, waves = call.q, call.k, _waves(call)
+    heads, images, positions, query_poses, channels = q.shape
+    everything = _sees_everything(call)
+    if everything:
+        shape, steps, pad, rows = [positions], torch.zeros(0, 1, dtype=torch.long), 0, positions
+        parts = min(images, max(1, _PARTS // heads))
+    else:
+        steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+        shape, rows, parts = call.shape, _rows(call, pad), min(images, _PARTS)
     values: dict[str, Any] = {
         **tensors,
         "q": q.contiguous(),
@@ -84,9 +122,11 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "v": call.v.contiguous(),
         "spatial": None if call.spatial is None else call.spatial.contiguous(),
         "pose": None if call.pose is None else call.pose.contiguous(),
-        "shape": torch.tensor(call.shape),
+        "waves": waves,
+        "amplitudes": None if call.readout is None else _amplitudes(q, call.readout),
+        "shape": torch.tensor(shape),
         "steps": steps,
-        "dim": len(call.shape),
+        "dim": len(shape),
         "heads": heads,
         "images": images,
         "query_poses": query_poses,
@@ -94,11 +134,15 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "frames": call.num_poses,
         "offsets": len(steps),
         "channels": channels,
+        "num_waves": 0 if waves is None else waves.shape[-1],
         "spatial_heads": 1 if call.spatial is None else len(call.spatial),
         "pose_heads": 1 if call.pose is None else len(call.pose),
+        "wave_heads": 1 if waves is None else len(waves),
+        "key_positions": k.shape[2],
+        "everything": everything,
         "pad": pad,
-        "rows": _rows(call, pad),
-        "parts": min(images, _PARTS),
+        "rows": rows,
+        "parts": parts,
         "threads": _threads(),
         "seed": 0 if call.seed is None else int(call.seed),
         "summed": call.summed,
@@ -106,6 +150,21 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "unit": 1 / LOG2E,
     }
     _KERNEL.run(q.dtype, values)
+
+
+def _sees_everything(call: Arguments) -> bool:
+    """Whether every query sees all keys, without a table of offsets."""
+    return not call.kernel_size and call.spatial is None
+
+
+def _waves(call: Arguments) -> Tensor | None:
+    """Cosines and sines of the phases, side by side: ``(M or 1, H, N, 2F)``, or None without waves."""
+    return None if call.cos is None or call.sin is None else torch.cat([call.cos, call.sin], dim=-1)
+
+
+def _amplitudes(q: Tensor, readout: Tensor) -> Tensor:
+    """Amplitudes of the waves that every query sees, ``(M, B, N, J, 2F)``."""
+    return (q.flatten(1, -2) @ readout).unflatten(1, q.shape[1:-1])
 
 
 def _rows(call: Arguments, pad: int) -> int:
@@ -131,18 +190,24 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    grads = empty_gradients(call)
-    sums_of_tables = {
+    grad_q, grad_k, grad_v = torch.empty_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
+    tables = {
         name: None if t is None else torch.zeros(t.shape, dtype=torch.float64)
-        for name, t in (("grad_spatial", call.spatial), ("grad_pose", call.pose))
+        for name, t in zip(_TABLES, (call.spatial, call.pose, _waves(call)), strict=True)
     }
-    names = ("grad_q", "grad_k", "grad_v")
-    zeroed = {name: t.zero_() for name, t in zip(names, grads, strict=False) if t is not None}
-    _run(call, {"out": None, "sums": sums, "grad": grad.contiguous(), **zeroed, **sums_of_tables})
-    for to, table in zip(grads[3:], sums_of_tables.values(), strict=False):
-        if to is not None and table is not None:
-            to.copy_(table)
-    return grads
+    grad_amplitudes = None if call.readout is None else torch.empty_like(_amplitudes(call.q, call.readout))
+    filled = {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v, "grad_amplitudes": grad_amplitudes}
+    _run(call, {"out": out, "sums": sums, "grad": grad.contiguous(), **filled, **tables})
+    grad_spatial, grad_pose, grad_waves = (None if t is None else t.to(grad_q.dtype) for t in tables.values())
+    grad_cos = grad_sin = None
+    if grad_waves is not None:
+        grad_cos, grad_sin = (t.contiguous() for t in grad_waves.chunk(2, dim=-1))
+    grad_readout = None
+    if call.readout is not None and grad_amplitudes is not None:
+        of_queries = grad_amplitudes.flatten(1, -2)
+        grad_q += (of_queries @ call.readout.mT).view_as(grad_q)
+        grad_readout = (call.q.flatten(1, -2).mT @ of_queries).sum_to_size(call.readout.shape)
+    return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
 _operators = Operators("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)

@@ -8,25 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import PositionalBias, attention, working_memory
+from escnn_attention.functional import PositionalBias, Waves, attention, working_memory
 from escnn_attention.functional.backends import native
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.positions import Window
-from tests.functional.cases import assert_same, case, cases, outputs_and_gradients, refusal
+from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients, refusal
 
 if reason := native.why_not_built(torch.float64):
     pytest.skip(reason, allow_module_level=True)
 
 
-def _has_a_table(terms):
-    return terms.spatial is not None and not terms.absolute
-
-
 @given(cases(), st.sampled_from([1, 3000, 2**19]))
 def test_agrees_with_the_reference_in_bands_of_any_size(arguments, chunk):
     if refusal("native", *arguments) is not None:
-        assert not arguments[1].shape or (arguments[1].complete and not _has_a_table(arguments[2]))
+        assert not arguments[1].shape
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "NUMBERS_PER_CHUNK", chunk)
@@ -54,6 +50,55 @@ def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, wi
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("kinds", [{"waves", "pose"}, {"waves"}, {"pose", "shared"}, set()], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
+def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tolerance):
+    """Some of whole vectors of queries and some not, of one key pose and several, of groups that are not full."""
+    for order, key_poses, query_poses, shape, channels in (
+        (1, 1, 1, (40, 7), 1),
+        (5, 10, 5, (37,), 9),
+        (4, 4, 4, (8, 8), 17),
+        (3, 2, 1, (5, 4, 7), 3),
+        (2, 140, 2, (3,), 8),
+    ):
+        if query_poses < order and (query == "own" or "pose" in kinds):
+            continue
+        tensors, grid, terms = case(
+            order, key_poses, query_poses, shape, Window(), kinds, channels=channels, dtype=dtype
+        )
+        exact, exact_terms = doubled(tensors, terms)
+        got = outputs_and_gradients("native", tensors, grid, terms, query)
+        assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_a_later_stretch_of_keys_may_have_any_larger_scores(query):
+    """Scores grow along the keys, beyond what exponentials hold."""
+    (q, k, v), grid, terms = case(2, 2, 2, (300,), Window(), {"waves", "pose"})
+    growing = torch.linspace(0, 3000, 300, dtype=torch.float64)[:, None, None]
+    k = (k.detach() * growing).requires_grad_()
+    got, expected = (outputs_and_gradients(b, (q, k, v), grid, terms, query) for b in ("native", "reference"))
+    assert_same(got, expected, 1e-8)
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_is_the_same_in_the_backward_pass_of_global_attention(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(), {"waves", "pose"})
+
+    def function(*leaves):
+        torch.manual_seed(3)
+        q, k, v, pose, frequencies, readout = leaves
+        bias = PositionalBias(2, pose=pose, waves=Waves(frequencies, readout))
+        return attention(q, k, v, grid, bias, query=query, dropout=0.4, backend="native")
+
+    inputs = (q, k, v, terms.pose, terms.waves.frequencies, terms.waves.readout)
+    assert torch.autograd.gradcheck(function, inputs)
+    assert not torch.allclose(
+        function(*inputs), attention(q, k, v, grid, terms, query=query, backend="native"), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
 def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query):
     (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(3), {"spatial", "pose"})
 
@@ -70,8 +115,11 @@ def test_dropout_is_the_same_in_the_backward_pass_and_in_bands_of_any_size(query
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-def test_any_number_of_threads_gives_the_same_bits(query):
-    arguments = (*case(4, 4, 4, (9, 9), Window(3), {"spatial", "pose", "shared"}, batch=11, heads=3), query)
+@pytest.mark.parametrize(
+    ("window", "kinds"), [(Window(3), {"spatial", "pose", "shared"}), (Window(), {"waves", "pose", "shared"})]
+)
+def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
+    arguments = (*case(4, 4, 4, (9, 9), window, kinds, batch=11, heads=3), query)
     before = torch.get_num_threads()
     try:
         results = []
@@ -95,8 +143,9 @@ def test_narrower_vectors(monkeypatch, tmp_path, instructions):
     library = compiled.library.__wrapped__(compiled.FOLDER / "attention.cpp", "NUMBER=double")
     monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: library.escnn_attention})
     for query in ("own", "all"):
-        arguments = (*case(5, 5, 5, (6, 11), Window(5), {"spatial", "pose"}, channels=7), query)
-        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+        for window, kind in ((Window(5), "spatial"), (Window(), "waves")):
+            arguments = (*case(5, 5, 5, (6, 11), window, {kind, "pose"}, channels=7), query)
+            assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
 
 
 def _cpu_flags() -> str:
@@ -111,6 +160,10 @@ def test_operators_are_what_compilers_take_them_for():
     options = (2, list(grid.shape), 3, "square", 1, True, 0.0, 1000)
     call = (q, k, v, terms.spatial, terms.pose, None, None, None, None, *options)
     torch.library.opcheck(native._operators._forward, call)
+    cos, sin = torch.randn(2, 2, 2, 20, 3, dtype=torch.float64, requires_grad=True).unbind()
+    readout = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    options = (2, list(grid.shape), 0, "square", 1, True, 0.0, 1000)
+    torch.library.opcheck(native._operators._forward, (q, k, v, None, terms.pose, cos, sin, readout, None, *options))
 
     def function(q, k, v):
         return attention(q, k, v, grid, terms, backend="native")
@@ -139,8 +192,8 @@ def test_holds_a_bounded_chunk_of_an_image():
 
 
 def test_refuses_what_it_cannot_serve(monkeypatch):
-    tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"waves"})
-    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: without a window it needs"):
+    tensors, grid, terms = case(2, 2, 2, (), Window(), {"spatial"})
+    with pytest.raises(ValueError, match="'native' cannot serve this call: there is no base space for a table"):
         attention(*tensors, grid, terms, backend="native")
     monkeypatch.setattr(native, "_MOST_KEYS", 49)
     tensors, grid, terms = case(2, 2, 2, (3, 3), Window(), {"spatial"})

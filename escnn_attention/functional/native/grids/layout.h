@@ -1,8 +1,8 @@
 // Where the positions of an image lie in memory, for loops whose lanes are queries side by side.
 //
 // A band of rows of an image is laid out with the positions as the last axis, `pad` places of nothing after every row.
-// Then the key of a query at a given offset lies at a given distance from the query, for all lanes alike, at the borders
-// too.
+// Then the key of a query at a given offset lies at a given distance from the query, for all lanes alike, at the
+// borders too.
 
 #pragma once
 

@@ -59,6 +59,21 @@ template <class T> struct Packing {
         });
     }
 
+    // The channels of a group of poses of the queries from a place on, (channels, G), and back.
+    template <int G>
+    void gather(const Buffer<T>& from, int64_t poses, int64_t channels, int64_t pose, int64_t place, V<T>* to) const {
+        for (int64_t c = 0; c < channels; c++)
+            for (int g = 0; g < G; g++)
+                to[c * G + g] = load(from.data + (c * poses + pose + g) * layout.queries + place);
+    }
+    template <int G>
+    void scatter(const V<T>* from, int64_t poses, int64_t channels, int64_t pose, int64_t place,
+                 const Buffer<T>& to) const {
+        for (int64_t c = 0; c < channels; c++)
+            for (int g = 0; g < G; g++)
+                store(to.data + (c * poses + pose + g) * layout.queries + place, from[c * G + g]);
+    }
+
     const Layout& layout;
 
   private:

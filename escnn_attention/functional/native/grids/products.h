@@ -1,7 +1,10 @@
 // Products of a group of up to four queries, each in the lanes of a vector, that share the loads of what they meet.
 //
-// Vectors of a group have the queries as their last axis: (channels, G), (keys, G), (rows, G). What they meet is told by
-// functions that give the vector of a channel of one of K keys, or of a key in one of K channels.
+// Vectors of a group have the queries as their last axis: (channels, G), (keys, G), (rows, G). Keys, and values, are
+// told by what has `places` where a query has keys, `key_poses` of them at each, and
+//
+//     at(number): where the keys of a place start in their numbers,
+//     load(key, c, pose): the channel of a key from there on, for all lanes.
 
 #pragma once
 
@@ -9,81 +12,85 @@
 
 namespace {
 
-// Adds to K products (K, G) those of queries (channels, G) with the keys.
-template <class T, int G, int K, class Key>
-inline void add_scores(const V<T>* queries, int64_t channels, Key key, V<T> (&to)[K][G]) {
+// Calls f(how many, the first) for poses in groups.
+template <class F> void each_group(int64_t poses, F f) {
+    for (int64_t pose = 0; pose < poses; pose += GROUP)
+        dispatch(std::min<int64_t>(GROUP, poses - pose), [&](auto size) { f(size, pose); });
+}
+
+// K keys of a place, from a pose on: see multiply_keys.
+template <class T, int G, int K, class Keys>
+inline void multiply_block(const Keys& keys, const T* key, int64_t channels, int64_t pose, const V<T>* x,
+                           const V<T>* by_place, const V<T>* by_pose, V<T>* to) {
+    V<T> y[K][G];
+    for (int r = 0; r < K; r++)
+        for (int g = 0; g < G; g++) {
+            y[r][g] = by_place ? by_place[g] : V<T>{};
+            if (by_pose) y[r][g] += by_pose[(pose + r) * G + g];
+        }
     for (int64_t c = 0; c < channels; c++) {
         V<T> of_key[K];
-        for (int r = 0; r < K; r++) of_key[r] = key(c, r);
+        for (int r = 0; r < K; r++) of_key[r] = keys.load(key, c, pose + r);
         for (int r = 0; r < K; r++)
-            for (int g = 0; g < G; g++) to[r][g] += of_key[r] * queries[c * G + g];
+            for (int g = 0; g < G; g++) y[r][g] += of_key[r] * x[c * G + g];
     }
-}
-
-// Adds to K channels (K, G) those of a key, weighted.
-template <class T, int G, int K, class Value>
-inline void add_weighted(const V<T>* weight, Value value, V<T> (&to)[K][G]) {
-    for (int r = 0; r < K; r++) {
-        const V<T> of_channel = value(r);
-        for (int g = 0; g < G; g++) to[r][g] += of_channel * weight[g];
-    }
-}
-
-// Its transpose for K keys: weights (K, G) times (channels, G), summed over the group, added to what is at the places.
-template <class T, int G, int K, class Place>
-inline void add_outer(const V<T>* weight, const V<T>* x, int64_t channels, Place place) {
-    V<T> w[K][G];
     for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) w[r][g] = weight[r * G + g];
-    for (int64_t c = 0; c < channels; c++)
-        for (int r = 0; r < K; r++) {
-            T* at = place(c, r);
-            V<T> y = load(at);
-            for (int g = 0; g < G; g++) y += w[r][g] * x[c * G + g];
-            store(at, y);
-        }
+        for (int g = 0; g < G; g++) to[(pose + r) * G + g] = y[r][g];
 }
-
-// A table of each query of a group, or one of all: (rows, channels), of which those are taken that are named, or the
-// first.
-template <class T> struct Table {
-    const T* row(int64_t r) const { return data + index(r) * channels; }
-    int64_t index(int64_t r) const { return rows ? rows[r] : r; }
-    const T* data;
-    int64_t distance;  // from the table of a query to that of the next; 0 where they share it
-    int64_t channels, number;
-    const int64_t* rows;
-};
-
-// Products of queries (channels, G) with the rows: (rows, G).
-template <class T, int G> void multiply(const V<T>* x, const Table<T>& table, V<T>* to) {
-    for (int64_t r = 0; r < table.number; r++) {
-        const T* row = table.row(r);
-        V<T> y[G] = {};
-        for (int64_t c = 0; c < table.channels; c++)
-            for (int g = 0; g < G; g++) y[g] += x[c * G + g] * row[g * table.distance + c];
-        for (int g = 0; g < G; g++) to[r * G + g] = y[g];
+// Products of queries (channels, G) with all keys: (keys, G). They start from what places and poses add, if anything:
+// (places, G) and (key poses, G).
+template <class T, int G, class Keys>
+void multiply_keys(const Keys& keys, const T* numbers, int64_t channels, const V<T>* x, const V<T>* by_place,
+                   const V<T>* by_pose, V<T>* to) {
+    for (int64_t number = 0; number < keys.places; number++, to += keys.key_poses * G) {
+        const T* key = numbers + keys.at(number);
+        const V<T>* start = by_place ? by_place + number * G : nullptr;
+        int64_t pose = 0;
+        for (; pose + BLOCK <= keys.key_poses; pose += BLOCK)
+            multiply_block<T, G, BLOCK>(keys, key, channels, pose, x, start, by_pose, to);
+        for (; pose < keys.key_poses; pose++)
+            multiply_block<T, G, 1>(keys, key, channels, pose, x, start, by_pose, to);
     }
 }
-// From gradients of the products to those of the queries and of the tables, each number of these in the lanes of a
-// vector.
-template <class T, int G>
-void multiply_backward(const V<T>* x, const Table<T>& table, const V<T>* grad, V<T>* grad_x, V<T>* grad_table) {
-    for (int64_t r = 0; r < table.number; r++) {
-        const T* row = table.row(r);
-        V<T>* grad_row = grad_table + table.index(r) * table.channels;
-        V<T> y[G];
-        for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
-        for (int64_t c = 0; c < table.channels; c++) {
-            if (table.distance == 0) {
-                V<T> z = grad_row[c];
-                for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
-                grad_row[c] = z;
-            } else {
-                for (int g = 0; g < G; g++) grad_row[g * table.distance + c] += y[g] * x[c * G + g];
+
+// K channels: see combine_keys.
+template <class T, int G, int K, class Keys>
+inline void combine_block(const Keys& keys, const T* numbers, int64_t c, const V<T>* weight, V<T>* to) {
+    V<T> y[K][G];
+    for (int r = 0; r < K; r++)
+        for (int g = 0; g < G; g++) y[r][g] = to[(c + r) * G + g];
+    for (int64_t number = 0; number < keys.places; number++) {
+        const T* key = numbers + keys.at(number);
+        for (int64_t pose = 0; pose < keys.key_poses; pose++, weight += G)
+            for (int r = 0; r < K; r++) {
+                const V<T> value = keys.load(key, c + r, pose);
+                for (int g = 0; g < G; g++) y[r][g] += value * weight[g];
             }
-            for (int g = 0; g < G; g++) grad_x[c * G + g] += y[g] * row[g * table.distance + c];
-        }
+    }
+    for (int r = 0; r < K; r++)
+        for (int g = 0; g < G; g++) to[(c + r) * G + g] = y[r][g];
+}
+// The sum of weights (keys, G) times the values, added to (channels, G).
+template <class T, int G, class Keys>
+void combine_keys(const Keys& keys, const T* numbers, int64_t channels, const V<T>* weight, V<T>* to) {
+    int64_t c = 0;
+    for (; c + BLOCK <= channels; c += BLOCK) combine_block<T, G, BLOCK>(keys, numbers, c, weight, to);
+    for (; c + 2 <= channels; c += 2) combine_block<T, G, 2>(keys, numbers, c, weight, to);
+    for (; c < channels; c++) combine_block<T, G, 1>(keys, numbers, c, weight, to);
+}
+
+// The sums of gradients of scores (places, key poses, G) over the poses and, if there is room for it, over the places.
+template <class T, int G> void sum_scores(const V<T>* grad, int64_t places, int64_t key_poses, V<T>* by_place,
+                                          V<T>* by_pose) {
+    if (by_pose) std::fill_n(by_pose, key_poses * G, V<T>{});
+    for (int64_t l = 0; l < places; l++) {
+        V<T> total[G] = {};
+        for (int64_t p = 0; p < key_poses; p++)
+            for (int g = 0; g < G; g++) {
+                total[g] += grad[(l * key_poses + p) * G + g];
+                if (by_pose) by_pose[p * G + g] += grad[(l * key_poses + p) * G + g];
+            }
+        for (int g = 0; g < G; g++) by_place[l * G + g] = total[g];
     }
 }
 

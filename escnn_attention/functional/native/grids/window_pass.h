@@ -4,8 +4,8 @@
 // in a buffer in the cache. Query poses are taken in groups of up to four, which share the loads of a key.
 //
 // A query contributes to the output of its own pose. Or all query poses contribute to every output pose, a frame from
-// which each of them is seen: then the products of queries and keys are those of all frames, and weights are summed over
-// the query poses before they meet the values.
+// which each of them is seen: then the products of queries and keys are those of all frames, and weights are summed
+// over the query poses before they meet the values.
 
 #pragma once
 
@@ -23,7 +23,7 @@ template <class T> struct WindowPass {
             : call(call),
               layout(layout),
               packing{layout},
-              window(layout, call.key_poses, call.channels),
+              window(layout, call.key_poses),
               bias(call, call.grad),
               dropout(call.dropout),
               channels(call.channels),
@@ -77,7 +77,10 @@ template <class T> struct WindowPass {
         }
     }
 
-    Bias<T>& tables() { return bias; }
+    // The gradients of the tables since the last call.
+    void take_gradients(double* of_spatial, double* of_pose) const {
+        bias.spatial.take(of_spatial), bias.pose.take(of_pose);
+    }
 
   private:
     // Rows of scores of a query: those of a query pose, and of a frame where all contribute to each.
@@ -91,24 +94,6 @@ template <class T> struct WindowPass {
             f();
         }
     }
-    // Calls f(how many, the first) for poses in groups.
-    template <class F> static void each_group(int64_t poses, F f) {
-        for (int64_t pose = 0; pose < poses; pose += GROUP)
-            dispatch(std::min<int64_t>(GROUP, poses - pose), [&](auto size) { f(size, pose); });
-    }
-
-    // The channels of a group of poses, (C, G), and back.
-    template <int G> void gather(const Buffer<T>& from, int64_t poses, int64_t pose, W* to) const {
-        for (int64_t c = 0; c < channels; c++)
-            for (int g = 0; g < G; g++)
-                to[c * G + g] = load(from.data + (c * poses + pose + g) * layout.queries + place);
-    }
-    template <int G> void scatter(const W* from, int64_t poses, int64_t pose, const Buffer<T>& to) const {
-        for (int64_t c = 0; c < channels; c++)
-            for (int g = 0; g < G; g++)
-                store(to.data + (c * poses + pose + g) * layout.queries + place, from[c * G + g]);
-    }
-
     // Exponentials of scores (keys, G) in place, their sums, and the logarithms of those.
     template <int G> void exponentials(W* x, W* total, T* logs) const {
         W most[G];
@@ -136,10 +121,11 @@ template <class T> struct WindowPass {
 
     // The scores of queries of their own poses, `query_group` to `scores`.
     template <int G> void scores_own(int64_t pose) {
-        gather<G>(q, query_poses, pose, query_group.data);
+        packing.template gather<G>(q, query_poses, channels, pose, place, query_group.data);
         bias.template forward<G>(query_group.data, window, pose, true);
-        bias.template add_mask<G>(window, mask, bias.spatial);
-        window.template scores<G>(query_group.data, k, bias.by_offset.data, bias.of_poses(), scores.data);
+        bias.template add_mask<G>(window, mask, bool(bias.spatial));
+        multiply_keys<T, G>(window, k.data, channels, query_group.data, bias.by_offset.data, bias.of_poses(),
+                            scores.data);
     }
 
     void forward_own() {
@@ -150,11 +136,11 @@ template <class T> struct WindowPass {
             exponentials<G>(scores.data, total, logs_of(pose));
             drop<G>(pose, scores.data);
             std::fill_n(out_group.data, channels * G, W{});
-            window.template combine<G>(scores.data, v, out_group.data);
+            combine_keys<T, G>(window, v.data, channels, scores.data, out_group.data);
             for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
             for (int64_t c = 0; c < channels; c++)
                 for (int g = 0; g < G; g++) out_group[c * G + g] *= total[g];
-            scatter<G>(out_group.data, frames, pose, out);
+            packing.template scatter<G>(out_group.data, frames, channels, pose, place, out);
         });
     }
 
@@ -162,8 +148,8 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             scores_own<G>(pose);
-            gather<G>(out, frames, pose, out_group.data);
-            window.template scores<G>(out_group.data, v, nullptr, nullptr, grads.data);
+            packing.template gather<G>(out, frames, channels, pose, place, out_group.data);
+            multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
             const T* logs = logs_of(pose);
             const int64_t num_keys = window.num_keys;
             for (int64_t n = 0; n < num_keys; n++)
@@ -180,10 +166,10 @@ template <class T> struct WindowPass {
             W* grad_x = grad_query_group.data;
             std::fill_n(grad_x, channels * G, W{});
             bias.template backward<G>(query_group.data, window, pose, true, grads.data, grad_x);
-            window.template combine<G>(grads.data, k, grad_x);
-            scatter<G>(grad_x, query_poses, pose, grad_q);
-            window.template distribute<G>(grads.data, query_group.data, grad_k);
-            window.template distribute<G>(weights, out_group.data, grad_v);
+            combine_keys<T, G>(window, k.data, channels, grads.data, grad_x);
+            packing.template scatter<G>(grad_x, query_poses, channels, pose, place, grad_q);
+            window.template distribute<G>(grads.data, query_group.data, channels, grad_k);
+            window.template distribute<G>(weights, out_group.data, channels, grad_v);
         });
     }
 
@@ -192,16 +178,17 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             W* x = query_group.data + channels * pose;
-            gather<G>(q, query_poses, pose, x);
+            packing.template gather<G>(q, query_poses, channels, pose, place, x);
             bias.template add_mask<G>(window, mask, false);
-            window.template scores<G>(x, k, bias.by_offset.data, nullptr, content.data + most_keys * pose);
+            multiply_keys<T, G>(window, k.data, channels, x, bias.by_offset.data, nullptr,
+                                content.data + most_keys * pose);
         });
     }
     // The scores of a group of query poses seen from a frame, to `scores`.
     template <int G> void scores_all(int64_t frame, int64_t pose) {
         bias.template forward<G>(query_group.data + channels * pose, window, frame, false);
         const W* from = content.data + most_keys * pose;
-        for (int64_t l = 0; l < window.num_near; l++)
+        for (int64_t l = 0; l < window.places; l++)
             for (int64_t p = 0; p < key_poses; p++)
                 for (int g = 0; g < G; g++) {
                     const int64_t n = (l * key_poses + p) * G + g;
@@ -229,8 +216,8 @@ template <class T> struct WindowPass {
                         for (int g = 0; g < G; g++) summed[n * F + f] += scores[n * G + g] * total[g];
                 });
             std::fill_n(out_group.data, channels * F, W{});
-            window.template combine<F>(summed.data, v, out_group.data);
-            scatter<F>(out_group.data, frames, first_frame, out);
+            combine_keys<T, F>(window, v.data, channels, summed.data, out_group.data);
+            packing.template scatter<F>(out_group.data, frames, channels, first_frame, place, out);
         });
     }
 
@@ -240,8 +227,8 @@ template <class T> struct WindowPass {
         std::fill_n(grad_query_group.data, channels * query_poses, W{});
         each_group(frames, [&](auto number, int64_t first_frame) {
             constexpr int F = number;
-            gather<F>(out, frames, first_frame, out_group.data);
-            window.template scores<F>(out_group.data, v, nullptr, nullptr, of_values.data);
+            packing.template gather<F>(out, frames, channels, first_frame, place, out_group.data);
+            multiply_keys<T, F>(window, v.data, channels, out_group.data, nullptr, nullptr, of_values.data);
             std::fill_n(summed.data, window.num_keys * F, W{});
             for (int f = 0; f < F; f++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
@@ -252,15 +239,15 @@ template <class T> struct WindowPass {
                     bias.template backward<G>(query_group.data + channels * pose, window, first_frame + f, false,
                                               grads.data, grad_query_group.data + channels * pose);
                 });
-            window.template distribute<F>(summed.data, out_group.data, grad_v);
+            window.template distribute<F>(summed.data, out_group.data, channels, grad_v);
         });
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             W* grad_x = grad_query_group.data + channels * pose;
-            window.template combine<G>(grad_content.data + most_keys * pose, k, grad_x);
-            scatter<G>(grad_x, query_poses, pose, grad_q);
+            combine_keys<T, G>(window, k.data, channels, grad_content.data + most_keys * pose, grad_x);
+            packing.template scatter<G>(grad_x, query_poses, channels, pose, place, grad_q);
             window.template distribute<G>(grad_content.data + most_keys * pose, query_group.data + channels * pose,
-                                          grad_k);
+                                          channels, grad_k);
         });
     }
     // From scores and gradients of weights to gradients of scores, in `grads` and added to those of the content; the

@@ -1,0 +1,383 @@
+// Attention of every position to every other: the passes over the queries of one head of one image, forward and
+// backward.
+//
+// As in window_pass.h, lanes of a vector are queries side by side, but they share the keys, which are read as they are,
+// a stretch of some at a time: the scores of a stretch stay in the cache. The forward pass corrects what it has of a
+// query where a later stretch has a larger score; the backward pass knows the sums of all.
+
+#pragma once
+
+#include "../dropout.h"
+#include "packing.h"
+#include "waves.h"
+
+namespace {
+
+template <class T> struct EverythingPass {
+    using W = V<T>;
+    static constexpr int width = WIDTH<T>;
+
+    EverythingPass(const Arguments& call, const Layout& layout)
+            : call(call),
+              packing{layout},
+              waves(call, layout),
+              pose_tables(call.pose, call.pose_heads, call.frames, call.key_poses, call.channels, call.grad),
+              dropout(call.dropout),
+              own(!call.summed),
+              alike(call.key_poses == 1 || !(call.waves || call.pose)),
+              channels(call.channels),
+              query_poses(call.query_poses),
+              frames(call.frames),
+              rows(query_poses * (own ? 1 : frames)),
+              num_queries(layout.positions),
+              num_keys(call.key_positions * call.key_poses),
+              most_keys(std::max(MOST_KEYS, call.key_poses)) {
+        const int64_t places = layout.queries, per_query = padded<T>(channels);
+        q = Buffer<T>(places * query_poses * channels), out = Buffer<T>(places * frames * channels);
+        log_sums = Buffer<T>(places * rows);
+        if (waves) amplitudes = Buffer<T>(places * query_poses * call.num_waves);
+        queries = Buffer<W>(channels * query_poses), waves_of_queries = Buffer<W>(call.num_waves * query_poses);
+        by_pose = Buffer<W>(call.key_poses * GROUP), scores = Buffer<W>(most_keys * GROUP);
+        if (!own) content = Buffer<W>(most_keys * query_poses);
+        most = Buffer<W>(rows), total = Buffer<W>(rows), outputs = Buffer<W>(channels * rows);
+        if (!call.grad) return;
+        finished = Buffer<T>(places * frames * channels);
+        grad_q = Buffer<T>(q.size), grad_amplitudes = Buffer<T>(amplitudes.size);
+        grad_k = Buffer<T>(num_keys * per_query), grad_v = Buffer<T>(num_keys * per_query);
+        grad_out = Buffer<W>(channels * frames), inner = Buffer<W>(rows);
+        transposed_queries = Buffer<W>(per_query * query_poses), transposed_grad = Buffer<W>(per_query * frames);
+        grads = Buffer<W>(most_keys * GROUP), weights = Buffer<W>(most_keys * GROUP);
+        grad_queries = Buffer<W>(queries.size), grad_waves_of_queries = Buffer<W>(waves_of_queries.size);
+        if (!own) grad_content = Buffer<W>(content.size), of_values = Buffer<W>(most_keys * GROUP);
+    }
+
+    // One head of one image.
+    void work(int64_t head, int64_t number) {
+        waves.begin(head), pose_tables.begin(head);
+        const int64_t image = head * call.images + number, of_q = image * num_queries * query_poses;
+        const int64_t of_out = image * num_queries * frames * channels;
+        k = static_cast<const T*>(call.k) + image * num_keys * channels;
+        v = static_cast<const T*>(call.v) + image * num_keys * channels;
+        T* logs = static_cast<T*>(call.sums) + image * num_queries * rows;
+        key = Dropout<T>::key(call.seed, image);
+        pack(static_cast<const T*>(call.q) + of_q * channels, query_poses, channels, q);
+        if (waves)
+            pack(static_cast<const T*>(call.amplitudes) + of_q * call.num_waves, query_poses, call.num_waves,
+                 amplitudes);
+        T* outputs_of_image = static_cast<T*>(call.out) + of_out;
+        if (!call.grad) {
+            each_vector([&] { forward(); });
+            packing.unpack(out, frames, channels, 0, false, outputs_of_image);
+            return packing.unpack_rows(log_sums, rows, 0, logs);
+        }
+        packing.pack_rows(logs, rows, 0, log_sums);
+        pack(outputs_of_image, frames, channels, finished);
+        pack(static_cast<const T*>(call.grad) + of_out, frames, channels, out);
+        grad_k.clear(), grad_v.clear();
+        each_vector([&] { backward(); });
+        const T unit = T(call.unit);
+        packing.unpack(grad_q, query_poses, channels, 0, false, static_cast<T*>(call.grad_q) + of_q * channels, unit);
+        if (waves)
+            packing.unpack(grad_amplitudes, query_poses, call.num_waves, 0, false,
+                           static_cast<T*>(call.grad_amplitudes) + of_q * call.num_waves, unit);
+        write_keys(grad_k, static_cast<T*>(call.grad_k) + image * num_keys * channels, unit);
+        write_keys(grad_v, static_cast<T*>(call.grad_v) + image * num_keys * channels, T(1));
+    }
+
+    // The gradients of the tables since the last call.
+    void take_gradients(double* of_waves, double* of_pose) const { waves.take(of_waves), pose_tables.take(of_pose); }
+
+  private:
+    void pack(const T* from, int64_t poses, int64_t size, const Buffer<T>& to) const {
+        packing.pack(from, poses, size, 0, false, to);
+    }
+    void write_keys(const Buffer<T>& from, T* to, T factor) const {
+        for (int64_t n = 0; n < num_keys; n++)
+            for (int64_t c = 0; c < channels; c++) *to++ = factor * from[n * padded<T>(channels) + c];
+    }
+    T* logs_of(int64_t row) const { return log_sums.data + row * packing.layout.queries + place; }
+
+    template <class F> void each_vector(F f) {
+        for (place = 0; place < packing.layout.vectors * width; place += width) {
+            each_group(query_poses, [&](auto size, int64_t pose) {
+                packing.template gather<size>(q, query_poses, channels, pose, place, queries.data + channels * pose);
+                if (waves)
+                    packing.template gather<size>(amplitudes, query_poses, call.num_waves, pose, place,
+                                                  waves_of_queries.data + call.num_waves * pose);
+            });
+            f();
+        }
+    }
+    template <class F> void each_stretch(F f) {
+        const int64_t poses = alike ? 1 : call.key_poses, all = num_keys / poses;
+        const int64_t step = std::max<int64_t>(1, MOST_KEYS / poses);
+        for (int64_t first = 0; first < all; first += step) {
+            const int64_t n = std::min(step, all - first);
+            stretch = {channels, alike ? n : poses, alike ? 1 : n, first * poses, first, n};
+            f();
+        }
+    }
+    // Calls f(how many, output pose, query pose, row) for rows of scores in groups. Each query is seen from its own
+    // pose, or a group from that one.
+    template <class F> void each_row(F f) {
+        for (int64_t frame = 0; frame < (own ? 1 : frames); frame++)
+            each_group(query_poses, [&](auto size, int64_t pose) {
+                f(size, own ? pose : frame, pose, frame * query_poses + pose);
+            });
+    }
+
+    // What all keys of a position, and all positions of a key pose, have added to their scores.
+    W* by_place() const { return waves && !alike ? waves.by_position.data : nullptr; }
+    W* by_key_pose() const {
+        if (alike) return waves ? waves.by_position.data : nullptr;
+        return pose_tables ? by_pose.data : nullptr;
+    }
+
+    // The products of all query poses with the keys, which all output poses share: group by group, (keys, G) each.
+    void make_content() {
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            multiply_keys<T, size>(stretch, k, channels, queries.data + channels * pose, nullptr, nullptr,
+                                   content.data + most_keys * pose);
+        });
+    }
+    template <int G> void make_scores(int64_t frame, int64_t pose) {
+        const W* x = queries.data + channels * pose;
+        if (waves)
+            waves.template forward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, frame, own);
+        if (pose_tables && !alike)
+            multiply<T, G>(x, pose_tables.of(frame, own, call.key_poses, nullptr), by_pose.data);
+        const W *of_place = by_place(), *of_pose = by_key_pose();
+        if (own) return multiply_keys<T, G>(stretch, k, channels, x, of_place, of_pose, scores.data);
+        const W* from = content.data + most_keys * pose;
+        W* to = scores.data;
+        for (int64_t l = 0; l < stretch.places; l++)
+            for (int64_t p = 0; p < stretch.key_poses; p++, from += G, to += G)
+                for (int g = 0; g < G; g++) {
+                    W y = from[g];
+                    if (of_place) y += of_place[l * G + g];
+                    if (of_pose) y += of_pose[p * G + g];
+                    to[g] = y;
+                }
+    }
+    // From gradients of scores, in `grads`, to those of waves and poses and what queries have by them.
+    template <int G> void differentiate_bias(int64_t frame, int64_t pose) {
+        if (!waves && (!pose_tables || alike)) return;
+        if (alike)
+            std::copy_n(grads.data, stretch.num_keys() * G, waves.by_position.data);
+        else
+            sum_scores<T, G>(grads.data, stretch.places, stretch.key_poses, waves.by_position.data,
+                             pose_tables ? by_pose.data : nullptr);
+        if (waves)
+            waves.template backward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, frame, own,
+                                       grad_waves_of_queries.data + call.num_waves * pose);
+        if (pose_tables && !alike)
+            multiply_backward<T, G>(queries.data + channels * pose,
+                                    pose_tables.of(frame, own, call.key_poses, nullptr), by_pose.data,
+                                    grad_queries.data + channels * pose, pose_tables.gradient(frame));
+    }
+
+    W kept_of(int64_t row, int64_t n) const {
+        const uint32_t of_row = Dropout<T>::mix(key + uint32_t(row));
+        return dropout.mask(Dropout<T>::mix(of_row + uint32_t(stretch.first_key + n)), uint32_t(place));
+    }
+
+    void forward() {
+        std::fill_n(most.data, rows, all(MASKED<T>)), total.clear(), outputs.clear();
+        each_stretch([&] {
+            if (!own) make_content();
+            each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+                constexpr int G = size;
+                make_scores<G>(frame, pose);
+                add_exponentials<G>(row);
+                combine_keys<T, G>(stretch, v, channels, scores.data, outputs.data + channels * row);
+            });
+        });
+        for (int64_t row = 0; row < rows; row++) {
+            for (int lane = 0; lane < width; lane++)
+                logs_of(row)[lane] = most[row][lane] + std::log2(total[row][lane]);
+            total[row] = T(1) / total[row];
+        }
+        write_outputs();
+    }
+    // From scores to exponentials, with which the sum of a row and its outputs are brought in line.
+    template <int G> void add_exponentials(int64_t row) {
+        W* x = scores.data;
+        W largest[G], sums[G], shrink[G];
+        for (int g = 0; g < G; g++) largest[g] = most[row + g];
+        for (int64_t n = 0; n < stretch.num_keys(); n++)
+            for (int g = 0; g < G; g++) largest[g] = larger<T>(largest[g], x[n * G + g]);
+        for (int g = 0; g < G; g++) {
+            shrink[g] = exp2<T>(most[row + g] - largest[g]), most[row + g] = largest[g];
+            sums[g] = total[row + g] * shrink[g];
+        }
+        for (int64_t n = 0; n < stretch.num_keys(); n++)
+            for (int g = 0; g < G; g++) sums[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g]);
+        for (int g = 0; g < G; g++) total[row + g] = sums[g];
+        for (int64_t c = 0; c < channels; c++)
+            for (int g = 0; g < G; g++) outputs[channels * row + c * G + g] *= shrink[g];
+        if (!dropout.on) return;
+        for (int64_t n = 0; n < stretch.num_keys(); n++)
+            for (int g = 0; g < G; g++) x[n * G + g] *= kept_of(row + g, n);
+    }
+    // Of each row, or their sums over the query poses.
+    void write_outputs() {
+        each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+            constexpr int G = size;
+            W* of_row = outputs.data + channels * row;
+            for (int64_t c = 0; c < channels; c++)
+                for (int g = 0; g < G; g++) of_row[c * G + g] *= total[row + g];
+            if (own) return packing.template scatter<G>(of_row, frames, channels, pose, place, out);
+            for (int64_t c = 0; c < channels; c++) {
+                T* at = out.data + (c * frames + frame) * packing.layout.queries + place;
+                W y = pose ? load(at) : W{};
+                for (int g = 0; g < G; g++) y += of_row[c * G + g];
+                store(at, y);
+            }
+        });
+    }
+
+    void backward() {
+        grad_queries.clear(), grad_waves_of_queries.clear();
+        each_group(frames, [&](auto size, int64_t frame) {
+            constexpr int G = size;
+            W* of_group = grad_out.data + channels * frame;
+            packing.template gather<G>(out, frames, channels, frame, place, of_group);
+            transpose_queries<T, G>(of_group, channels, transposed_grad.data + padded<T>(channels) * frame);
+        });
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            transpose_queries<T, size>(queries.data + channels * pose, channels,
+                                       transposed_queries.data + padded<T>(channels) * pose);
+        });
+        own ? backward_own() : backward_all();
+        each_group(query_poses, [&](auto size, int64_t pose) {
+            packing.template scatter<size>(grad_queries.data + channels * pose, query_poses, channels, pose, place,
+                                           grad_q);
+            if (waves)
+                packing.template scatter<size>(grad_waves_of_queries.data + call.num_waves * pose, query_poses,
+                                               call.num_waves, pose, place, grad_amplitudes);
+        });
+    }
+    // Probabilities from scores, in place.
+    template <int G> void normalize(int64_t row) {
+        W log[G];
+        for (int g = 0; g < G; g++) log[g] = load(logs_of(row + g));
+        for (int64_t n = 0; n < stretch.num_keys(); n++)
+            for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - log[g]);
+    }
+    // Of weights (keys, G), what the keys have by the queries of a group, or the values by the gradients of outputs.
+    template <int G> void add_to_keys(const W* weight, const Buffer<W>& transposed, int64_t pose, const Buffer<T>& to) {
+        const int64_t size = padded<T>(channels);
+        distribute<T, G>(weight, G, stretch.num_keys(), transposed.data + size * pose, G, channels,
+                         to.data + stretch.first_key * size);
+    }
+
+    void backward_own() {
+        // The sum of probabilities times their gradients is the product of the output with its gradient.
+        for (int64_t pose = 0; pose < frames; pose++) {
+            inner[pose] = W{};
+            for (int64_t c = 0; c < channels; c++) {
+                const int64_t at = (c * frames + pose) * packing.layout.queries + place;
+                inner[pose] += load(out.data + at) * load(finished.data + at);
+            }
+        }
+        each_stretch([&] {
+            each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+                constexpr int G = size;
+                make_scores<G>(frame, pose);
+                normalize<G>(row);
+                multiply_keys<T, G>(stretch, v, channels, grad_out.data + channels * pose, nullptr, nullptr,
+                                    grads.data);
+                for (int64_t n = 0; n < stretch.num_keys(); n++)
+                    for (int g = 0; g < G; g++) {
+                        const W p = scores[n * G + g], weight = kept(p, row + g, n);
+                        if (dropout.on) weights[n * G + g] = weight;
+                        grads[n * G + g] = weight * grads[n * G + g] - p * inner[row + g];
+                    }
+                add_to_keys<G>(dropout.on ? weights.data : scores.data, transposed_grad, pose, grad_v);
+                differentiate_bias<G>(frame, pose);
+                combine_keys<T, G>(stretch, k, channels, grads.data, grad_queries.data + channels * pose);
+                add_to_keys<G>(grads.data, transposed_queries, pose, grad_k);
+            });
+        });
+    }
+
+    // Calls f(how many output poses, which of them, how many query poses, output pose, query pose) with probabilities
+    // in `scores` and the gradients of weights, (keys, F), in `of_values`; and `after` all of a group of output poses.
+    template <class F, class After> void each_frame(F f, After after) {
+        make_content();
+        each_group(frames, [&](auto number, int64_t first_frame) {
+            multiply_keys<T, number>(stretch, v, channels, grad_out.data + channels * first_frame, nullptr, nullptr,
+                                     of_values.data);
+            weights.clear();
+            for (int64_t i = 0; i < number; i++)
+                each_group(query_poses, [&](auto size, int64_t pose) {
+                    make_scores<size>(first_frame + i, pose);
+                    normalize<size>((first_frame + i) * query_poses + pose);
+                    f(number, i, size, first_frame + i, pose);
+                });
+            after(number, first_frame);
+        });
+    }
+    void backward_all() {
+        inner.clear();
+        each_stretch([&] {
+            each_frame(
+                [&](auto number, int64_t i, auto size, int64_t frame, int64_t pose) {
+                    constexpr int F = number, G = size;
+                    const int64_t row = frame * query_poses + pose;
+                    W sums[G] = {};
+                    for (int64_t n = 0; n < stretch.num_keys(); n++)
+                        for (int g = 0; g < G; g++)
+                            sums[g] += kept(scores[n * G + g], row + g, n) * of_values[n * F + i];
+                    for (int g = 0; g < G; g++) inner[row + g] += sums[g];
+                },
+                [](auto, int64_t) {});
+        });
+        each_stretch([&] {
+            grad_content.clear();
+            each_frame(
+                [&](auto number, int64_t i, auto size, int64_t frame, int64_t pose) {
+                    constexpr int F = number, G = size;
+                    const int64_t row = frame * query_poses + pose;
+                    W* of_content = grad_content.data + most_keys * pose;
+                    for (int64_t n = 0; n < stretch.num_keys(); n++) {
+                        W summed = weights[n * F + i];
+                        for (int g = 0; g < G; g++) {
+                            const W p = scores[n * G + g], weight = kept(p, row + g, n);
+                            const W grad = weight * of_values[n * F + i] - p * inner[row + g];
+                            summed += weight, grads[n * G + g] = grad, of_content[n * G + g] += grad;
+                        }
+                        weights[n * F + i] = summed;
+                    }
+                    differentiate_bias<G>(frame, pose);
+                },
+                [&](auto number, int64_t frame) { add_to_keys<number>(weights.data, transposed_grad, frame, grad_v); });
+            each_group(query_poses, [&](auto size, int64_t pose) {
+                const W* grad = grad_content.data + most_keys * pose;
+                combine_keys<T, size>(stretch, k, channels, grad, grad_queries.data + channels * pose);
+                add_to_keys<size>(grad, transposed_queries, pose, grad_k);
+            });
+        });
+    }
+    W kept(W probability, int64_t row, int64_t n) const {
+        return dropout.on ? probability * kept_of(row, n) : probability;
+    }
+
+    const Arguments& call;
+    const Packing<T> packing;
+    Waves<T> waves;
+    Tables<T> pose_tables;
+    const Dropout<T> dropout;
+    const bool own, alike;  // alike: all keys, of whatever poses
+    const int64_t channels, query_poses, frames, rows, num_queries, num_keys, most_keys;
+    const T *k = nullptr, *v = nullptr;  // of the image
+    uint32_t key = 0;                    // of dropout
+    int64_t place = 0;                   // of the first query of the vector
+    Stretch<T> stretch{};
+    Buffer<T> q, amplitudes, out, finished, log_sums, grad_q, grad_amplitudes, grad_k, grad_v;  // of the image
+    Buffer<W> queries, waves_of_queries, by_pose, scores, content, most, total, outputs;        // of the vector
+    Buffer<W> grad_out, inner, transposed_queries, transposed_grad, grads, weights;
+    Buffer<W> grad_queries, grad_waves_of_queries, grad_content, of_values;
+};
+
+}  // namespace
