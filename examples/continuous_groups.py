@@ -3,9 +3,9 @@
     python examples/continuous_groups.py --output figures
 
 One layer with random weights, at more and more samples: its parameters do not depend on their number. The error is that
-for random elements of the group. A grid is turned with the element, so that nothing is interpolated; points are turned
-as they are. Prints tables and draws ``continuous_error.png`` (grids) and ``continuous_error_points.png`` (points).
-Needs matplotlib: the extra "plot".
+for random elements of the group. A grid is transformed with the element, so that nothing is interpolated; points are
+moved as they are. Prints tables and draws ``continuous_error.png`` (grids) and ``continuous_error_points.png``
+(points). Needs matplotlib: the extra "plot".
 """
 
 import argparse
@@ -36,21 +36,21 @@ ENCODINGS = ("none", "mlp", "fourier", "rotary", "pair kernel")
 
 @torch.no_grad()
 def on_grid(layer: GroupSelfAttention, x: Tensor, elements: Sequence[GroupElement]) -> list[float]:
-    """For each element the relative difference of the layer on turned features and its turned output."""
+    """For each element the relative difference of the layer on transformed features and its transformed output."""
     plain, fields = layer.plain, layer.in_type(x)
     y, found = layer(fields), []
     for element in elements:
         frame = torch.tensor(layer.space.basespace_action(element))
         grid = Grid(tuple(x.shape[2:]), plain.window, frame=frame)
         expected = y.transform_fibers(element).tensor
-        turned = plain.attend(fields.transform_fibers(element).tensor, grid)
-        found.append(float((turned - expected).norm() / expected.norm()))
+        of_transformed = plain.attend(fields.transform_fibers(element).tensor, grid)
+        found.append(float((of_transformed - expected).norm() / expected.norm()))
     return found
 
 
 @torch.no_grad()
 def on_points(layer: torch.nn.Module, x: GeometricTensor, elements: Sequence[GroupElement]) -> list[float]:
-    """For each element the relative difference of the layer on the turned cloud and its turned output."""
+    """For each element the relative difference of the layer on the rotated cloud and its rotated output."""
     y, found = layer(x), []
     for element in elements:
         expected = y.transform_fibers(element).tensor

@@ -3,7 +3,7 @@
     python examples/equivariance_figure.py --output figures
 
 A handwritten digit of scikit-learn's goes through a lifting layer and a group self-attention layer, both with random
-weights: equivariance holds before training as it does after. ``equivariance.png`` shows the digit turned by every
+weights: equivariance holds before training as it does after. ``equivariance.png`` shows the digit rotated by every
 element of the group above its feature maps, ``attention.png`` where two queries of a wider layer look. Needs
 scikit-learn and matplotlib: the extra "train".
 """
@@ -60,10 +60,10 @@ def main() -> None:
         "equivariance.png": plot_feature_maps(
             x,
             {"after lifting": lifting, "after group attention": network},
-            title="The image turns: maps turn, poses permute",
+            title="The image rotates: maps rotate, poses permute",
         ),
         "attention.png": plot_attention_maps(
-            x, looking, wide, positions=[(9, 17), (20, 9)], title="The image turns: where queries look turns too"
+            x, looking, wide, positions=[(9, 17), (20, 9)], title="The image rotates, and so does where queries look"
         ),
     }
     for name, figure in figures.items():

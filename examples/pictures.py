@@ -49,7 +49,7 @@ METHANOL = (
     [[0, 0, 0], [1.43, 0, 0], [1.73, 0.91, 0], [-0.36, -1.03, 0], [-0.36, 0.51, 0.89], [-0.36, 0.51, -0.89]],
 )
 ATOMS = {1: ("H", 0.31), 6: ("C", 0.76), 7: ("N", 0.71), 8: ("O", 0.66), 9: ("F", 0.57)}  # and their covalent radii, Å
-DIGIT = 4  # of scikit-learn's digits, the image that is shown: a 4, which no turn maps onto itself
+DIGIT = 4  # of scikit-learn's digits, the image that is shown: a 4, which no rotation maps onto itself
 TESTED = 300
 
 
@@ -159,7 +159,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
         "attention_maps.png",
         plot_attention_maps(images[DIGIT : DIGIT + 1], networks["with attention, C4"], positions=[(2, 4), (5, 2)]),
     )
-    title = "How much the logits of a digit change when it is turned"
+    title = "How much the logits of a digit change when it is rotated"
     save("equivariance_error.png", plot_equivariance_error(networks, images[-TESTED:][:20], angles=angles, title=title))
 
 
@@ -224,10 +224,10 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
     print(f"constellations: {float(right):.1%} of the points are told which pattern they are of", flush=True)
     points, lines = constellation(generator)
     cloud = nn.GeometricTensor(nearest(points), network.in_type, points)
-    title = "Where a corner of the L looks, and how that turns with the constellation"
-    turns = [g.fibergroup.elements[i] for i in (0, 1, 2, 4)]
+    title = "Where a corner of the L looks, and how that follows the constellation"
+    rotations = [g.fibergroup.elements[i] for i in (0, 1, 2, 4)]
     style = CloudStyle(bonds=lines)
-    figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=turns, style=style, title=title)
+    figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=rotations, style=style, title=title)
     save("cloud_attention.png", figure)
 
     g = gspaces.dihedralOnR3(4)
@@ -267,7 +267,7 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
         point=1,
         elements=[g.fibergroup.elements[i] for i in (0, 1, 3, 5)],
         style=CloudStyle(labels=[ATOMS[z][0] for z in elements], bonds=bonded),
-        title="Where an atom looks, and how that turns with the molecule",
+        title="Where an atom looks, and how that follows the molecule",
     )
     save("molecule_attention.png", figure)
 
@@ -301,10 +301,10 @@ def constellation(generator: np.random.Generator) -> tuple[torch.Tensor, list[tu
     lines: list[tuple[int, int]] = []
     for name, (x, y, angle) in places.items():
         corners = PATTERNS[name] - PATTERNS[name].mean(axis=0)
-        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         first, count = sum(map(len, points)), len(corners)
         lines += [(first + i, first + (i + 1) % count) for i in range(count - (name == "L"))]
-        points.append(corners @ turn.T + (x, y) + 0.05 * generator.standard_normal((count, 2)))
+        points.append(corners @ rotation.T + (x, y) + 0.05 * generator.standard_normal((count, 2)))
     return torch.tensor(np.concatenate(points), dtype=torch.float32), lines
 
 

@@ -6,7 +6,7 @@ First single layers between scattered points, by the number of their samples: th
 its frames.
 
 Then grids. A smooth field on the sphere, temperature and wind, is sampled on a grid of latitudes and longitudes, as is
-the same field turned by a random rotation. Two blocks of attention and the mean over the area give numbers that should
+the same field rotated by a random rotation. Two blocks of attention and the mean over the area give numbers that should
 not change. They come from attention on the sphere, from the same without the weights of the quadrature, and from plain
 attention on the image of latitudes and longitudes, which knows nothing of rotations.
 
@@ -53,7 +53,7 @@ class Field:
         self.heights = random.normal(size=6)
 
     def __call__(self, points: np.ndarray, rotation: Rotation) -> Tensor:
-        """The field turned by a rotation, at points of the sphere."""
+        """The field rotated, at points of the sphere."""
         x = rotation.inv().apply(points)
         bumps = self.heights * np.exp(2 * (x @ self.centres.T - 1))
         # Winds blow around the highs.
@@ -157,7 +157,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the picture.")] = Path("figures"),
     sizes: Annotated[str, typer.Option(help="Numbers of latitudes, with commas.")] = "6,8,12,16",
     samples: Annotated[str, typer.Option(help="Numbers of frames a point, with commas.")] = "4,8",
-    turns: Annotated[int, typer.Option(min=2, help="Random rotations.")] = 4,
+    num_rotations: Annotated[int, typer.Option(min=2, help="Random rotations.")] = 4,
     layer_samples: Annotated[str, typer.Option(help="Samples of single layers, with commas.")] = "4,8,16,32",
 ) -> None:
     """Errors of single layers, and numbers on grids of several sizes that rotations should not change."""
@@ -170,7 +170,7 @@ def main(
         table.add_row(f"{group}, from {fields}", *(f"{error:.0e}" for error in errors))
     console.print(table)
 
-    rotations = [Rotation.identity(), *Rotation.random(turns - 1, random_state=0)]
+    rotations = [Rotation.identity(), *Rotation.random(num_rotations - 1, random_state=0)]
     latitudes = [int(n) for n in sizes.split(",")]
     kinds = {f"sphere, {n} frames": (int(n), True) for n in samples.split(",")}
     kinds[f"sphere, {samples.split(',')[-1]} frames, no weights"] = (int(samples.split(",")[-1]), False)

@@ -219,12 +219,12 @@ def equivariance_report(
     group = space.fibergroup
     elements = _elements(group)
     exact = [g for g in elements if points or _maps_grid(space, g)]
-    turned = [g for g in elements if not (points or _maps_grid(space, g))]
+    interpolated = [g for g in elements if not (points or _maps_grid(space, g))]
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(_layers(module) if layers else ())]
     by_itself = layers and not isinstance(module, SequentialModule)
-    for smooth, chosen in ((False, exact), (True, turned)):
+    for smooth, chosen in ((False, exact), (True, interpolated)):
         x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
         y = x
         for name, layer in named:
@@ -335,14 +335,14 @@ def _errors(
     scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
     rows = []
     for g in elements:
-        turned = output.transform(g).tensor
-        of_turned = layer(x.transform(g)).tensor
-        if turned.shape != of_turned.shape:
+        transformed = output.transform(g).tensor
+        of_transformed = layer(x.transform(g)).tensor
+        if transformed.shape != of_transformed.shape:
             raise ValueError(
-                f"{name}: for {g} the output of the transformed input has shape {tuple(of_turned.shape)}, the "
-                f"transformed output {tuple(turned.shape)}"
+                f"{name}: for {g} the output of the transformed input has shape {tuple(of_transformed.shape)}, the "
+                f"transformed output {tuple(transformed.shape)}"
             )
-        difference = of_turned - turned
+        difference = of_transformed - transformed
         rows.append(
             EquivarianceRow(
                 layer=name,

@@ -23,10 +23,10 @@ from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import cached
 
 __all__ = [
+    "Chunk",
     "Lists",
     "Neighbourhood",
     "Neighbours",
-    "Piece",
     "WholeClouds",
     "among",
     "cloud_slices",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Groups of queries that see the same keys; -1 fills up.
 
     Attributes:
@@ -53,16 +53,16 @@ class Piece(NamedTuple):
 class Neighbours(ABC):
     """Which points each point sees."""
 
-    def pieces(self, limit: int) -> list[Piece]:
-        """All queries that see anything, each once.
+    def chunks(self, limit: int) -> list[Chunk]:
+        """Chunks of all queries that see anything, each once.
 
         Args:
             limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
         """
-        return cached(self._pieces, limit)
+        return cached(self._chunks, limit)
 
     @abstractmethod
-    def _pieces(self, limit: int) -> list[Piece]: ...
+    def _chunks(self, limit: int) -> list[Chunk]: ...
 
 
 class Lists(Neighbours):
@@ -87,7 +87,7 @@ class Lists(Neighbours):
         self._keys = keys[order]
         self._degree = torch.bincount(queries, minlength=num_points)
 
-    def _pieces(self, limit: int) -> list[Piece]:
+    def _chunks(self, limit: int) -> list[Chunk]:
         # The longest lists first, so that those of a chunk are about as long.
         degree, order = self._degree.sort(descending=True, stable=True)
         start = (self._degree.cumsum(0) - self._degree)[order]
@@ -95,7 +95,7 @@ class Lists(Neighbours):
         out = []
         for i, j in _cuts(lengths, [1] * len(lengths), limit):
             keys = _rows(self._keys, start[i:j], degree[i:j], lengths[i])
-            out.append(Piece(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
+            out.append(Chunk(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
         return out
 
 
@@ -110,7 +110,7 @@ class WholeClouds(Neighbours):
         self._order, self._counts = _in_order(cloud)
         self._in_order = bool((cloud[1:] >= cloud[:-1]).all())
 
-    def _pieces(self, limit: int) -> list[Piece]:
+    def _chunks(self, limit: int) -> list[Chunk]:
         counts, clouds = self._counts.sort(descending=True, stable=True)
         start = (self._counts.cumsum(0) - self._counts)[clouds]
         lengths = counts.tolist()
@@ -121,9 +121,9 @@ class WholeClouds(Neighbours):
             # One cloud may be too much at once: some of its points then are.
             size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
             if size < lengths[i]:
-                out += [Piece(part, keys, False) for part in keys.split(size, dim=1)]
+                out += [Chunk(part, keys, False) for part in keys.split(size, dim=1)]
             else:
-                out.append(Piece(keys, keys, lengths[j - 1] < lengths[i], i * lengths[i] if whole else None))
+                out.append(Chunk(keys, keys, lengths[j - 1] < lengths[i], i * lengths[i] if whole else None))
         return out
 
 

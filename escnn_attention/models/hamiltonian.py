@@ -31,7 +31,7 @@ class HamiltonianNetwork(torch.nn.Module):
 
     The kinetic energy is known, the potential is a network that gives one number a cloud, from positions relative to
     their mean and from features, of which the mass is one. What leaves V alone is a symmetry of the motion: with an
-    invariant network total momentum is conserved, and turned systems move in turned ways; H is conserved by the
+    invariant network total momentum is conserved, and rotated systems move in rotated ways; H is conserved by the
     equations whatever the network is, and up to the error of the integrator by a roll-out.
 
     Everything is differentiable. The loss of a trajectory takes second derivatives of V, which PyTorch's fused

@@ -48,8 +48,8 @@ def symmetric_tensor_repr(gspace: GSpace) -> Representation:
         basis = symmetric_basis(gspace.dimensionality)
 
         def matrix(element: Any) -> np.ndarray:
-            turn = np.asarray(action(element), dtype=np.float64)
-            return np.einsum("aij,ik,jl,bkl->ab", basis, turn, turn, basis)
+            moves = np.asarray(action(element), dtype=np.float64)
+            return np.einsum("aij,ik,jl,bkl->ab", basis, moves, moves, basis)
 
         irreps, change_of_basis = _decompose(group, matrix, len(basis), action, elements)
         group.representations[name] = Representation(group, name, irreps, change_of_basis, [])

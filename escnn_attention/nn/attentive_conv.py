@@ -181,7 +181,7 @@ class AttentiveConv(PlainModule):
 
         Returns:
             ``channel``, of shape ``(B, out_fields, out_poses, in_fields, in_poses)``, and ``spatial``, of shape
-            ``(B, out_fields, out_poses, in_poses, *space)`` with the space of the output; each None where it is turned
+            ``(B, out_fields, out_poses, in_poses, *space)`` with the space of the output; each None where it is
             off. Trivial fields have one pose.
 
         Raises:

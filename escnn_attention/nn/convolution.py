@@ -34,7 +34,7 @@ def attention_from_convolution(
 ) -> GroupSelfAttention:
     r"""Group self-attention that computes a given group convolution.
 
-    The filters of a convolution between regular fields are those of one pose, W, turned:
+    The filters of a convolution between regular fields are those of one pose, W, transformed by each element:
 
     .. math:: \mathrm{out}(x, h) = \sum_{\Delta, p} W(\Delta, p)\, f(x + h\Delta, hp) .
 
@@ -185,8 +185,8 @@ def _parameters(convolution: R2Conv | R3Conv) -> tuple[Tensor, Tensor | None]:
 def _orbits(places: Tensor, group: Fibers) -> tuple[Tensor, Tensor]:
     """The first place of each orbit, and the number of elements that leave it where it is."""
     points = places.numpy()
-    turned = points @ np.swapaxes(group.action, 1, 2)
-    to = np.isclose(turned[:, :, None], points).all(-1).argmax(-1)  # elements, places
+    moved = points @ np.swapaxes(group.action, 1, 2)
+    to = np.isclose(moved[:, :, None], points).all(-1).argmax(-1)  # elements, places
     first = np.unique(to.min(axis=0))
     return torch.as_tensor(first), torch.as_tensor((to[:, first] == first).sum(axis=0))
 

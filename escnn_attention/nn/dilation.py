@@ -1,9 +1,9 @@
 r"""Self-attention that is equivariant to dilations: scale as a further axis of the group.
 
-The group is :math:`G = R^d \rtimes (S \times H)`: translations, the dilations of a set of scales S, and the turns and
-reflections of the fiber group H. A feature field :math:`f(x, s, h)` on it is, to escnn, the fields of one scale as many
-times as there are scales, which are turned and reflected like any others. A dilation enlarges space and moves features
-on along the axis of scales. Of that axis there is a stretch only, so that equivariance holds away from its ends, as it
+The group is :math:`G = R^d \rtimes (S \times H)`: translations, the dilations of a set of scales S, and the rotations
+and reflections of the fiber group H. A feature field :math:`f(x, s, h)` on it is, to escnn, the fields of one scale as
+many times as there are scales, which H transforms like any others. A dilation enlarges space and moves features on
+along the axis of scales. Of that axis there is a stretch only, so that equivariance holds away from its ends, as it
 holds for translations away from the border.
 """
 

@@ -39,7 +39,7 @@ def complete_basis(kernel_size: int, *, dilation: int = 1, dimensions: int = 2) 
     For the groups that map the grid onto itself the basis spans all their discrete kernels, at every size from 1 to 7
     in the plane and from 1 to 4 in space. It is overcomplete: there are more weights than dimensions.
 
-    For other groups, C8 for instance, high frequencies alias: the elements that turn the grid between its points hold
+    For other groups, C8 for instance, high frequencies alias: the elements that take the grid between its points hold
     less exactly than with escnn's defaults.
 
     Args:
@@ -213,8 +213,8 @@ def kernel_orbits(gspace: GSpace, out_poses: int, in_poses: int, kernel_size: in
     products = np.stack([group.quotient[group.inverse[g]] for g in range(group.order)])  # products[g, h] = gh
     orbits = entries
     for g in _grid_elements(gspace, len(places)):
-        turned = places @ group.action[g].T
-        to = np.isclose(turned[:, None], places, atol=1e-6).all(-1).argmax(-1)
+        moved = places @ group.action[g].T
+        to = np.isclose(moved[:, None], places, atol=1e-6).all(-1).argmax(-1)
         poses = [products[g] if n > 1 else np.zeros(1, dtype=int) for n in (out_poses, in_poses)]
         orbits = np.minimum(orbits, entries[np.ix_(*poses, to)])
     numbers = np.unique(orbits, return_inverse=True)[1].reshape(entries.shape)

@@ -44,7 +44,7 @@ class PointSelfAttention(PointLayer):
             \mathrm{softmax}_{(j, \hat h)}(s_h) \; v_j(\hat h)
 
     and an equivariant projection of all heads together to ``out_type``. It is :class:`GroupSelfAttention` with the
-    positions of points in place of a grid. Points are turned and never resampled, so that the layer is exact for every
+    positions of points in place of a grid. Points are moved and never resampled, so that the layer is exact for every
     element of the fiber group, under translations, and under permutations of the points.
 
     Scalar fields (atoms, masses) look the same from every pose: from trivial fields alone queries and keys have no

@@ -47,7 +47,7 @@ class PointModule(EquivariantModule):
     def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
         """Check on a random cloud that the module commutes with the elements of the fiber group.
 
-        Points are turned and not resampled, so that every element is exact.
+        Points are transformed and not resampled, so that every element is exact.
 
         Args:
             atol: the largest absolute error, in float64.

@@ -35,7 +35,7 @@ class SphereSelfAttention(PointLayer):
     The sphere has no translations; it is the homogeneous space SO(3)/SO(2). A field on it becomes a function on the
     group, whose elements are the frames :math:`g = R(x) h` of its points x, with h a rotation about the north pole (and
     reflections, for O(3)). One frame sees of another the quotient :math:`g^{-1} g'`, which does not change when the
-    sphere is turned:
+    sphere is rotated:
 
     .. math::
         s(g, g') &= \langle q(g),\; k(g') + \rho(g^{-1} g') \rangle / \sqrt C + \log\mu(x') \\

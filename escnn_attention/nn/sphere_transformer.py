@@ -32,9 +32,9 @@ class SphereTransformerBlock(PointBlock):
         y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
         z &= y + \mathrm{Dropout}(N(\mathrm{LN}(y)))
 
-    with LN a :class:`FieldLayerNorm`. The network N turns the fields at a point into functions on its frames, applies a
-    SiLU there, and turns them back. The shortcut is the identity where the types agree, and an equivariant map
-    elsewhere.
+    with LN a :class:`FieldLayerNorm`. The network N makes functions on its frames of the fields at a point, applies a
+    SiLU there, and makes fields of them again. The shortcut is the identity where the types agree, and an equivariant
+    map elsewhere.
 
     Args:
         in_type, out_type, num_heads: as in :class:`SphereSelfAttention`.

@@ -31,13 +31,13 @@ class Stabiliser:
         if check_int("samples", samples) % 2 and self.reflects:
             raise ValueError(f"samples: got {samples} for {group.name}, needed an even number: half are reflections")
         number = samples // 2 if self.reflects else samples
-        turns = [_about("z", 2 * math.pi * s / number) for s in range(number)]
+        about_z = [_about("z", 2 * math.pi * s / number) for s in range(number)]
         if self.reflects:
             mirror = group.element((1, _about("y", math.pi)), "Q")  # y to -y
-            rotations = [group.element((0, q), "Q") for q in turns]
+            rotations = [group.element((0, q), "Q") for q in about_z]
             self.elements = [*rotations, *(r @ mirror for r in rotations)]
         else:
-            self.elements = [group.element(q, "Q") for q in turns]
+            self.elements = [group.element(q, "Q") for q in about_z]
         self.group = group
         action = field_type.gspace.basespace_action
         self.matrices = np.stack([np.asarray(action(h), dtype=np.float64) for h in self.elements])

@@ -152,7 +152,7 @@ class DilationAttention(ExactBuffers):
         return self.attend(x, self.positions(x))
 
     def positions(self, x: Tensor, frame: Tensor | None = None) -> list[Positions]:
-        """The grid of a tensor of features with the window of each scale; turned by ``frame``, see :class:`Grid`."""
+        """The grid of features with the window of each scale; transformed by ``frame``, see :class:`Grid`."""
         shape, dtype = tuple(x.shape[2:]), self.inverse_action.dtype
         return [Grid(shape, window, dtype=dtype, device=x.device, frame=frame) for window in self.windows]
 

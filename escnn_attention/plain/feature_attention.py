@@ -14,7 +14,7 @@ __all__ = ["AttentionMaps", "FeatureAttention", "excite"]
 
 
 class AttentionMaps(NamedTuple):
-    """The two factors of an attention map, None for one that is turned off.
+    """The two factors of an attention map, None for one that is off.
 
     Attributes:
         channel: what depends on the fields and poses.

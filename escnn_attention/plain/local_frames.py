@@ -69,17 +69,17 @@ class LocalFrames(ExactBuffers):
 
     def inward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
         r"""Features in the frame of their point, ``(N, size)``: :math:`\rho(R(x))^{-1} f(x)`."""
-        return self._turn(x, [("z", -longitude), ("y", -colatitude)])
+        return self._rotate(x, [("z", -longitude), ("y", -colatitude)])
 
     def outward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
         r"""Features out of the frame of their point, ``(N, size)``: :math:`\rho(R(x)) f(x)`."""
-        return self._turn(x, [("y", colatitude), ("z", longitude)])
+        return self._rotate(x, [("y", colatitude), ("z", longitude)])
 
-    def _turn(self, x: Tensor, turns: Sequence[tuple[str, Tensor]]) -> Tensor:
+    def _rotate(self, x: Tensor, rotations: Sequence[tuple[str, Tensor]]) -> Tensor:
         for i in range(self._number):
             columns = getattr(self, f"columns_{i}")
             fields = x[:, columns]  # N, m, n
-            for axis, angle in turns:
+            for axis, angle in rotations:
                 generator = getattr(self, f"{axis}_{i}")
                 # In the precision of the generators, whatever autocast does, and not in half precision.
                 precise = working_precision(generator.dtype)

@@ -52,19 +52,19 @@ class _Frames(ExactBuffers):
     def __init__(self, segments: Sequence[Segment]):
         super().__init__()
         gathered = [s.columns[:, s.permutation].swapaxes(0, 1) for s in segments if s.permutation is not None]
-        turned = [s for s in segments if s.permutation is None]
+        multiplied = [s for s in segments if s.permutation is None]
         # All permutations are one gather, along one axis: its gradient is fast.
         index = np.concatenate([i.reshape(len(i), -1) for i in gathered], axis=1) if gathered else None
         self.register_buffer("index", None if index is None else torch.as_tensor(index), persistent=False)
         self._stretches: list[slice | None] = []
-        for i, segment in enumerate(turned):
+        for i, segment in enumerate(multiplied):
             columns = segment.columns.ravel()
             # Channels that lie side by side are a view, whose gradient is one too.
             together = bool((columns == columns[0] + np.arange(len(columns))).all())
             self._stretches.append(slice(int(columns[0]), int(columns[0]) + len(columns)) if together else None)
             self.register_buffer(f"columns_{i}", torch.as_tensor(segment.columns), persistent=False)
             self.register_exact(f"matrices_{i}", segment.matrices)
-        made = [s for s in segments if s.permutation is not None] + turned
+        made = [s for s in segments if s.permutation is not None] + multiplied
         order = np.concatenate([s.columns.ravel() for s in made]).argsort()
         in_order = bool((order == np.arange(len(order))).all())
         self.register_buffer("order", None if in_order else torch.as_tensor(order), persistent=False)

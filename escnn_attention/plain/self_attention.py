@@ -120,7 +120,7 @@ class SelfAttention(ExactBuffers):
         return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
 
     def attend(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Tensor:
-        """The layer on features ``(B, in, *space)`` at the given positions, its samples turned by an element."""
+        """The layer on features ``(B, in, *space)`` at the given positions, its samples transformed by an element."""
         if element is not None:
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)

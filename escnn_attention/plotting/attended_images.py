@@ -144,7 +144,10 @@ def _draw(rows: Sequence[_Row], columns: Sequence[Transformation], back: bool, t
     top = Sheet.TOP + 0.25
     width = left + block + (gap + block + 0.75 if back else 0) + 0.5
     sheet = Sheet(width, top + (2 * cell + between) * len(rows) + 0.1, title, note)
-    blocks = [(left, "the image is turned"), *([(left + block + gap, "its map is turned back")] if back else [])]
+    blocks = [
+        (left, "the image is transformed"),
+        *([(left + block + gap, "its map is transformed back")] if back else []),
+    ]
     for start, heading in blocks:
         sheet.text(start + block / 2, Sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
     end = blocks[-1][0] + block

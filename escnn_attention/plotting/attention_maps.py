@@ -151,7 +151,9 @@ def plot_attention_maps(
             rows += [_Row(grey, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
     # The rows that belong to one query stand together.
     rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
-    note = f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, turned"
+    note = (
+        f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, transformed"
+    )
     return _draw(rows, table, queried, len(index), title, note)
 
 
@@ -165,7 +167,7 @@ def _draw(rows: Sequence[_Row], table: Fibers, poses: Sequence[int], together: i
     for r, row in enumerate(rows):
         y = Sheet.TOP + r * cell + gap * (r // together)
         identity = np.allclose(table.action[row.element], np.eye(2))
-        name = "as it is" if identity else f"turned\n{name_element(table.action[row.element])}"
+        name = "as it is" if identity else f"transformed\n{name_element(table.action[row.element])}"
         sheet.text(left - 0.12, y + cell / 2, name, ha="right", fontsize=9)
         for column in range(1 + len(poses)):
             ax = sheet.cell(left + column * cell + (0.15 if column else 0.0), y, cell)

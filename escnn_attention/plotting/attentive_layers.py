@@ -95,7 +95,7 @@ def plot_attentive_layers(
     left, right = 1.5, 1.1
     end = left + cell * len(columns)
     total = Sheet.TOP + cell * (1 + len(chosen)) + 0.05
-    note = f"arrows: the strength of each pose ({x.type.gspace.fibergroup.name}); maps and arrows turn with the image"
+    note = f"arrows: the strength of each pose ({x.type.gspace.fibergroup.name}); maps and arrows follow the image"
     sheet = Sheet(end + right, total, title, note)
     y = Sheet.TOP - _ROOM * cell
     for column, (transformation, image) in enumerate(zip(columns, images, strict=True)):
@@ -103,7 +103,7 @@ def plot_attentive_layers(
         draw_image(ax, shades(image))
         ax.set_title(transformation.name, fontsize=10 if cell > 1.2 else 8, pad=4)
     sheet.text(left - 0.08, y + cell / 2, "input", ha="right", fontsize=10)
-    sheet.text(end + 0.75, y + cell / 2, "change,\nturned\nback", ha="center", fontsize=8)
+    sheet.text(end + 0.75, y + cell / 2, "change,\nmoved\nback", ha="center", fontsize=8)
     labels = _shortened(list(chosen))
     for name, layer in chosen.items():
         y += cell

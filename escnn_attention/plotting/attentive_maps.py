@@ -121,14 +121,14 @@ def plot_attentive_maps(
     note = f"{name.removeprefix('stages.') or type(module).__name__}, {what}; frames of one colour and number: one map"
     sheet = Sheet(width + bar, bottom + 0.3, title, note)
 
-    sheet.text(left + block / 2, Sheet.TOP - 0.1, "the image is turned", ha="center", fontsize=9.5)
+    sheet.text(left + block / 2, Sheet.TOP - 0.1, "the image is transformed", ha="center", fontsize=9.5)
     for column, (t, image, found) in enumerate(zip(columns, images, seen, strict=True)):
         sources = [t.source(pose) for pose in range(poses)] if poses > 1 else [0]
         shown = _Column(t.name, shades(image), found.passed, found.channel, sources, found.covered)
         _draw_column(sheet, (left + column * cell, top, cell), shown, scale, channel_scale)
     _name_rows(sheet, (left - 0.1, top, cell), columns[0], poses, upright.channel is not None)
     if back:
-        sheet.text(second + block / 2, Sheet.TOP - 0.1, "its maps are turned back", ha="center", fontsize=9.5)
+        sheet.text(second + block / 2, Sheet.TOP - 0.1, "its maps are transformed back", ha="center", fontsize=9.5)
         sheet.text(second - 0.08, bottom, "change:", ha="right", fontsize=7.5)
         for column, (t, found, maps) in enumerate(zip(columns, seen, returned, strict=True)):
             channel = None if found.channel is None else found.channel[:, t.images_of_poses(poses)]

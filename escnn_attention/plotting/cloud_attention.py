@@ -45,7 +45,7 @@ def plot_cloud_attention(
     elements: Sequence[GroupElement] | None = None,
     edge_index: Tensor | None = None,
     style: CloudStyle | None = None,
-    title: str = "Where a point looks, and how that turns with the cloud",
+    title: str = "Where a point looks, and how that follows the cloud",
 ) -> Figure:
     r"""The attention of a point to the others of a cloud, layer by layer, in the cloud transformed by group elements.
 

@@ -96,7 +96,7 @@ def plot_equivariance_error(
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12, weight="bold")
-    ax.set_title("dots: turns in the group of the model", fontsize=9, color=SMALL_PRINT)
+    ax.set_title("dots: rotations in the group of the model", fontsize=9, color=SMALL_PRINT)
     labels = ax.get_legend_handles_labels()[1]
     fitting = max(1, _CHARACTERS // (max(map(len, labels)) + 6))  # the sample of a line is as wide as six of them
     figure.legend(loc="outside lower center", ncols=min(len(labels), fitting), frameon=False, fontsize=9.5)
@@ -110,7 +110,7 @@ def _draw_curves(ax: Axes, errors: EquivarianceErrors, interpolation: bool, floo
     if interpolation:
         ax.plot(
             errors.angles, np.maximum(errors.interpolation, floor), color=GREY, linestyle=(0, (5, 3)), linewidth=1.4,
-            label="turned and turned back", marker=mark, markersize=16,
+            label="rotated and rotated back", marker=mark, markersize=16,
         )  # fmt: skip
     for k, (name, values) in enumerate(errors.errors.items()):
         ax.plot(
@@ -136,7 +136,7 @@ def _label_angles(ax: Axes, angles: npt.NDArray[np.float64]) -> None:
         ax.set_xlim(angles[0], angles[-1])
     if angles[-1] - angles[0] > 90:
         ax.set_xticks(np.arange(45 * np.ceil(angles[0] / 45), angles[-1] + 1, 45))
-    ax.set_xlabel("angle by which the input is turned, in degrees")
+    ax.set_xlabel("angle by which the input is rotated, in degrees")
 
 
 def _check_number(models: Mapping[str, object]) -> None:

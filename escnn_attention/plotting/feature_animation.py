@@ -38,7 +38,7 @@ def animate_feature_maps(
     field: int | None = None,
     background: float = 0.0,
     interval: int = 100,
-    title: str = "The input turns: feature maps turn, poses cycle",
+    title: str = "The input rotates: feature maps rotate, poses cycle",
 ) -> FuncAnimation:
     r"""An input that rotates through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
 
@@ -51,7 +51,7 @@ def animate_feature_maps(
 
     Args:
         x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is rotated by cubic interpolation,
-            without leaving the range of its values, and by quarters of a turn exactly.
+            without leaving the range of its values, and by multiples of 90° exactly.
         model: a layer, or any module; called in evaluation mode.
         layer: the module whose regular fields are shown, by its name in the model; by default the first attention
             layer, or, where there is none, the last module that gives regular fields.
@@ -62,7 +62,7 @@ def animate_feature_maps(
         title: above the figure.
 
     Returns:
-        The animation. ``animation.save("turning.gif", writer="pillow", dpi=80)`` writes a GIF, and
+        The animation. ``animation.save("rotating.gif", writer="pillow", dpi=80)`` writes a GIF, and
         ``animation.to_jshtml()`` is for notebooks. Keep a reference to it until then.
 
     Raises:
@@ -81,7 +81,7 @@ def animate_feature_maps(
         >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> animation = animate_feature_maps(torch.randn(1, 1, 12, 12), network, angles=[0, 45, 90])
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     animation.save(f"{folder}/turning.gif", writer="pillow", dpi=40)
+        ...     animation.save(f"{folder}/rotating.gif", writer="pillow", dpi=40)
     """
     figure_class()
     from matplotlib.animation import FuncAnimation
@@ -181,13 +181,13 @@ def _draw(frames: _Frames, table: Fibers, title: str, note: str) -> tuple[Figure
 
     def show(step: int) -> Sequence[Artist]:
         picture.set_data(images[step])
-        heading.set_text(f"input, turned by {frames.angles[step]:g}°")
+        heading.set_text(f"input, rotated by {frames.angles[step]:g}°")
         for _, drawn, values in rows:
             for pose, artist in enumerate(drawn):
                 artist.set_data(values[step][pose])
         for pose, frame in enumerate(upper):
             frame.show(int(table.quotient[frames.nearest[step], pose]))
-        said.set_text(f"relative change of the maps that were turned back: {frames.change[step]:.2f}")
+        said.set_text(f"relative change of the maps that were rotated back: {frames.change[step]:.2f}")
         return []
 
     return sheet.figure, show

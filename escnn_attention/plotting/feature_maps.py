@@ -32,7 +32,7 @@ def plot_feature_maps(
     *,
     elements: Sequence[GroupElement] | None = None,
     fields: Mapping[str, int] | None = None,
-    title: str = "The input turns: feature maps turn, poses permute",
+    title: str = "The input is transformed: feature maps follow, poses permute",
 ) -> Figure:
     """An input transformed by group elements, above the feature maps of each stage (GSA-Nets, Fig. 1).
 
@@ -94,7 +94,7 @@ def plot_feature_maps(
     cell = 0.95 if poses <= 4 else 0.62
     left, right, gap, bottom = 1.75, 0.15, 0.28, 0.15
     total = Sheet.TOP + cell * 1.25 + (cell * poses + gap) * len(maps) + bottom
-    note = f"frames of one colour and number: the same map, turned ({x.type.gspace.fibergroup.name})"
+    note = f"frames of one colour and number: the same map, transformed ({x.type.gspace.fibergroup.name})"
     sheet = Sheet(left + cell * columns + right, total, title, note)
     y = Sheet.TOP
     for column, (image, i) in enumerate(zip(images, index, strict=True)):

@@ -47,8 +47,8 @@ class CompareOptions(NamedTuple):
     data: Annotated[
         Data,
         typer.Option(
-            help="Images: scikit-learn's digits (8×8, upright), or rotated MNIST (28×28, turned already: there"
-            " 'upright' means as the data set gives them, 'rotated' turned further)."
+            help="Images: scikit-learn's digits (8×8, upright), or rotated MNIST (28×28, rotated already: there"
+            " 'upright' means as the data set gives them, 'rotated' rotated further)."
         ),
     ] = Data.digits
     data_dir: Annotated[
@@ -59,7 +59,7 @@ class CompareOptions(NamedTuple):
             show_default=False,
         ),
     ] = None
-    group: Annotated[str, typer.Option(help="Symmetry: cN, turns by 360°/N; dN, these and reflections.")] = "c4"
+    group: Annotated[str, typer.Option(help="Symmetry: cN, rotations by 360°/N; dN, these and reflections.")] = "c4"
     networks: Annotated[str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")] = (
         ",".join(NETWORK_NAMES)
     )

@@ -46,7 +46,7 @@ def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any
 
 
 def draw_feature_maps(path: Path) -> None:
-    """Figure 1: a digit turned by the elements of C4, and the feature maps of a GSA-Net after each stage.
+    """Figure 1: a digit rotated by the elements of C4, and the feature maps of a GSA-Net after each stage.
 
     The weights are random: equivariance holds before training as it does after.
     """
@@ -59,7 +59,7 @@ def draw_feature_maps(path: Path) -> None:
         "after lifting": nn.SequentialModule(stages[0][1]),
         "after two blocks": nn.SequentialModule(*(stage for _, stage in stages[:3])),
     }
-    figure = plot_feature_maps(image, shown, title="a turn of the input turns the maps and moves the poses")
+    figure = plot_feature_maps(image, shown, title="a rotation of the input rotates the maps and moves the poses")
     figure.savefig(path, dpi=130)
 
 
@@ -69,7 +69,7 @@ _SAMPLES = 24  # images, each with a kernel of its own
 
 
 def draw_steerability(path: Path) -> None:
-    """Figure 2: a convolution kernel and a positional encoding turned by fine angles, and the error that it makes."""
+    """Figure 2: a convolution kernel and a positional encoding rotated by fine angles, and the error that it makes."""
     angles, convolution, smooth, attention = steerability_errors()
     figure = Figure(figsize=(10, 6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
@@ -79,7 +79,7 @@ def draw_steerability(path: Path) -> None:
     encoding = _encoding(seed=3)
     for i, step in enumerate(shown):
         theta = np.deg2rad(5 * step)
-        for row, values in enumerate((_turned(kernel, theta) * _disc(), encoding(theta) * _disc())):
+        for row, values in enumerate((_rotated(kernel, theta) * _disc(), encoding(theta) * _disc())):
             panel = panels[row, i]
             panel.imshow(np.where(_disc(), values, np.nan), cmap="RdBu", vmin=-2.2, vmax=2.2)
             panel.set_xticks([])
@@ -93,7 +93,7 @@ def draw_steerability(path: Path) -> None:
     axes.plot(angles, smooth, color=_COLORS[4], label="convolution, interpolated kernel that is smooth")
     axes.plot(angles, attention, color=_COLORS[0], label="lifting self-attention")
     axes.set(
-        xlabel="angle by which the input is turned",
+        xlabel="angle by which the input is rotated",
         ylabel="relative error",
         yscale="log",
         xlim=(0, 180),
@@ -107,12 +107,12 @@ def draw_steerability(path: Path) -> None:
 
 
 def steerability_errors() -> tuple[list[int], list[float], list[float], list[float]]:
-    """How far the response in the centre changes when image and pose are turned together.
+    """How far the response in the centre changes when image and pose are rotated together.
 
     Smooth images, given by a formula and sampled anew at every angle, so that no image is interpolated; a convolution
-    kernel of random weights, turned by bilinear interpolation; one that is as smooth as an encoding, a channel of it,
-    turned in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The
-    error is relative to the standard deviation of the response over the angles at which the pose is turned alone; the
+    kernel of random weights, rotated by bilinear interpolation; one that is as smooth as an encoding, a channel of it,
+    rotated in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The
+    error is relative to the standard deviation of the response over the angles at which the pose is rotated alone; the
     median over the samples.
 
     Returns:
@@ -124,8 +124,8 @@ def steerability_errors() -> tuple[list[int], list[float], list[float], list[flo
         image = _blobs(sample)
         random = np.random.default_rng(100 + sample).standard_normal((2 * _RADIUS + 1,) * 2)
         for kernel, responses in ((random, free), (_encoding(sample)(0.0), smooth)):
-            turned = [_turned(kernel, 2 * np.pi * k / _ANGLES) * _disc() for k in range(_ANGLES)]
-            seen = [[(image(2 * np.pi * s / _ANGLES) * k).sum() for k in turned] for s in steps]
+            rotated = [_rotated(kernel, 2 * np.pi * k / _ANGLES) * _disc() for k in range(_ANGLES)]
+            seen = [[(image(2 * np.pi * s / _ANGLES) * k).sum() for k in rotated] for s in steps]
             responses.append(np.array(seen)[..., None])
         layer = _layer(seed=sample)
         images = torch.tensor(np.stack([image(2 * np.pi * s / _ANGLES) for s in steps]))
@@ -136,7 +136,7 @@ def steerability_errors() -> tuple[list[int], list[float], list[float], list[flo
 
 
 def _errors(samples: Sequence[np.ndarray]) -> list[float]:
-    """From ``(angle, pose, field)``: the response of each pose, turned with the image, against that at the angle 0."""
+    """From ``(angle, pose, field)``: the response of each pose, rotated with the image, against that at the angle 0."""
     changes, variances = [], []
     for responses in samples:
         followed = np.stack([np.roll(r, -s, axis=0) for s, r in enumerate(responses)])
@@ -147,7 +147,7 @@ def _errors(samples: Sequence[np.ndarray]) -> list[float]:
 
 
 def _blobs(seed: int) -> Any:
-    """A sum of Gaussians on the pixels about the centre, turned by an angle."""
+    """A sum of Gaussians on the pixels about the centre, rotated by an angle."""
     draw = np.random.default_rng(seed)
     centres, weights = draw.uniform(-2, 2, (6, 2)), draw.standard_normal(6)
     axis = np.arange(-_RADIUS, _RADIUS + 1)
@@ -155,7 +155,7 @@ def _blobs(seed: int) -> Any:
     def image(theta: float) -> np.ndarray:
         x, y = np.meshgrid(axis, -axis)
         c, s = np.cos(theta), np.sin(theta)
-        u, v = c * x + s * y, -s * x + c * y  # what is seen here was there before the turn
+        u, v = c * x + s * y, -s * x + c * y  # what is seen here was there before the rotation
         return sum(
             w * np.exp(-((u - a) ** 2 + (v - b) ** 2) / (2 * 1.3**2))
             for w, (a, b) in zip(weights, centres, strict=True)
@@ -170,8 +170,8 @@ def _disc() -> np.ndarray:
     return x**2 + y**2 <= (_RADIUS + 0.5) ** 2
 
 
-def _turned(kernel: np.ndarray, theta: float) -> np.ndarray:
-    """A kernel turned counter-clockwise about its centre, by bilinear interpolation."""
+def _rotated(kernel: np.ndarray, theta: float) -> np.ndarray:
+    """A kernel rotated counter-clockwise about its centre, by bilinear interpolation."""
     axis = np.arange(-_RADIUS, _RADIUS + 1)
     x, y = np.meshgrid(axis, -axis)
     c, s = np.cos(theta), np.sin(theta)

@@ -31,7 +31,7 @@ def constellations(
     seed: Seed = 0,
     accelerator: Accelerator = "auto",
 ) -> None:
-    """Count patterns in the plane: accuracy, also on turned clouds."""
+    """Count patterns in the plane: accuracy, also on rotated clouds."""
     _run("constellations", out, small, None, epochs, seed, accelerator)
 
 

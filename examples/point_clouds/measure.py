@@ -1,4 +1,4 @@
-"""Training and testing a run, on test clouds as they are and turned at random, and what is measured beyond that."""
+"""Training and testing a run, on test clouds as they are and rotated at random, and what is measured beyond that."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from escnn_attention.training.files import atomic_file
 from escnn_attention.training.quiet import quiet_lightning
 from examples.experiments.runs import DATA, Run, execute
 
-TURNED = "turned"
+ROTATED = "rotated"
 _FRAMES = 100
 _MOLECULES = 1000  # which give the mean to a few percent: in float64, which is slow on many GPUs, all take hours
 
 
-def execute_and_turn(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train and test; test again on turned clouds.
+def execute_and_rotate(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Train and test; test again on rotated clouds.
 
     Returns:
-        what ``escnn-attention test`` writes, with the same of the turned clouds under ``"turned"``.
+        what ``escnn-attention test`` writes, with the same of the rotated clouds under ``"rotated"``.
     """
     result = execute(run, folder, more, seed)
     own = folder / f"{run.name}-{seed}"
-    file = own / TURNED / TEST
+    file = own / ROTATED / TEST
     if not file.exists() or json.loads(file.read_text(encoding="utf-8"))["weights_sha256"] != result["weights_sha256"]:
         run_experiment(
             [
-                *("test", "--config", str(own / "requested.yaml"), "--folder", str(own / TURNED)),
+                *("test", "--config", str(own / "requested.yaml"), "--folder", str(own / ROTATED)),
                 *("--ckpt_path", str(own / BEST), f"--{DATA}.rotate_test", "true"),
             ]
         )
-    turned = json.loads(file.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in turned.items() if isinstance(value, float)}
-    return {**result, TURNED: kept}
+    rotated = json.loads(file.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in rotated.items() if isinstance(value, float)}
+    return {**result, ROTATED: kept}
 
 
 def once(file: Path, weights: str, measure: Any) -> Any:
@@ -137,7 +137,7 @@ def tensor_equivariance(
     data_dir: Path | None = None,
     accelerator: str = "cpu",
 ) -> dict[str, float]:
-    """How far a tensor is from turning with its molecule: |T(Rx) − R T(x) Rᵀ| / |T(x)|, the mean over molecules.
+    """How far a tensor is from rotating with its molecule: |T(Rx) − R T(x) Rᵀ| / |T(x)|, the mean over molecules.
 
     Of the first 1,000 test molecules at most; under ``"molecules"`` is how many they were. Under ``"group"`` for
     elements of the fiber group of ``gspace``, under ``"random"`` for uniform rotations; in float64, in the units of
@@ -160,15 +160,15 @@ def tensor_equivariance(
     generator = np.random.default_rng(0)
     elements = np.stack([np.asarray(gspace.basespace_action(h)) for h in gspace.fibergroup.elements])
     errors: dict[str, list[Tensor]] = {"group": [], "random": []}
-    for clouds in track(data.test_dataloader(), description="tensors of turned molecules"):
+    for clouds in track(data.test_dataloader(), description="tensors of rotated molecules"):
         clouds = clouds._replace(coords=clouds.coords.double(), features=clouds.features.double())
         clouds, count = on_device(clouds, device), len(clouds.targets)
         before = _tensors(network, clouds, data)
-        for name, turns in (
+        for name, rotations in (
             ("group", elements[generator.integers(len(elements), size=count)]),
             ("random", random_rotations(count, 3, True, generator)),
         ):
-            matrices = torch.as_tensor(turns, device=device)
+            matrices = torch.as_tensor(rotations, device=device)
             coords = torch.einsum("nij,nj->ni", matrices[clouds.batch], clouds.coords)
             after = _tensors(network, clouds._replace(coords=coords), data)
             difference = after - matrices @ before @ matrices.mT

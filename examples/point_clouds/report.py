@@ -16,12 +16,12 @@ from rich.table import Table
 from escnn_attention.training.errors import UserError
 from examples.experiments.report import marked, rows
 from examples.experiments.runs import DATA, Run
-from examples.point_clouds.measure import TURNED, execute_and_turn, once, rollout_errors, tensor_equivariance
+from examples.point_clouds.measure import ROTATED, execute_and_rotate, once, rollout_errors, tensor_equivariance
 from examples.point_clouds.tables import SMALL, Experiment, experiments
 
 _BEYOND = {
     "springs": ("after 20", "after 99", "energy after 99"),
-    "qm9-polarizability": ("turns with the group", "at random"),
+    "qm9-polarizability": ("rotates with the group", "at random"),
 }
 """The columns of what is measured beyond the test, by experiment."""
 
@@ -76,7 +76,7 @@ def run_all(
         results: list[dict[str, Any]] = []
         for run in runs:
             console.rule(run.label)
-            results.append(execute_and_turn(run, folder, more, seed))
+            results.append(execute_and_rotate(run, folder, more, seed))
             own = folder / f"{run.name}-{seed}"
             try:
                 results[-1].update(_more(experiment, runs[0], own, results[-1], data_dir, accelerator))
@@ -115,7 +115,7 @@ def _more(
     if experiment.name == "qm9-polarizability":
         space = _gspace(equivariant.configuration()["model"]["network"]["init_args"]["gspace"])
         measure = functools.partial(tensor_equivariance, folder, result, space, **where)
-        return {"turning": once(folder / "turning.json", weights, measure)}
+        return {"rotating": once(folder / "rotating.json", weights, measure)}
     return {}
 
 
@@ -156,19 +156,19 @@ def markdown(
 def _columns(experiment: Experiment) -> list[str]:
     columns = ["network"]
     for title in experiment.measures.values():
-        columns += [title, "turned"]
+        columns += [title, "rotated"]
     return [*columns, *_BEYOND.get(experiment.name, ()), "parameters", "epochs", "s per epoch", "memory (MB)"]
 
 
 def _cells(experiment: Experiment, run: Run, result: dict[str, Any]) -> list[str]:
     cells = [run.label]
     for name, title in experiment.measures.items():
-        cells += [_number(value, percent="%" in title) for value in (result[name], result[TURNED][name])]
+        cells += [_number(value, percent="%" in title) for value in (result[name], result[ROTATED][name])]
     if "rollout" in result:
         errors, drifts = result["rollout"]["error"], result["rollout"]["drift"]
         cells += [_number(errors[20]), _number(errors[99]), f"{100 * drifts[99]:.1f} %"]
-    elif "turning" in result:
-        cells += [f"{result['turning']['group']:.0e}", f"{result['turning']['random']:.0e}"]
+    elif "rotating" in result:
+        cells += [f"{result['rotating']['group']:.0e}", f"{result['rotating']['random']:.0e}"]
     else:
         cells += len(_BEYOND.get(experiment.name, ())) * [""]  # a measurement that failed
     seconds = sorted(row["seconds"] for row in result["curve"])

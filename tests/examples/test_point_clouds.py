@@ -131,7 +131,7 @@ def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "springs-small.json").read_text(encoding="utf-8"))
     assert [row["label"] for row in rows] == ["C4 attention", "twin"]
     for row in rows:
-        assert row["turned"]["error"] > 0
+        assert row["rotated"]["error"] > 0
         assert len(row["rollout"]["error"]) == len(row["rollout"]["drift"]) == 100
         assert row["rollout"]["error"][0] == row["rollout"]["drift"][0] == 0.0
         assert row["curve"][0]["memory"] >= 0
@@ -195,7 +195,7 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     assert "octahedral attention, polarizability: twin: trained and tested" in result.output
     table = tmp_path / "out" / "qm9-polarizability-small.json"
     rows = json.loads(table.read_text(encoding="utf-8"))
-    assert [("turning" in row, row["turned"]["error"] > 0) for row in rows] == 2 * [(False, True)]
+    assert [("rotating" in row, row["rotated"]["error"] > 0) for row in rows] == 2 * [(False, True)]
     lines = table.with_suffix(".md").read_text(encoding="utf-8").splitlines()
     assert len({line.count("|") for line in lines[:4]}) == 1
 
@@ -208,9 +208,9 @@ def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeyp
     monkeypatch.setattr(report, "tensor_equivariance", right)
     result = _call(*options)
     assert result.exit_code == 0, result.output
-    assert "tensors of turned molecules" in result.output
+    assert "tensors of rotated molecules" in result.output
     rows = json.loads(table.read_text(encoding="utf-8"))
-    equivariant, twin = (row["turning"] for row in rows)
+    equivariant, twin = (row["rotating"] for row in rows)
     assert equivariant["molecules"] == twin["molecules"] == 8
     assert equivariant["group"] < 1e-12 < equivariant["random"]
     assert twin["group"] > 1e-6

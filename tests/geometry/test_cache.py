@@ -28,8 +28,8 @@ def test_what_is_shared_is_found_once():
         rule = Neighbourhood(num_neighbours=2)
         found = cached(Neighbourhood.__call__, rule, points, None)
         assert cached(Neighbourhood.__call__, Neighbourhood(num_neighbours=2), points, None) is found
-        assert found.pieces(100) is found.pieces(100)
-        assert found.pieces(2) is not found.pieces(100)
+        assert found.chunks(100) is found.chunks(100)
+        assert found.chunks(2) is not found.chunks(100)
     assert cached(make, x, None, 1) == len(made)
     with pytest.raises(RuntimeError, match="stop"), shared_geometry():
         raise RuntimeError("stop")

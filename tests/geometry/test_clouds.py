@@ -11,9 +11,9 @@ from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours, Wh
 
 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
-    """The keys of every point, from pieces in which each query occurs once at most, and no key twice."""
+    """The keys of every point, from chunks in which each query occurs once at most, and no key twice."""
     rows: dict[int, set[int]] = {}
-    for queries, keys, padded, first in neighbours.pieces(limit):
+    for queries, keys, padded, first in neighbours.chunks(limit):
         if first is not None:
             assert queries is keys
             assert queries.flatten().tolist() == [*range(first, first + queries.numel())]
@@ -113,7 +113,7 @@ def test_the_radius_is_the_same_by_tree_and_by_distances(size, dtype):
 def test_edges_go_from_keys_to_queries():
     edges = torch.tensor([[4, 0, 1], [2, 2, 0]])
     assert listed(Lists(edges, 5), 5) == [{1}, set(), {4, 0}, set(), set()]
-    assert Lists(torch.zeros(2, 0, dtype=torch.long), 3).pieces(7) == []
+    assert Lists(torch.zeros(2, 0, dtype=torch.long), 3).chunks(7) == []
 
 
 def test_a_hub_is_not_paid_for_by_others():
@@ -121,17 +121,17 @@ def test_a_hub_is_not_paid_for_by_others():
     number = 1000
     hub = torch.stack([torch.arange(number), torch.zeros(number, dtype=torch.long)])
     ring = torch.stack([torch.arange(number).roll(1), torch.arange(number)])
-    pieces = Lists(torch.cat([hub, ring[:, 1:]], dim=1), number).pieces(2 * number)
-    assert sum(piece.keys.numel() for piece in pieces) <= 4 * number
+    chunks = Lists(torch.cat([hub, ring[:, 1:]], dim=1), number).chunks(2 * number)
+    assert sum(chunk.keys.numel() for chunk in chunks) <= 4 * number
 
 
 def test_whole_clouds_of_one_size_go_together_and_a_large_one_goes_in_parts():
-    pieces = WholeClouds(torch.tensor([5, 5, 3, 3, 3, 3, 9, 9])).pieces(8)
-    assert [tuple(p.queries.shape) + tuple(p.keys.shape) for p in pieces] == [(1, 2, 1, 4), (1, 2, 1, 4), (2, 2, 2, 2)]
-    assert [p.padded for p in pieces] == [False] * 3
-    (piece,) = WholeClouds(torch.tensor([0, 0, 1])).pieces(100)
-    assert piece.padded
-    assert piece.keys.tolist() == piece.queries.tolist() == [[0, 1], [2, -1]]
+    chunks = WholeClouds(torch.tensor([5, 5, 3, 3, 3, 3, 9, 9])).chunks(8)
+    assert [tuple(p.queries.shape) + tuple(p.keys.shape) for p in chunks] == [(1, 2, 1, 4), (1, 2, 1, 4), (2, 2, 2, 2)]
+    assert [p.padded for p in chunks] == [False] * 3
+    (chunk,) = WholeClouds(torch.tensor([0, 0, 1])).chunks(100)
+    assert chunk.padded
+    assert chunk.keys.tolist() == chunk.queries.tolist() == [[0, 1], [2, -1]]
 
 
 def test_edges_among_some_points():
@@ -155,7 +155,7 @@ def test_edges_of_points_that_are_not_there(edges):
 
 def test_edges_of_narrow_integers():
     edges = torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
-    for a, b in zip(Lists(edges.int(), 3).pieces(100), Lists(edges, 3).pieces(100), strict=True):
+    for a, b in zip(Lists(edges.int(), 3).chunks(100), Lists(edges, 3).chunks(100), strict=True):
         assert torch.equal(a.queries, b.queries)
         assert torch.equal(a.keys, b.keys)
         assert a.keys.dtype == torch.long

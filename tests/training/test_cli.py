@@ -35,7 +35,7 @@ def test_table_and_files(run, tmp_path):
         "upright",
         "parameters",
         "equiv.",
-        "quarter turns: each test image turned by 90°; 180°; 270°",
+        "quarter turns: each test image transformed by 90°; 180°; 270°",
         "50 to train",
     ):
         assert part in result.output
@@ -118,7 +118,7 @@ def test_help_names_every_option(run):
         "threads",
     ):
         assert f"--{option}" in result.output
-    assert "turned already" in result.output
+    assert "rotated already" in result.output
 
 
 def test_without_a_command_help_is_shown():

@@ -22,7 +22,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, ScoreTerms
 from escnn_attention.functional.points.values import sum_values
-from escnn_attention.geometry.clouds import Piece, WholeClouds
+from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
 
 __all__ = ["Chunks", "attend_in_chunks"]
@@ -53,7 +53,7 @@ class Chunks:
         assert isinstance(self.call.bias, PairBias)
         return self.call.bias
 
-    def attend(self, some: Piece, q: Tensor, k: Tensor, v: Tensor, coords: Tensor) -> Tensor:
+    def attend(self, some: Chunk, q: Tensor, k: Tensor, v: Tensor, coords: Tensor) -> Tensor:
         """The output of the queries of a chunk, ``(G · A, M, H, C)``."""
         queries, keys = (self.rows(some, index) for index in (some.queries, some.keys))
         seen = self.bias.tables.relate(queries(coords).unsqueeze(2), keys(coords).unsqueeze(1))
@@ -67,7 +67,7 @@ class Chunks:
         """The axis of the query poses, where they are those of the output, and the other way round."""
         return 3 if self.call.query == "own" else 2
 
-    def rows(self, some: Piece, index: Tensor) -> _Rows:
+    def rows(self, some: Chunk, index: Tensor) -> _Rows:
         """What takes the rows of an index from tensors."""
         return _Rows(index, self.call.positions.num_positions if some.padded else None, some.first)
 
@@ -78,7 +78,7 @@ class Chunks:
             return rows[:, :, None, None]
         return rows.unsqueeze(self.own_axis).unsqueeze(4)
 
-    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece, seen: Tensor | None) -> Tensor:
+    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
         keys = self.rows(some, some.keys)
         unseen = (some.keys < 0)[:, None, None, None, None, None] if some.padded else None
@@ -136,7 +136,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
     # The backward pass of every chunk makes a gradient of all keys.
     fastest = max(fastest, k.numel()) // width
-    chunks = neighbours.pieces(max(1, chunk_size(fastest, q.element_size(), copies=max(copies, width)) // pairs))
+    chunks = neighbours.chunks(max(1, chunk_size(fastest, q.element_size(), copies=max(copies, width)) // pairs))
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
@@ -162,7 +162,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
 
 
-def _in_place(rows: Tensor, chunks: list[Piece], shape: tuple[int, ...]) -> Tensor:
+def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
     """The rows of all chunks at the points of their queries, and zeros at points without keys."""
     if all(some.first is not None for some in chunks):
         return rows

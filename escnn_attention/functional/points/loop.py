@@ -11,7 +11,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.points import native
 from escnn_attention.functional.points.bias import PairBias, ScoreTerms, against
 from escnn_attention.functional.points.chunks import Chunks, attend_in_chunks
-from escnn_attention.geometry.clouds import Piece
+from escnn_attention.geometry.clouds import Chunk
 
 __all__ = ["attention", "why_not_first", "why_unsupported"]
 
@@ -46,7 +46,7 @@ def attention(call: Call) -> Tensor:
 class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
-    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Piece, seen: Tensor | None) -> Tensor:
+    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
         options = native.Options(
             queries=some.queries,
@@ -91,7 +91,7 @@ class _CompiledChunks(Chunks):
             extra,
         )
 
-    def _plainly(self, some: Piece, *inputs: Tensor | None) -> Tensor:
+    def _plainly(self, some: Chunk, *inputs: Tensor | None) -> Tensor:
         """The output of the loop ``(M, G · A, H, C)`` by operations of PyTorch, of what :meth:`_inputs` gives."""
         q, k, v, reads, features, pose, extra = inputs
         assert v is not None
@@ -107,7 +107,7 @@ class _CompiledChunks(Chunks):
         return super().combine(terms, keys, values, some, None).transpose(0, 1)
 
 
-def _of_queries(rows: Tensor, some: Piece) -> Tensor:
+def _of_queries(rows: Tensor, some: Chunk) -> Tensor:
     """The queries of each group, from ``(M, G · A, ...)`` to ``(G, M, A, ...)``."""
     return rows.unflatten(1, some.queries.shape).transpose(0, 1)
 

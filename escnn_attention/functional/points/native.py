@@ -67,7 +67,7 @@ _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
 @dataclass(frozen=True)
 class Options:
-    """The rest of a piece of attention.
+    """The other arguments of the attention of a chunk.
 
     Attributes:
         queries: ``(G, A)``.

@@ -95,9 +95,9 @@ def _caption(comparison: Comparison) -> str:
     ]
     if comparison.elements:
         lines.append(
-            f"{_elements_title(comparison.elements)}: each test image turned by {'; '.join(comparison.elements)}."
+            f"{_elements_title(comparison.elements)}: each test image transformed by {'; '.join(comparison.elements)}."
         )
-    lines.append("any angle: each test image turned by a random angle, with cubic interpolation.")
+    lines.append("any angle: each test image rotated by a random angle, with cubic interpolation.")
     if comparison.elements:
         lines.append("equiv. error: worst relative change of the logits under these elements, in float64.")
     return "\n".join(lines)

@@ -57,7 +57,7 @@ def write_figures(
         end = first + 1 + names[first + 1].startswith("pool")
         attended = _sequence(network, names[:end])
         stages = {"after lifting": _sequence(network, names[:1]), "after group attention": attended}
-        title = f"{TITLES[name]}: feature maps turn, poses permute"
+        title = f"{TITLES[name]}: feature maps are transformed, poses permuted"
         files.append(_save(folder / f"feature_maps-{name}.png", plot_feature_maps(image, stages, title=title)))
         layer = next(m for m in network.stages[names[first]].modules() if isinstance(m, GroupSelfAttention))
         figure = plot_attention_maps(
@@ -76,9 +76,9 @@ def _accuracies(results: Sequence[NetworkResult], data: ImageData) -> Figure:
     for result in results:
         row = {"upright": result.accuracy_upright}
         if result.accuracy_rotated is not None:
-            row["turned by group elements"] = result.accuracy_rotated
+            row["transformed by group elements"] = result.accuracy_rotated
         rows[f"{TITLES[result.network]}\n{DESCRIPTIONS[result.network]}"] = row | {
-            "turned by any angle": result.accuracy_any_angle
+            "rotated by any angle": result.accuracy_any_angle
         }
     counts = [result.parameters for result in results]
     note = f"trained on {len(data.train)} {data.upright}; {min(counts):,} to {max(counts):,} parameters"

@@ -24,7 +24,7 @@ def describe_gspace(name: str) -> dict[str, Any]:
     match = re.fullmatch(r"([cd])([1-9]\d{0,3})", name.lower())
     if match is None:
         raise UserError(
-            f"unknown group {name!r}: give cN for turns by 360°/N or dN with reflections, for example c4 or d4"
+            f"unknown group {name!r}: give cN for rotations by 360°/N or dN with reflections, for example c4 or d4"
         )
     kind, fold = match[1], int(match[2])
     order = fold if kind == "c" else 2 * fold

@@ -138,7 +138,7 @@ def _rotmnist(folder: Path | None, progress: Progress | None) -> ImageData:
         folder=path.parent,
         **_splits(rotmnist.read(path), 255),
         source=f"rotated MNIST (28×28) from {path}",
-        upright="images as the data set gives them, which are turned already",
+        upright="images as the data set gives them, which are rotated already",
     )
 
 

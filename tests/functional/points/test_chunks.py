@@ -1,4 +1,4 @@
-"""Attention to neighbours: pieces, shapes, measures. The layers' formula: tests/nn/test_point_attention.py."""
+"""Attention to neighbours: chunks, shapes, measures. The layers' formula: tests/nn/test_point_attention.py."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _hull(corners: list[tuple[float, float, float]], faces: list[tuple[int, ...]
     return np.array(corners, dtype=np.float64), np.array(triangles)
 
 
-_TURN = 3**0.5 / 2
+_SINE_OF_60 = 3**0.5 / 2
 _POLYHEDRA = {
     "box": _hull(
         [(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)],
@@ -161,7 +161,7 @@ _POLYHEDRA = {
         [(0, 1, 2, 3), (0, 1, 4), (1, 2, 4), (2, 3, 4), (3, 0, 4)],
     ),
     "prism": _hull(
-        [(x, y, z) for z in (-1.0, 1.0) for x, y in ((1, 0), (-0.5, _TURN), (-0.5, -_TURN))],
+        [(x, y, z) for z in (-1.0, 1.0) for x, y in ((1, 0), (-0.5, _SINE_OF_60), (-0.5, -_SINE_OF_60))],
         [(0, 1, 2), (3, 4, 5), (0, 1, 4, 3), (1, 2, 5, 4), (2, 0, 3, 5)],
     ),
 }
