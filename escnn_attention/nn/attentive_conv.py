@@ -75,7 +75,7 @@ class AttentiveConv(PlainModule):
         TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
             where autocast does not choose it.
         ValueError: another gspace, fields that are neither all regular nor all trivial, no grid, an even
-            ``attention_size``, an unknown option, an option of an attention that is turned off; on application, a grid
+            ``attention_size``, an unknown option, an option of an attention that is off; on application, a grid
             smaller than the kernel.
         NotImplementedError: the fiber group is continuous.
 

@@ -61,7 +61,7 @@ class FeatureAttention(PlainModule):
         TypeError: an argument is of another type; on application, a tensor of another precision than the parameters,
             where autocast does not choose it.
         ValueError: fields that are neither all regular nor all trivial, no grid, neither kind of attention, an even
-            kernel, an unknown option, an option of an attention that is turned off.
+            kernel, an unknown option, an option of an attention that is off.
         NotImplementedError: the fiber group is continuous.
 
     Example:
@@ -151,7 +151,7 @@ class FeatureAttention(PlainModule):
 
         Returns:
             ``channel``, of shape ``(B, fields, poses)``, and ``spatial``, ``(B, poses, *space)``, each None where it is
-            turned off. There is one pose on trivial fields.
+            off. There is one pose on trivial fields.
 
         Raises:
             TypeError, ValueError: as ``forward``.

@@ -169,7 +169,7 @@ def _draw(frames: _Frames, table: Fibers, title: str, note: str) -> tuple[Figure
     heading = ax.set_title("", fontsize=10, pad=5)
     style = map_style([*frames.maps, *frames.returned])
     rows = []
-    for y, label, values in ((top, "maps", frames.maps), (top + cell + 0.3, "turned\nback", frames.returned)):
+    for y, label, values in ((top, "maps", frames.maps), (top + cell + 0.3, "rotated\nback", frames.returned)):
         sheet.text(start - 0.12, y + cell / 2, label, ha="right", fontsize=9)
         panels = [sheet.cell(start + p * cell, y, cell) for p in range(poses)]
         drawn = [panel.imshow(values[0][p], **style) for p, panel in enumerate(panels)]

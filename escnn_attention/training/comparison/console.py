@@ -82,7 +82,7 @@ def _cells(result: NetworkResult, with_elements: bool) -> list[str]:
 
 def _elements_title(elements: list[str]) -> str:
     if any(name.startswith("mirror") for name in elements):
-        return "turned, mirrored" if len(elements) > 1 else "mirrored"
+        return "rotated, mirrored" if len(elements) > 1 else "mirrored"
     return "half turn" if elements == ["180°"] else "quarter turns"
 
 
