@@ -27,10 +27,10 @@ STATIONS = {
     "plain/self_attention.py": ("grid and bias,\nthe Call", 1),
     "plain/projections.py": ("to poses,\nfrom poses", 0),
     "functional/matmul.py": ("products of\ngroups of fields", 0),
+    "functional/autograd.py": ("a loop as a node,\nits gradients", 2),
     "functional/dispatch.py": ("chooses the\nbackend", 1),
-    "functional/fold.py": ("poses to heads,\nand back", 2),
     "functional/backends/native.py": ("says what it serves,\nplans the passes", 1),
-    "functional/autograd.py": ("one node,\nits gradients", 3),
+    "functional/backends/grid_loop.py": ("a call as\narguments", 2),
     "functional/native/build.py": ("fields to a\nC struct", 1),
 }
 LOOP = "attention.cpp"
@@ -72,9 +72,9 @@ def down_and_up(axes: Axes, row: float, there: str, back: str) -> None:
 
 def draw() -> Figure:
     """The picture."""
-    figure = Figure(figsize=(10.5, 8.4), layout="constrained")
+    figure = Figure(figsize=(8.9, 8.4), layout="constrained")
     axes = figure.subplots()
-    right = LEFT + 3 * COLUMN + WIDTH + 0.3
+    right = LEFT + 2 * COLUMN + WIDTH + 0.3
     for row, (room, what) in enumerate(ROOMS.items()):
         axes.axhspan(-row * ROW - 0.72, -row * ROW + 0.72, color="#eef1f5" if row % 2 == 0 else "#f7f3ec", zorder=0)
         axes.text(0.15, -row * ROW + (0.16 if what else 0), room, va="center", fontsize=10, family="monospace")
@@ -92,24 +92,23 @@ def draw() -> Figure:
     for one, other in (
         ("nn/arguments.py", "nn/module.py"),
         ("plain/projections.py", "plain/self_attention.py"),
-        ("functional/dispatch.py", "functional/fold.py"),
+        ("functional/backends/native.py", "functional/backends/grid_loop.py"),
     ):
         (x, y), (to, _) = places[one], places[other]
         arrow(axes, (x + half, y), (to - half, y), GREY, "<|-|>")
     x, y = places["plain/projections.py"]
     arrow(axes, (x, y - HEIGHT / 2), (x, places["functional/matmul.py"][1] + HEIGHT / 2), GREY, "<|-|>")
-    x, y = places["functional/backends/native.py"]
-    to = places["functional/autograd.py"]
-    arrow(axes, (x + half, y), (to[0], y), GREY, "<|-")
-    arrow(axes, (to[0], y), (to[0], to[1] - HEIGHT / 2), GREY)
+    x, y = places["functional/backends/grid_loop.py"]
+    _, top = places["functional/autograd.py"]
+    arrow(axes, (x, y + HEIGHT / 2), (x, top - HEIGHT / 2), GREY, "<|-|>")
+    axes.text(x + 0.12, (y + top) / 2, "as one node", ha="left", va="center", fontsize=8, color=GREY)
     arrow(axes, (places["functional/native/build.py"][0] + half, loop[1]), (loop[0] - half, loop[1]), GREY, "<|-|>")
 
     down_and_up(axes, -1, "GeometricTensor", "GeometricTensor")
     down_and_up(axes, 0, "(B, in, *space)", "(B, out, *space)")
     down_and_up(axes, 1, "q, k, v: (M, B, N, |H|, C)\nin a Call", "(M, B, N, |H|, C)")
-    down_and_up(axes, 2, "the Call, folded", "(M, B, N, |H|, C)")
+    down_and_up(axes, 2, "the Call", "(M, B, N, |H|, C)")
     down_and_up(axes, 3, "fields by name", "output filled")
-    axes.text(to[0] - 0.12, y + 0.13, "runs its passes as one node", ha="right", fontsize=8, color=GREY)
     axes.set(xlim=(0, right), ylim=(-(len(ROOMS) - 1) * ROW - 0.8, ROW - HEIGHT / 2 + 0.1))
     axes.set_axis_off()
     return figure

@@ -1,346 +1,231 @@
-"""Attention by loops of its own, as operators: the arguments, what compilers see, derivatives of the second order.
+"""What autograd and compilers are told of loops that they cannot look into: one wiring for all of them.
 
-A backend that computes its passes itself has to tell autograd its gradients, and compilers that there is one node whose
-loops are not to be followed. It gives :class:`Operators` its passes, which take :class:`Arguments`.
+Whoever computes passes itself has to tell autograd its gradients, and compilers that there is one node whose loops are
+not to be followed. It gives :class:`Operator` its passes, and the same by operations of PyTorch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils.checkpoint import checkpoint
 
-from escnn_attention._precision import working_precision
-from escnn_attention.functional.backends import blocked
-from escnn_attention.functional.bias import PositionalBias, QueryMode
-from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, trimmed
-from escnn_attention.geometry.positions import Window, WindowShape
+__all__ = ["Operator", "Passes", "is_transformed", "recompute"]
 
-__all__ = [
-    "LOG2E",
-    "Arguments",
-    "Operators",
-    "empty_gradients",
-    "empty_output",
-    "isolating_nonfinite",
-    "recompute",
-    "steps_of",
-    "why_not_a_table",
-    "why_not_on_the_cpu",
-    "why_unsupported_grid",
-]
+Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]
 
-LOG2E = math.log2(math.e)
+# The types of the fields of a named tuple, in the schema of an operator.
+_TYPES: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[int]: "int[]",
+    int: "int",
+    bool: "bool",
+    float: "float",
+    str: "str",
+}
 
 
-class Arguments(NamedTuple):
-    """What there is to compute, in numbers and tensors that an operator takes.
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether derivatives in forward mode or transforms of ``torch.func`` have to see what is done with the tensors.
 
-    Attributes:
-        q: ``(M, B, N, J, C)``, contiguous, scaled, so that scores are in units of log 2.
-        k, v: ``(M, B, N, P, C)``, contiguous.
-        spatial, pose: as in :class:`~escnn_attention.functional.bias.PositionalBias`.
-        cos, sin, readout: of waves; None in a window.
-        seed: ``(1,)``; for dropout.
-        num_poses: :math:`|H|`.
-        shape: the grid.
-        kernel_size, window, dilation: the window; a size of 0 is everything.
-        summed: whether every output pose has all query poses.
-        dropout: the probability.
-        chunk: how many numbers are worked on at once.
+    What has a derivative of its own, in reverse mode only, is not for them: they would take its tangent for zero, or
+    stop.
     """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    spatial: Tensor | None
-    pose: Tensor | None
-    cos: Tensor | None
-    sin: Tensor | None
-    readout: Tensor | None
-    seed: Tensor | None
-    num_poses: int
-    shape: list[int]
-    kernel_size: int
-    window: WindowShape
-    dilation: int
-    summed: bool
-    dropout: float
-    chunk: int
-
-    @property
-    def leaves(self) -> tuple[Tensor | None, ...]:
-        """The tensors that there are gradients for: the first of the arguments."""
-        return (self.q, self.k, self.v, self.spatial, self.pose, self.cos, self.sin, self.readout)
+    if torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-_SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor? spatial, Tensor? pose, Tensor? cos, Tensor? sin, Tensor? readout, "
-    "Tensor? seed, int num_poses, int[] shape, int kernel_size, str window, int dilation, bool summed, float dropout, "
-    "int chunk"
-)
-_TENSORS = 9  # How many of the arguments are tensors.
-
-
-def why_unsupported_grid(call: Call) -> str | None:
-    """Why no loop over a grid can serve a call."""
-    if not isinstance(call.positions, Grid):
-        return "it needs a grid"
-    if call.q.shape[1] == 0:
-        return "there are no images"
-    if not call.positions.complete and not call.positions.shape:
-        return "there is no base space for a window"
-    return None
-
-
-def why_not_on_the_cpu(call: Call) -> str | None:
-    """Why a backend that runs there cannot serve a call."""
-    device = call.q.device
-    return None if device.type == "cpu" else f"it runs on the CPU, and the tensors are on {device}"
-
-
-def why_not_a_table(call: Call) -> str | None:
-    """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
-    if reason := why_unsupported_grid(call):
-        return reason
-    assert isinstance(call.positions, Grid)
-    if not call.positions.shape:
-        return "there is no base space for a window"
-    if call.positions.complete and call.bias.spatial is None:
-        return "without a window it needs an encoding that does not factorise: MLP, separable"
-    return None
-
-
-class Operators:
-    """The passes of a backend as operators of PyTorch.
+def recompute(function: Callable[..., Tensor], *arguments: Any, draws: bool = False) -> Tensor:
+    """What a function gives, which keeps nothing and is called again in the backward pass.
 
     Args:
-        name: of the backend.
-        forward_pass: gives the output ``(M, B, N, H, C)``, contiguous, and numbers that the backward pass needs.
-        backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
-            the leaves, None for those that there are not.
-        empty_sums: room for those numbers.
+        function: what is computed.
+        arguments: its arguments.
+        draws: whether it draws random numbers, which have to be the same again.
+    """
+    if torch._C._are_functorch_transforms_active():  # which know no such thing
+        return function(*arguments)
+    out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws)
+    return out
+
+
+@dataclass(frozen=True)
+class Passes(Generic[Arguments]):
+    """How a loop and its derivatives are computed.
+
+    Attributes:
+        forward: gives the output, and numbers that the backward pass needs: an empty tensor where it needs none.
+        backward: from the arguments, the gradient of the output, the output (None unless ``keeps_output``), those
+            numbers, and for which of the leaves there has to be a gradient, to the gradients of the leaves; None, or
+            anything, for those that need none.
+        empty: room for what the forward pass gives.
+        plainly: the output by operations that autograd looks through, for all that the passes do not know:
+            derivatives of the second order, in forward mode, and the transforms of ``torch.func``.
+        keeps_output: whether the backward pass reads the output.
+        backend: its name, for an error.
+        instead: the backend that has derivatives of the second order with dropout, for the same error.
     """
 
-    def __init__(
-        self,
-        name: str,
-        forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
-        backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
-        empty_sums: Callable[[Arguments], Tensor],
-    ):
-        self.name = name
-        self.forward_pass, self.backward_pass = forward_pass, backward_pass
+    forward: Callable[[Arguments], tuple[Tensor, Tensor]]
+    backward: Callable[[Arguments, Tensor, Tensor | None, Tensor, list[bool]], list[Tensor | None]]
+    empty: Callable[[Arguments], tuple[Tensor, Tensor]]
+    plainly: Callable[[Arguments], Tensor]
+    keeps_output: bool = False
+    backend: str = ""
+    instead: str = "reference"
+
+
+class Operator(Generic[Arguments]):
+    """Passes as an operator of PyTorch: differentiable any number of times, and one node for compilers.
+
+    The arguments are the fields of a named tuple, from whose annotations the schema of the operator follows: first all
+    tensors, of which the first few, the *leaves*, have gradients, then numbers. A field ``dropout`` is a probability.
+
+    Args:
+        name: of the operator, ``escnn_attention::name``; its backward pass is ``name_backward``.
+        kind: the named tuple.
+        leaves: how many of the fields have gradients.
+        passes: what it does.
+    """
+
+    def __init__(self, name: str, kind: type[Arguments], leaves: int, passes: Passes[Arguments]):
+        self.name, self.kind, self.leaves, self.passes = name, kind, leaves, passes
+        types = [_TYPES[t] for t in typing.get_type_hints(kind).values()]
+        self._tensors = sum(t in ("Tensor", "Tensor?") for t in types)
+        fields = ", ".join(f"{t} {field}" for t, field in zip(types, kind._fields, strict=True))  # type: ignore[attr-defined]
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            return forward_pass(Arguments(*arguments))
+            return self._pass_forward(kind(*arguments))
 
-        def backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-            return self._passed_back(grad, out, sums, *arguments)
+        def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
+            return self._pass_back(grad, out, kept, needed, kind(*rest))
 
-        def empty_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            call = Arguments(*arguments)
-            return empty_output(call), empty_sums(call)
+        def empty_backward(_: Tensor, __: Tensor | None, ___: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
+            leaves = zip(rest[: self.leaves], needed, strict=True)
+            return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in leaves if need]
 
-        def empty_backward(grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-            return [t for t in empty_gradients(Arguments(*arguments)) if t is not None]
-
-        self._forward = torch.library.custom_op(
-            f"escnn_attention::{name}",
-            forward,
-            mutates_args=(),
-            schema=f"({_SCHEMA}) -> (Tensor, Tensor)",
+        self.forward = torch.library.custom_op(
+            f"escnn_attention::{name}", forward, mutates_args=(), schema=f"({fields}) -> (Tensor, Tensor)"
         )
-        self._backward = torch.library.custom_op(
+        self.backward = torch.library.custom_op(
             f"escnn_attention::{name}_backward",
             backward,
             mutates_args=(),
-            schema=f"(Tensor grad, Tensor out, Tensor sums, {_SCHEMA}) -> Tensor[]",
+            schema=f"(Tensor grad, Tensor? out, Tensor kept, bool[] needed, {fields}) -> Tensor[]",
         )
-        self._forward.register_fake(empty_forward)
-        self._backward.register_fake(empty_backward)
-        self._forward.register_autograd(self._differentiate_traced, setup_context=_save)
+        self.forward.register_fake(lambda *arguments: passes.empty(kind(*arguments)))
+        self.backward.register_fake(empty_backward)
+        self.forward.register_autograd(self._differentiate_traced, setup_context=self.save)
 
-    def __call__(self, call: Call, chunk: int) -> Tensor:
-        """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
-        positions, bias = call.positions, call.bias
-        assert isinstance(positions, Grid)
-        window = positions.window
-        cos = sin = readout = None
-        if not positions.complete:
-            bias = bias.explicit(positions)
-            # What is beyond the grid would be places that are not there.
-            window, rows = trimmed(positions.shape, window)
-            if rows is not None and bias.spatial is not None:
-                bias = replace(bias, spatial=bias.spatial[:, :, rows])
-        elif bias.waves is not None:
-            readout = bias.waves.readout
-            cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
-        q, dtype, exact = call.q, call.v.dtype, working_precision(call.v.dtype)
-        q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
-        vectors = (t.to(exact).contiguous() for t in (q, call.k, call.v))
-        others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
-        seed = torch.randint(2**62, (1,), device=q.device) if call.dropout else None
-        options = (bias.num_poses, list(positions.shape), window.kernel_size or 0, window.shape, window.dilation)
-        arguments = (*vectors, *others, seed, *options, call.query == "all", call.dropout, chunk)
+    def __call__(self, arguments: Arguments) -> Tensor:
+        """The output of the loop."""
+        if is_transformed(*arguments[: self._tensors]):
+            return self.passes.plainly(arguments)
         # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it.
-        followed = torch.compiler.is_compiling() or type(q) is not Tensor or is_in_torch_dispatch_mode()
-        out, _ = self._forward(*arguments) if followed else _Passes.apply(self, *arguments)
-        return out.to(dtype)
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not self._holds_memory(arguments):
+            out: Tensor = self.forward(*arguments)[0]
+        else:
+            out = _Direct.apply(self, *arguments)[0]
+        return out
 
-    def _passed_back(self, grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any) -> list[Tensor]:
-        return [t for t in self.backward_pass(Arguments(*arguments), grad, out, sums) if t is not None]
+    def _holds_memory(self, arguments: Arguments) -> bool:
+        """Whether all tensors are ordinary ones, and none stands for something else."""
+        return all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in arguments[: self._tensors])
+
+    def _pass_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        with _exactly(self._device(arguments)):
+            return self.passes.forward(arguments)
+
+    def _pass_back(
+        self, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], arguments: Arguments
+    ) -> list[Tensor]:
+        """The gradients of the leaves that need one, contiguous."""
+        with _exactly(self._device(arguments)):
+            grads = self.passes.backward(arguments, grad, out, kept, needed)
+        return [t.contiguous() for t, need in zip(grads, needed, strict=True) if need and t is not None]
+
+    def _device(self, arguments: Arguments) -> str:
+        return next(t.device.type for t in arguments[: self._tensors] if t is not None)
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward pass needs."""
+        tensors, ctx.options = inputs[: self._tensors], inputs[self._tensors :]
+        out, kept = output
+        ctx.save_for_backward(out if self.passes.keeps_output else None, kept, *tensors)
+        ctx.set_materialize_grads(False)
 
     def _differentiate_traced(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self.differentiate(ctx, grad, self._backward)
+        return self.differentiate(ctx, grad, ctx.needs_input_grad, self._run_backward)
+
+    def _run_backward(
+        self, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], arguments: Arguments
+    ) -> list[Tensor]:
+        found: list[Tensor] = self.backward(grad, out, kept, needed, *arguments)
+        return found
 
     def differentiate(
-        self, ctx: Any, grad: Tensor | None, backward: Callable[..., list[Tensor]] | None = None
+        self,
+        ctx: Any,
+        grad: Tensor | None,
+        needs_input_grad: tuple[bool, ...],
+        run: Callable[[Tensor, Tensor | None, Tensor, list[bool], Arguments], list[Tensor]],
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of the arguments, by the backward pass or an operator of it."""
-        backward = backward or self._passed_back
-        out, sums, *tensors = ctx.saved_tensors
-        arguments = Arguments(*tensors, *ctx.options)
-        leaves = arguments.leaves
-        found: Iterator[Tensor | None] = iter(())
-        if grad is not None and torch.is_grad_enabled():
-            found = iter(self._differentiate_twice(grad, arguments))
-        elif grad is not None:
-            found = iter(backward(grad, out, sums, *arguments))
-        grads = (None if t is None else next(found, None) for t in leaves)
-        return (*grads, *[None] * (len(arguments) - len(leaves)))
-
-    def _differentiate_twice(self, grad: Tensor, call: Arguments) -> list[Tensor | None]:
-        """Gradients that have gradients of their own, by operations that autograd looks through."""
-        if call.dropout:
-            raise RuntimeError(
-                f"backend {self.name!r} has no second derivatives with dropout; needed backend='blocked'"
-            )
-        query: QueryMode = "all" if call.summed else "own"
-        natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
-        if call.kernel_size or call.spatial is not None:
-            window = Window(call.kernel_size or None, call.window, call.dilation)
-            grid = Grid(tuple(call.shape), window, device=call.q.device)
-            bias = PositionalBias(call.num_poses, call.spatial, call.pose)
-            out = blocked.attention(Call(natural, call.k, call.v, grid, bias, query))
+        """The gradients of all arguments, by the backward pass or an operator of it."""
+        rest: list[Tensor | None] = [None] * (len(needs_input_grad) - self.leaves)
+        if grad is None:
+            return (*[None] * self.leaves, *rest)
+        out, kept, *tensors = ctx.saved_tensors
+        arguments = self.kind(*tensors, *ctx.options)
+        needed = list(needs_input_grad[: self.leaves])
+        if torch.is_grad_enabled():
+            found = self._differentiate_twice(grad, needed, arguments)
         else:
-            out = _everything_at_once(natural, call, query)
-        needed = [t for t in call.leaves if t is not None and t.requires_grad]
-        grads = iter(torch.autograd.grad(out, needed, grad, create_graph=True, allow_unused=True))
-        return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
+            found = iter(run(grad, out, kept, needed, arguments))
+        return (*(next(found) if need else None for need in needed), *rest)
+
+    def _differentiate_twice(self, grad: Tensor, needed: list[bool], arguments: Arguments) -> Iterator[Tensor | None]:
+        """Gradients that have gradients of their own, by operations that autograd looks through."""
+        if getattr(arguments, "dropout", 0.0):
+            got, instead = self.passes.backend, self.passes.instead
+            raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
+        wanted = [t for t, need in zip(arguments[: self.leaves], needed, strict=True) if need]
+        out = self.passes.plainly(arguments)
+        return iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
 
 
-class _Passes(torch.autograd.Function):
-    """The passes without the operators around them."""
+def _exactly(device: str) -> AbstractContextManager[Any]:
+    """Where products have the precision of what is multiplied, whatever autocast says."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+class _Direct(torch.autograd.Function):
+    """The passes of an operator without the operator around them.
+
+    There is no ``setup_context``, which transforms ask for: they never come here, and with it PyTorch would look up the
+    signature of the forward pass at every call.
+    """
 
     @staticmethod
-    def forward(operators: Operators, *arguments: Any) -> tuple[Tensor, Tensor]:
-        return operators.forward_pass(Arguments(*arguments))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.operators, *arguments = inputs
-        _save(ctx, tuple(arguments), output)
+    def forward(ctx: Any, operator: Operator[Any], *arguments: Any) -> tuple[Tensor, Tensor]:
+        ctx.operator = operator
+        out, kept = operator._pass_forward(operator.kind(*arguments))
+        operator.save(ctx, arguments, (out, kept))
+        ctx.mark_non_differentiable(kept)
+        return out, kept
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.operators.differentiate(ctx, grad))
-
-
-def recompute(
-    function: Callable[..., Tensor], tensors: Sequence[Tensor], needed: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients of a function that autograd looks through, with gradients of their own where these are wanted.
-
-    Args:
-        function: of the tensors.
-        tensors: its arguments, as they were saved.
-        needed: for which of them there are gradients.
-        grad: of the result.
-    """
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        inputs = list(tensors)
-        if not again:
-            inputs = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
-        wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=again))
-    return [next(found) if need else None for need in needed]
-
-
-def isolating_nonfinite(
-    forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
-) -> Callable[[Arguments], tuple[Tensor, Tensor]]:
-    """The pass, where a value that is not finite spoils the queries that see it and no others.
-
-    A masked key has the probability 0, and 0 · NaN is NaN. Whom a value reaches is what an attention of equal weights
-    brings something of it.
-    """
-
-    def guarded(call: Arguments) -> tuple[Tensor, Tensor]:
-        if not call.kernel_size or torch.isfinite(call.k.sum() + call.v.sum()):
-            return forward_pass(call)
-        finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
-        spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
-        zero = torch.zeros_like(spoilt)
-        even = call._replace(q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
-        reached = forward_pass(even)[0] > 0
-        k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
-        out, sums = forward_pass(call._replace(k=k, v=v))
-        return out.masked_fill(reached, torch.nan), sums
-
-    return guarded
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.options = inputs[:_TENSORS], inputs[_TENSORS:]
-    ctx.save_for_backward(*output, *tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
-    """Global attention with all scores held, of queries that are not scaled."""
-    pose, cos, sin, readout = call.pose, call.cos, call.sin, call.readout
-    q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
-    score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
-    if pose is not None:
-        score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
-    if cos is not None and sin is not None and readout is not None:
-        a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
-        c, s = (t.transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
-        wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
-        score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
-    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
-    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
-
-
-def empty_output(call: Arguments) -> Tensor:
-    """Room for the output."""
-    heads, batch, positions, _, channels = call.q.shape
-    return call.q.new_empty(heads, batch, positions, call.num_poses, channels)
-
-
-def empty_gradients(call: Arguments) -> list[Tensor | None]:
-    """Room for the gradients of the leaves."""
-    return [None if t is None else torch.empty_like(t) for t in call.leaves]
-
-
-@lru_cache(maxsize=64)
-def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> tuple[Tensor, int]:
-    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
-    if not shape:
-        return torch.zeros(1, 0, dtype=torch.long), 0
-    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
-    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
-    grid = Grid(sides, Window(max(sides), window))
-    positions = torch.arange(grid.num_positions)
-    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
-    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
-    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)
+        operator = ctx.operator
+        return (None, *operator.differentiate(ctx, grad, ctx.needs_input_grad[1:], operator._pass_back))

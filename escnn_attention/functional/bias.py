@@ -89,6 +89,11 @@ class PositionalBias:
     log_measure: Tensor | None = None
     log_window: Tensor | None = None
 
+    @property
+    def adds_to_keys(self) -> bool:
+        """Whether the terms are vectors that are added to the keys, and nothing else."""
+        return not self.absolute and self.rotary is self.log_measure is self.log_window is None
+
     def explicit(self, positions: Positions) -> PositionalBias:
         """The bias with its function of the offset as a table."""
         if self.waves is None:

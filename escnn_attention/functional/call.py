@@ -33,7 +33,7 @@ class Call:
         bias: what positions and poses add to the scores: a :class:`~escnn_attention.functional.bias.PositionalBias` on
             grids, a :class:`~escnn_attention.functional.points.bias.PairBias` between points.
         query: the query poses Q(h) that contribute to an output pose h: ``"own"`` h, ``"all"`` all J.
-        keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself.
+        keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself, where there are several.
         dropout: the probability with which a key is dropped from a query's attention.
         normalization: ``"softmax"``; or, between points, ``"count"``, scores divided by the measure of the keys.
         values: between points, what becomes of the values that are attended to; None for their sum.

@@ -195,6 +195,8 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
     """
     check_backend(backend, type(call.positions))
     _check_poses(call)
+    if call.keys == "own" and call.k.shape[3] == 1:
+        call = replace(call, keys="all")
     name, (call, unfold) = _choose(call, backend)
     chosen = BACKENDS[name]
     if not (call.positions.complete or chosen.isolates_nonfinite):
@@ -218,7 +220,7 @@ def _choose(call: Call, backend: str) -> tuple[str, _Reduced]:
 
     def as_it_takes_it(entry: Backend) -> _Reduced:
         nonlocal reduced
-        if not entry.folds:
+        if not entry.folds or (not points and call.bias.adds_to_keys and call.keys == "all"):
             return call, None
         reduced = reduced or (fold_points(call) if points else fold(call))
         return reduced

@@ -37,7 +37,7 @@ def fold(call: Call) -> tuple[Call, _Unfold]:
     if call.bias.log_measure is not None or log_window is not None:
         call, unfold = fold_measure(call)
         undo.append(unfold)
-    if call.keys == "own" and call.k.shape[3] > 1:
+    if call.keys == "own":
         call, unfold = fold_keys(call)
         undo.append(unfold)
     if call.bias.absolute or call.bias.rotary is not None:

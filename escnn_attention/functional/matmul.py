@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention.functional.autograd import is_transformed
+
 __all__ = ["add_to_each", "grouped_linear", "grouped_linear_transpose", "matmul", "of_one_precision"]
 
 # Rows that fill no vector register are slow to make.
@@ -25,13 +27,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     a, b = of_one_precision(a, b)
+    if is_transformed(a, b):
+        return a @ b
     return _Matmul.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
 
 
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
     """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
-    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1:
+    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1 and not is_transformed(x, rows):
         return _AddToEach.apply(x, rows)
     return x + rows
 
@@ -102,17 +106,22 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     queries, keys and values several times, and interleaved with those of the other heads each number costs a cache
     line. Elsewhere every further operation costs, and groups are one product.
 
-    ``bias`` is ``(G, o)``, or None.
+    ``bias`` is ``(G', o)``, of the first groups, or None.
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
+    whole = len(weight) == 1 or _in_one(weight) or is_transformed(x, weight, bias)
+    if whole and bias is not None and len(bias) < len(weight):
+        bias = F.pad(bias, (0, 0, 0, len(weight) - len(bias)))
     if len(weight) == 1:
         return _linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
     if _in_one(weight):
         y = _linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
         y = y.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
         return y.contiguous() if weight.device.type == "cpu" else y
-    y = _GroupedLinear.apply(x.flatten(0, -2), weight)
+    if not whole:
+        return _GroupedLinear.apply(x, weight, bias)
+    y = x.flatten(0, -2) @ weight.mT
     return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[:-1])
 
 
@@ -125,7 +134,8 @@ def grouped_linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None = No
     bias = None if bias is None else bias.to(weight.dtype)
     if _in_one(weight):
         return _linear(y.movedim(0, -2).flatten(-2), weight.flatten(0, 1).T, bias)
-    x = _GroupedLinearTranspose.apply(y.flatten(1, -2), weight)
+    flat = y.flatten(1, -2)
+    x = (flat @ weight).sum(0) if is_transformed(y, weight) else _GroupedLinearTranspose.apply(flat, weight)
     return (x if bias is None else x + bias).unflatten(0, y.shape[1:-1])
 
 
@@ -148,17 +158,25 @@ def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:
 
 
 class _GroupedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x.expand(len(weight), -1, -1), weight.transpose(1, 2))
+    """A linear map for every group, with the operations on shapes inside: in a small layer each costs as a product."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.with_bias = 0 if bias is None else len(bias)
+        y = torch.bmm(x.flatten(0, -2).expand(len(weight), -1, -1), weight.transpose(1, 2))
+        if bias is not None:
+            y[: len(bias)] += bias.unsqueeze(1)
+        return y.unflatten(1, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
+        rows = grad.flatten(1, -2)
         return (
             grouped_linear_transpose(grad, weight) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(grad, x) if ctx.needs_input_grad[1] else None,
+            _weight_gradient(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None,
+            rows[: ctx.with_bias].sum(1) if ctx.needs_input_grad[2] else None,
         )
 
 

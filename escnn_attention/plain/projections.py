@@ -92,9 +92,11 @@ def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unflatten(0, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
-def _filled_up(bias: Tensor | None, size: int) -> Tensor | None:
-    """A bias for the first fields, filled up with zeros for the others."""
-    return bias if bias is None or len(bias) == size else F.pad(bias, (0, size - len(bias)))
+def _by_group(bias: Tensor | None, fields: int) -> Tensor | None:
+    """The biases of the first fields, of each group, ``(groups, fields)``, filled up with zeros."""
+    if bias is None:
+        return None
+    return F.pad(bias, (0, -len(bias) % fields)).view(-1, fields) if len(bias) % fields else bias.view(-1, fields)
 
 
 class ToPoses(torch.nn.Module):
@@ -135,13 +137,13 @@ class ToPoses(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = _filled_up(self.bias, len(self.weight))
+        bias = _by_group(self.bias, fields)
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
-            bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
             return grouped_linear(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
         if bias is not None:
-            bias = _in_groups(bias.view(-1, 1, 1).expand(-1, self.order, 1), self.groups).squeeze(-1)
+            # Every pose has that of its field.
+            bias = bias.repeat_interleave(self.order, 1) if self.groups == 1 else bias.repeat(1, self.order)
         y = grouped_linear(x, _in_groups(self.frames(self.weight), self.groups), bias)
         if self.groups == 1:
             return y.unflatten(-1, (fields, self.order)).transpose(-1, -2)
@@ -218,6 +220,5 @@ class Scalars(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = _filled_up(self.bias, len(self.weight))
-        bias = None if bias is None else bias.unflatten(0, (self.groups, fields))
-        return grouped_linear(x, self.weight.unflatten(0, (self.groups, fields)), bias).unsqueeze(-2)
+        weight = self.weight.unflatten(0, (self.groups, fields))
+        return grouped_linear(x, weight, _by_group(self.bias, fields)).unsqueeze(-2)

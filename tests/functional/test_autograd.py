@@ -1,118 +1,232 @@
-"""What the backends with loops of their own have in common, against the formula."""
+"""The wiring of loops of one's own: every operator as compilers take it, and a loop that is known by heart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
-from escnn_attention.functional import PositionalBias, attention
-from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
-from tests.functional.cases import assert_same, case, doubled, leaves, outputs_and_gradients, refusal
+from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.backends import native, triton
+from escnn_attention.functional.backends.grid_loop import Arguments
+from escnn_attention.functional.convolutions import attentive
+from escnn_attention.functional.points import native as points_native
+from escnn_attention.functional.points import pair_mlp
+from tests.functional.backends.test_triton import interpreted
+from tests.functional.convolutions.test_attentive import case as attentive_case
+from tests.functional.points.test_native import case as points_case
+from tests.functional.points.test_pair_mlp import draw
 
-pytestmark = pytest.mark.parametrize("backend", ["native", "tiled"])
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("size", [1.0, 30.0], ids=["moderate", "large"])
-def test_agrees_with_the_reference_in_lower_precision(backend, dtype, tolerance, query, size):
-    tensors, grid, terms = case(4, 4, 4, (6, 5), Window(3), {"spatial", "pose"}, dtype=dtype)
-    if size > 1:
-        if dtype == torch.bfloat16:
-            pytest.skip("scores in the hundreds are not known to 2 % in bfloat16")
-        # Exponentials would overflow.
-        tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
-        tolerance *= size
-    exact, exact_terms = doubled(tensors, terms)
-    got = outputs_and_gradients(backend, tensors, grid, terms, query)
-    expected = outputs_and_gradients("reference", exact, grid, exact_terms, query)
-    assert all(t.dtype == dtype for t in got)
-    assert_same(got, expected, tolerance)
+NO_COMPILER = native.why_not_built(torch.float64)
 
 
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("size", [1e3, 1e8])
-def test_scores_of_any_size(backend, query, size):
-    """Exponentials would overflow, and others are less than the smallest number."""
-    if (backend, size) == ("tiled", 1e8):
-        pytest.skip("it takes the differences of scores and logarithms in a product, which rounds them")
-    tensors, grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
-    tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
-    got, expected = (outputs_and_gradients(b, tensors, grid, terms, query) for b in (backend, "reference"))
-    # Of probabilities that are 0 or 1 some gradients are next to nothing: the sums of others that cancel.
-    largest = max(t.norm() for t in expected)
-    assert all((a - b).norm() <= 1e-8 * b.norm() + 1e-12 * largest for a, b in zip(got, expected, strict=True))
+def on_a_grid(operator: Operator, summed: bool) -> tuple[Operator, Arguments]:
+    q, k, v = (torch.randn(2, 1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    spatial, pose = (torch.randn(2, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 2))
+    rest = {"num_poses": 2, "shape": [4], "kernel_size": 3, "window": "square", "dilation": 1, "dropout": 0.0}
+    empty = dict.fromkeys(("cos", "sin", "readout", "seed"))
+    call = Arguments(q, k, v, spatial=spatial, pose=pose, **empty, summed=summed, chunk=1000, **rest)
+    return operator, call
 
 
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize(
-    ("window", "kinds"),
-    [
-        (Window(3), {"spatial", "pose"}),
-        (Window(), {"spatial", "pose"}),
-        (Window(), {"waves", "pose"}),
-        (Window(), {"waves"}),
-        (Window(), {"pose"}),
-        (Window(), set()),
-    ],
+def with_waves() -> tuple[Operator, Arguments]:
+    operator, call = on_a_grid(native._loop.operator, True)
+    cos, sin = torch.randn(2, 2, 2, 4, 3, dtype=torch.float64).unbind()
+    readout = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    waves = {"cos": cos.requires_grad_(), "sin": sin.requires_grad_(), "readout": readout}
+    return operator, call._replace(spatial=None, kernel_size=0, **waves)
+
+
+def of_points() -> tuple[Operator, NamedTuple]:
+    return points_native._operator, points_native.prepared(
+        points_case(heads=1, num_poses=2, query_poses=2, key_poses=2)
+    )
+
+
+def of_pairs() -> tuple[Operator, NamedTuple]:
+    x, *weights = draw(rows=3)
+    return pair_mlp._operator, pair_mlp._Arguments(*weights, x)
+
+
+def of_responses() -> tuple[Operator, NamedTuple]:
+    tensors, geometry = attentive_case("full", batch=1, outs=1, out_poses=1, ins=2, in_poses=1, size=3, kernel=2)
+    return attentive._operator, attentive._call(*tensors, geometry)
+
+
+compiled = pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
+OPERATORS = {
+    "native-waves": pytest.param(with_waves, marks=compiled),
+    "native-own": pytest.param(lambda: on_a_grid(native._loop.operator, False), marks=compiled),
+    "native-all": pytest.param(lambda: on_a_grid(native._loop.operator, True), marks=compiled),
+    "triton": pytest.param(lambda: on_a_grid(triton._loop.operator, False), marks=interpreted),
+    "points": pytest.param(of_points, marks=compiled),
+    "pair_mlp": pytest.param(of_pairs, marks=compiled),
+    "attentive": pytest.param(of_responses),
+}
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+def test_every_operator_is_what_compilers_take_it_for(make):
+    operator, call = make()
+    torch.library.opcheck(operator.forward, tuple(call))
+    with torch.no_grad():
+        out, kept = operator.forward(*call)
+        tensors = [t.detach() if isinstance(t, Tensor) else t for t in call]
+        needed = [t is not None for t in tensors[: operator.leaves]]
+        given = out if operator.passes.keeps_output else None
+        torch.library.opcheck(operator.backward, (torch.randn_like(out), given, kept, needed, *tensors))
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+def test_every_operator_gives_what_operations_of_pytorch_give(make):
+    operator, call = make()
+    torch.manual_seed(1)
+    leaves = [t for t in call[: operator.leaves] if t is not None]
+    direct, traced, plain = operator(call), operator.forward(*call)[0], operator.passes.plainly(call)
+    grad = torch.randn_like(direct)
+    expected = torch.autograd.grad(plain, leaves, grad)
+    for out in (direct, traced):
+        torch.testing.assert_close(out, plain, atol=1e-11, rtol=1e-11)
+        for a, b in zip(torch.autograd.grad(out, leaves, grad), expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
+def test_every_operator_is_looked_through_by_transforms(make):
+    operator, call = make()
+    tensors = [t for t in call[: operator.leaves] if t is not None]
+    where = [i for i in range(operator.leaves) if call[i] is not None]
+
+    def function(*given):
+        fields = list(call)
+        for i, t in zip(where, given, strict=True):
+            fields[i] = t
+        return operator(operator.kind(*fields)).sin().sum()
+
+    detached = [t.detach() for t in tensors]
+    grads = torch.func.grad(function, argnums=tuple(range(len(where))))(*detached)
+    expected = torch.autograd.grad(function(*tensors), tensors)
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=1e-11)
+    steps = [torch.randn_like(t) for t in detached]
+    _, change = torch.func.jvp(function, tuple(detached), tuple(steps))
+    torch.testing.assert_close(change, sum((g * s).sum() for g, s in zip(grads, steps, strict=True)))
+
+
+class _Scale(NamedTuple):
+    x: Tensor
+    factor: Tensor | None
+    by: Tensor
+    shape: list[int]
+    times: int
+    twice: bool
+    dropout: float
+    name: str
+
+
+SEEN: list[list[bool]] = []
+
+
+def _scaled(call: _Scale) -> Tensor:
+    return call.x * call.by * call.times * (1 if call.factor is None else call.factor)
+
+
+def _backward(call: _Scale, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool]) -> list[Tensor | None]:
+    assert out is None
+    SEEN.append(needed)
+    unit = kept * grad
+    return [unit if call.factor is None else unit * call.factor, None if call.factor is None else unit * call.x]
+
+
+scale = Operator(
+    "test_scale",
+    _Scale,
+    2,
+    Passes(
+        lambda call: (_scaled(call), call.by * call.times),
+        _backward,
+        lambda call: (torch.empty_like(call.x), torch.empty_like(call.by)),
+        _scaled,
+        backend="scale",
+        instead="plain",
+    ),
 )
-def test_first_and_second_derivatives(backend, query, window, kinds):
-    tensors, grid, terms = case(2, 2, 2, (2, 2), window, kinds, heads=1, channels=1, batch=1)
-    served = window != Window() or backend == "native" or "spatial" not in kinds
-    assert (refusal(backend, tensors, grid, terms, query) is None) == served
-    if not served:
-        return
-
-    def function(q, k, v, *_):
-        return attention(q, k, v, grid, terms, query=query, backend=backend)
-
-    inputs = tuple(leaves(tensors, terms))
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
 
 
-def test_dropout_drops_probabilities_and_keeps_the_mean(backend):
-    torch.manual_seed(0)
-    (q, k, v), grid, terms = case(1, 1, 1, (2, 2), Window(3), {"spatial"}, heads=1, batch=1)
-    plain = attention(q, k, v, grid, terms, backend="reference")
-    draws = torch.stack([attention(q, k, v, grid, terms, dropout=0.5, backend=backend).detach() for _ in range(800)])
-    assert draws.std(0).min() > 0
-    torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
+def a_scale(dropout: float = 0.0, factor: bool = True) -> _Scale:
+    x, f, by = (torch.randn(3, dtype=torch.float64) for _ in range(3))
+    return _Scale(x.requires_grad_(), f.requires_grad_() if factor else None, by, [3], 2, True, dropout, "a")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_drops_at_its_rate_and_independently(backend, rate, query, dtype):
-    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
-    torch.manual_seed(0)
-    positions, keys = 30 * 30, 4 * 49 * (4 if query == "all" else 1)
-    q, k, v = (torch.zeros(2, 2, positions, 4, 3, dtype=dtype) for _ in range(3))
-    grid = Grid((30, 30), Window(7))
-
-    def draw():
-        out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend=backend)
-        return (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 3:-3, 3:-3]
-
-    inside = draw()
-    variance = rate / (1 - rate) / keys
-    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
-    assert inside.var().item() == pytest.approx(variance, rel=0.06)
-    flat = (inside - inside.mean()).flatten(3)
-    neighbours = (flat[..., 1:] * flat[..., :-1]).mean() / flat.square().mean()
-    assert abs(neighbours.item()) < 0.03  # queries side by side draw for themselves,
-    draws = {
-        "heads": (flat[0], flat[1]),
-        "images": (flat[:, 0], flat[:, 1]),
-        "poses": (flat[:, :, 0], flat[:, :, 1]),
-        "calls": (flat, (draw() - inside.mean()).flatten(3)),
-    }
-    for name, (one, other) in draws.items():  # and so do these
-        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+def test_the_schema_follows_from_the_fields():
+    assert str(scale.forward._opoverload._schema) == (
+        "escnn_attention::test_scale(Tensor x, Tensor? factor, Tensor by, int[] shape, int times, bool twice, "
+        "float dropout, str name) -> (Tensor, Tensor)"
+    )
 
 
-def test_a_dilation_beyond_the_grid_costs_nothing(backend):
-    """Its buffers would have the size of the dilation."""
-    (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(5, "square", 10**6), {"spatial", "pose"})
-    for query in ("own", "all"):
-        got, expected = (outputs_and_gradients(b, (q, k, v), grid, terms, query) for b in (backend, "reference"))
-        assert_same(got, expected)
+@pytest.mark.parametrize("factor", [False, True])
+def test_gradients_of_any_order(factor):
+    call = a_scale(factor=factor)
+    leaves = [t for t in call[:2] if t is not None]
+
+    def function(*given):
+        return scale(_Scale(given[0], given[1] if factor else None, *call[2:]))
+
+    assert torch.autograd.gradcheck(function, leaves)
+    assert torch.autograd.gradgradcheck(function, leaves)
+    torch.library.opcheck(scale.forward, tuple(call))
+
+
+def test_only_gradients_that_are_needed():
+    call = a_scale()
+    SEEN.clear()
+    torch.autograd.grad(scale(call).sum(), call.factor)
+    x = call.x.detach()
+    torch.autograd.grad(scale(call._replace(x=x)).sum(), call.factor)
+    # The pass is told of those that require one.
+    assert SEEN == [[True, True], [False, True]] or SEEN == [[False, True], [False, True]]
+
+
+def test_a_wrong_gradient_is_found_out():
+    """The checks above would notice."""
+    passes = Passes(lambda call: (_scaled(call), call.by * 3), _backward, lambda call: (call.x, call.by), _scaled)
+    wrong = Operator("test_wrong", _Scale, 2, passes)
+    call = a_scale()
+
+    def function(*given):
+        return wrong(_Scale(*given, *call[2:]))
+
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(function, call[:2])
+    with pytest.raises(Exception, match=r"test_wrong|stride|alias|view"):
+        torch.library.opcheck(wrong.forward, tuple(a_scale()._replace(x=torch.randn(3, 2).double()[:, 0])))
+
+
+def test_no_second_derivatives_with_dropout():
+    call = a_scale(dropout=0.5)
+    with pytest.raises(RuntimeError, match="'scale' has no second derivatives with dropout; needed backend='plain'"):
+        torch.autograd.grad(scale(call).sum(), call.x, create_graph=True)
+
+
+def test_outside_autocast():
+    call = a_scale()
+    seen = []
+
+    def forward(arguments: _Scale) -> tuple[Tensor, Tensor]:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return _scaled(arguments), arguments.by * 2
+
+    operator = Operator("test_autocast", _Scale, 2, Passes(forward, _backward, forward, _scaled))
+    with torch.autocast("cpu", torch.bfloat16):
+        operator(call)
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False]
+
+
+def test_shortcut_and_operator_agree():
+    call = a_scale()
+    assert torch.equal(scale(call), scale.forward(*call)[0])

@@ -16,9 +16,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.bias import PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
@@ -45,13 +45,11 @@ def attention(call: Call) -> Tensor:
     scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
     images = max(1, limit // (scores * num_blocks))
     stretch = min(num_blocks, max(1, limit // scores))
-    recompute = torch.is_grad_enabled() and (num_heads > 1 or images < num_images or stretch < num_blocks)
+    again = torch.is_grad_enabled() and (num_heads > 1 or images < num_images or stretch < num_blocks)
 
     def chunk(head: PositionalBias, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
         arguments = (q, k, v, head, blocks, start, call.query, call.dropout)
-        if recompute:
-            return checkpoint(_chunk, *arguments, use_reentrant=False, preserve_rng_state=call.dropout > 0)
-        return _chunk(*arguments)
+        return recompute(_chunk, *arguments, draws=call.dropout > 0) if again else _chunk(*arguments)
 
     # Queries in the order of the blocks.
     q = call.q.index_select(2, blocks.queries.flatten().clamp(min=0)).unflatten(2, (num_blocks, block_size))

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.autograd import (
+from escnn_attention.functional.backends.grid_loop import (
     LOG2E,
     Arguments,
-    Operators,
+    GridLoop,
     empty_output,
     isolating_nonfinite,
     steps_of,
@@ -74,21 +74,21 @@ def attention(call: Call) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
     chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads())
     if not call.positions.complete or call.bias.spatial is not None:
-        return _operators(call, chunk)
+        return _loop(call, chunk)
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
     without_poses = call.bias.pose is None or call.k.shape[3] == 1  # the term of a single pose is that of every key
     if call.bias.waves is None and without_poses and (call.query == "own" or not call.dropout):
         return _without_bias(call, chunk)
-    return _operators(call, chunk)
+    return _loop(call, chunk)
 
 
 def _without_bias(call: Call, chunk: int) -> Tensor:
     """Queries that all see the same, in whole groups, and once for all output poses."""
     number = math.prod(call.q.shape[2:4])
     q = F.pad(call.q.flatten(2, 3), (0, 0, 0, -number % _QUERY_GROUP)).unflatten(2, (-1, _QUERY_GROUP))
-    out = _operators(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
+    out = _loop(replace(call, q=q, bias=PositionalBias(_QUERY_GROUP), query="own"), chunk)
     out = out.flatten(2, 3)[:, :, :number].unflatten(2, call.q.shape[2:4])
     return out if call.query == "own" else out.sum(3, keepdim=True).expand(-1, -1, -1, call.bias.num_poses, -1)
 
@@ -210,4 +210,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_operators = Operators("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)
+_loop = GridLoop("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)

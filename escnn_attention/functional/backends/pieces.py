@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.autograd import LOG2E, Arguments
+from escnn_attention.functional.backends.grid_loop import LOG2E, Arguments
 from escnn_attention.functional.backends.tiles import Chunks, Piece, Tiles, chunks_of, tile_counts, tiles_of
 
 __all__ = ["backward_pass", "empty_sums", "forward_pass"]

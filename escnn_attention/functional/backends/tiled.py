@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from escnn_attention.functional.autograd import (
+from escnn_attention.functional.backends import pieces
+from escnn_attention.functional.backends.grid_loop import (
     Arguments,
-    Operators,
+    GridLoop,
     isolating_nonfinite,
     why_not_on_the_cpu,
     why_unsupported_grid,
 )
-from escnn_attention.functional.backends import pieces
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 
@@ -49,7 +49,7 @@ def _empty_sums(call: Arguments) -> Tensor:
     return pieces.empty_sums(_seen(call))
 
 
-_operators = Operators("tiled", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)
+_loop = GridLoop("tiled", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)
 
 
 def why_unsupported(call: Call) -> str | None:
@@ -66,4 +66,4 @@ def attention(call: Call) -> Tensor:
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
         call = replace(call, q=call.q.expand(-1, -1, -1, call.bias.num_poses, -1), query="own")
-    return _operators(call, chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=7))
+    return _loop(call, chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=7))

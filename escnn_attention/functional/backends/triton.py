@@ -16,22 +16,17 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache, lru_cache, wraps
+from functools import cache, lru_cache
 from types import ModuleType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.autograd import (
-    Arguments,
-    Operators,
-    steps_of,
-    why_not_a_table,
-)
+from escnn_attention.functional.backends.grid_loop import Arguments, GridLoop, steps_of, why_not_a_table
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.grid import Grid, trimmed
@@ -99,27 +94,9 @@ def attention(call: Call) -> Tensor:
     chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q.element_size(), copies=2)
     window, _ = trimmed(call.positions.shape, call.positions.window)
     _prepare(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
-    return _operators(call, chunk)
+    return _loop(call, chunk)
 
 
-_T = TypeVar("_T")
-
-
-def _exactly(function: Callable[..., _T]) -> Callable[..., _T]:
-    """The function, whose products have the precision of what is multiplied, whatever autocast says."""
-
-    @wraps(function)
-    def exact(call: Arguments, *tensors: Tensor) -> _T:
-        device = call.q.device.type
-        if not torch.is_autocast_enabled(device):
-            return function(call, *tensors)
-        with torch.autocast(device, enabled=False):
-            return function(call, *tensors)
-
-    return exact
-
-
-@_exactly
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     heads, batch, positions, _, channels = call.q.shape
     out, sums = call.q.new_empty(heads * batch, call.num_poses, channels, positions), _empty_sums(call)
@@ -130,7 +107,6 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     return _as_projected(out, call), sums
 
 
-@_exactly
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     vectors = [_images(t) for t in (call.q, call.k, call.v, out, grad)]
     grads = [torch.empty_like(t) for t in vectors[:3]]
@@ -173,7 +149,7 @@ def _rows(call: Arguments) -> int:
     return sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
 
 
-_operators = Operators("triton", _forward_pass, _backward_pass, _empty_sums)
+_loop = GridLoop("triton", _forward_pass, _backward_pass, _empty_sums)
 
 
 def _images(t: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ it: it has the operators that compilers see, derivatives of the second order, an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.convolutions.convolution import convolve, views
 from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
 from escnn_attention.functional.memory import chunk_size
@@ -89,8 +89,7 @@ def attended_sum(
         True
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
-    out = written_out(call)[0] if _is_transformed(call) else _forward(*call)
-    return out.to(x.dtype)
+    return _operator(call).to(x.dtype)
 
 
 def attention_maps(
@@ -168,93 +167,27 @@ def _call(
     return Arguments(*tensors, *geometry, chunk)  # type: ignore[arg-type, call-arg]
 
 
-def _is_transformed(call: Arguments) -> bool:
-    """Whether derivatives in forward mode or transforms of ``torch.func`` have to see what is inside the operator.
-
-    It has a derivative in reverse mode only: they would take its tangent for zero, or stop.
-    """
-    return torch._C._are_functorch_transforms_active() or any(
-        t is not None and unpack_dual(t).tangent is not None for t in call.leaves
-    )
-
-
 def _by_images(call: Arguments) -> Iterator[Arguments]:
     """The call for so many images that all their responses make one chunk, and at least one image."""
     responses = call.kernel.flatten(4)[..., 0].numel() * torch.Size(call.space).numel()
     return (call._replace(x=x) for x in call.x.split(max(1, call.chunk // max(1, responses))))
 
 
-# Operators, so that compilers take each pass as one node and do not follow its loops. They take the fields of
-# `Arguments`, in this order.
-_ARGUMENTS = (
-    "Tensor x, Tensor kernel, Tensor? squeeze, Tensor? excite, Tensor? spatial, int stride, int padding, int dilation, "
-    "int attention_dilation, int chunk"
-)
+def _run_forward(call: Arguments) -> tuple[Tensor, Tensor]:
+    """The output; the backward pass needs no more than the arguments."""
+    return forward_pass(call), call.x.new_empty(0)
 
 
-def _forward_operator(*arguments: Any) -> Tensor:
-    """The forward pass, outside autocast."""
-    call = Arguments(*arguments)
-    with torch.autocast(call.x.device.type, enabled=False):  # maxima are compared with what they are the maxima of
-        return forward_pass(call)
+def _run_backward(call: Arguments, grad: Tensor, _: Tensor | None, __: Tensor, ___: list[bool]) -> list[Tensor | None]:
+    return backward_pass(call, grad)
 
 
-def _backward_operator(grad: Tensor, *arguments: Any) -> list[Tensor]:
-    """The gradients of the tensors that a call has, outside autocast."""
-    call = Arguments(*arguments)
-    with torch.autocast(call.x.device.type, enabled=False):
-        return [t for t in backward_pass(call, grad) if t is not None]
+def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
+    return empty_result(call), call.x.new_empty(0)
 
 
-_forward = torch.library.custom_op(
-    "escnn_attention::attentive", _forward_operator, mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor"
-)
-_backward = torch.library.custom_op(
-    "escnn_attention::attentive_backward",
-    _backward_operator,
-    mutates_args=(),
-    schema=f"(Tensor grad, {_ARGUMENTS}) -> Tensor[]",
-)
+def _plainly(call: Arguments) -> Tensor:
+    return written_out(call)[0]
 
 
-@_forward.register_fake
-def _(*arguments: Any) -> Tensor:
-    return empty_result(Arguments(*arguments))
-
-
-@_backward.register_fake
-def _(grad: Tensor, *arguments: Any) -> list[Tensor]:
-    return [
-        torch.empty_like(t, memory_format=torch.contiguous_format)
-        for t in Arguments(*arguments).leaves
-        if t is not None
-    ]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the arguments of the forward pass for its derivative."""
-    tensors = Arguments(*inputs).leaves
-    ctx.options = inputs[len(tensors) :]
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of all arguments, None for those that have none."""
-    arguments = Arguments(*ctx.saved_tensors, *ctx.options)
-    leaves = arguments.leaves
-    if torch.is_grad_enabled():
-        found = iter(_differentiate_twice(grad, arguments))
-    else:
-        found = iter(_backward(grad, *arguments))
-    grads = (None if t is None else next(found) for t in leaves)
-    return (*grads, *[None] * (len(arguments) - len(leaves)))
-
-
-def _differentiate_twice(grad: Tensor, call: Arguments) -> list[Tensor | None]:
-    """The gradients of the tensors of a call, which have gradients of their own."""
-    needed = [t for t in call.leaves if t is not None and t.requires_grad]
-    grads = iter(torch.autograd.grad(written_out(call)[0], needed, grad, create_graph=True))
-    return [next(grads) if t.requires_grad else None for t in call.leaves if t is not None]
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+_operator = Operator("attentive", Arguments, 5, Passes(_run_forward, _run_backward, _empty, _plainly))

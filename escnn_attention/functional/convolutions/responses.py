@@ -50,11 +50,6 @@ class Arguments(NamedTuple):
     chunk: int
 
     @property
-    def leaves(self) -> tuple[Tensor | None, ...]:
-        """The tensors that have gradients: the first five of the arguments."""
-        return self[:5]
-
-    @property
     def space(self) -> list[int]:
         """The grid of the output."""
         size, options = self.kernel.shape[-1], {"stride": self.stride, "padding": self.padding}

@@ -13,15 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, ScoreTerms
-from escnn_attention.functional.points.values import sum_values
+from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
 
@@ -43,9 +41,11 @@ class Chunks:
     measure: Tensor | None
 
     @property
-    def own_keys(self) -> bool:
-        """Whether a query sees keys of its own pose only."""
-        return self.call.keys == "own" and self.call.k.shape[3] > 1
+    def weights(self) -> Weights:
+        """How scores become probabilities."""
+        call, poses = self.call, self.call.q.shape[3]
+        options = (call.query == "all", call.keys == "own", call.normalization, call.dropout)
+        return Weights(self.bias.num_poses, poses, *options)
 
     @property
     def bias(self) -> PairBias:
@@ -58,61 +58,20 @@ class Chunks:
         queries, keys = (self.rows(some, index) for index in (some.queries, some.keys))
         seen = self.bias.tables.relate(queries(coords).unsqueeze(2), keys(coords).unsqueeze(1))
         asking = queries(q).permute(0, 2, 3, 1, 4)  # G, M, J, A, C
-        asking = asking.unsqueeze(self.own_axis)
-        terms = self.bias.scores(asking, lambda: self._near(keys(k)), seen, some.queries is some.keys)
+        asking = asking.unsqueeze(self.weights.own_axis)
+        terms = self.bias.scores(asking, lambda: self.weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(terms, k, v, some, seen)
-
-    @property
-    def own_axis(self) -> int:
-        """The axis of the query poses, where they are those of the output, and the other way round."""
-        return 3 if self.call.query == "own" else 2
 
     def rows(self, some: Chunk, index: Tensor) -> _Rows:
         """What takes the rows of an index from tensors."""
         return _Rows(index, self.call.positions.num_positions if some.padded else None, some.first)
 
-    def _near(self, rows: Tensor) -> Tensor:
-        """Keys ``(G, K, M, P, C)`` as scores take them."""
-        rows = rows.permute(0, 2, 3, 1, 4)
-        if not self.own_keys:
-            return rows[:, :, None, None]
-        return rows.unsqueeze(self.own_axis).unsqueeze(4)
-
     def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
         keys = self.rows(some, some.keys)
-        unseen = (some.keys < 0)[:, None, None, None, None, None] if some.padded else None
-        mu = None if self.measure is None else keys(self.measure).transpose(1, 2)[:, None, None, None, None]
-        p = F.dropout(self._normalize(terms.scores(lambda: self._near(keys(k))), unseen, mu), self.call.dropout)
-        values = keys(v).permute(0, 2, 3, 1, 4).unsqueeze(self.own_axis if self.own_keys else 2)
-        if self.own_keys and self.call.query == "all":
-            # Keys of the query's own pose stand on the axis of the query poses.
-            p = p.squeeze(-2).movedim(3, -2)
-        elif self.call.query == "all":
-            p = p.sum(3)
-        else:
-            p = p.squeeze(3)
-        p, mix = p.to(values.dtype), self.call.values
-        out = sum_values(p, values) if mix is None or seen is None else mix(p, values, seen)
-        return out.permute(0, 3, 1, 2, 4).flatten(0, 1)
-
-    def _normalize(self, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
-        """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
-        precise = working_precision(weights.dtype)
-        poses = 1 if self.call.query == "own" else self.call.q.shape[3]
-        weights = weights.expand(*weights.shape[:2], self.bias.num_poses, poses, *weights.shape[4:]).to(precise)
-        if self.call.normalization == "softmax":
-            if mu is not None:
-                weights = weights + mu.to(precise)
-            if unseen is None:
-                return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:])
-            weights = weights.masked_fill(unseen, torch.finfo(precise).min)
-            # A query that fills up sees no key at all, and all of them have got a share.
-            return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
-        mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
-        mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
-        mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
-        return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
+        measure = None if self.measure is None else keys(self.measure)
+        p = self.weights.probabilities(terms, lambda: keys(k), some.keys < 0 if some.padded else None, measure)
+        return self.weights.weighted_sum(p, keys(v), None if seen is None else self.call.values, seen)
 
 
 def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int = 6) -> Tensor:
@@ -129,9 +88,8 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     assert isinstance(bias, PairBias)
     q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
     number, heads, poses, channels = q.shape
-    own_keys = call.keys == "own" and k.shape[2] > 1
     neighbours = positions.neighbours()
-    pairs = heads * bias.num_poses * (1 if call.query == "own" else poses) * (1 if own_keys else k.shape[2])
+    pairs = heads * bias.num_poses * (1 if call.query == "own" else poses) * (1 if call.keys == "own" else k.shape[2])
     # A score, its exponential, its probability, and the gradient.
     width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
     # The backward pass of every chunk makes a gradient of all keys.
@@ -151,8 +109,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     out = []
     for some in chunks:
         if torch.is_grad_enabled() and len(chunks) > 1:
-            keep = call.dropout > 0
-            out.append(checkpoint(rule.attend, some, q, k, v, coords, use_reentrant=False, preserve_rng_state=keep))
+            out.append(recompute(rule.attend, some, q, k, v, coords, draws=call.dropout > 0))
         else:
             out.append(rule.attend(some, q, k, v, coords))
     shape = (number, heads, bias.num_poses, channels)

@@ -44,7 +44,7 @@ def fold_points(call: Call) -> tuple[Call, Callable[[Tensor], Tensor]]:
     undo = []
     cloud, table = bias.table(call.positions.coordinates)
     folded = replace(call, positions=cloud, bias=table)
-    if call.keys == "own" and call.k.shape[3] > 1:
+    if call.keys == "own":
         folded, unfold = fold_keys(folded)
         undo.append(unfold)
     folded, unfold = fold_frames(folded)

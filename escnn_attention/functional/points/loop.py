@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ def why_unsupported(call: Call) -> str | None:
     assert isinstance(call.bias, PairBias)
     if call.values is not None:
         return "values pass through a kernel"
-    if call.keys == "own" and call.k.shape[3] > 1:
+    if call.keys == "own":
         return "queries see keys of their own pose only"
     log_measure = call.bias.log_measure
     if log_measure is not None and log_measure.requires_grad:
@@ -48,28 +46,8 @@ class _CompiledChunks(Chunks):
 
     def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
-        options = native.Options(
-            queries=some.queries,
-            keys=some.keys,
-            log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),
-            num_poses=self.bias.num_poses,
-            query_poses=self.call.q.shape[3],
-            exclusive_keys=some.queries is some.keys,
-            padded=some.padded,
-            sum_query_poses=self._summed > 1,
-            normalize_by_count=self.call.normalization == "count",
-            dropout=self.call.dropout,
-            plain=partial(self._plainly, some),
-        )
-        return native.attend(self._inputs(terms, k, v), options).transpose(0, 1)
-
-    @property
-    def _summed(self) -> int:
-        """How many query poses an output pose sums up."""
-        return 1 if self.call.query == "own" else self.call.q.shape[3]
-
-    def _inputs(self, terms: ScoreTerms, k: Tensor, v: Tensor) -> native.Inputs:
-        """The tensors that the loop reads, of the terms of the scores."""
+        summed = self.call.query == "all"
+        query_poses = self.call.q.shape[3]
         pose, extra, features, reads = None, terms.extra, terms.features, terms.reads
         if features is not None and reads is not None and features.shape[5] > 1:
             # Functions of the poses of the keys, too: the loop gets what they are worth.
@@ -80,36 +58,29 @@ class _CompiledChunks(Chunks):
             # All query poses see the same: where they do not, this loop does not serve.
             pose = terms.poses.squeeze(2).transpose(-1, -2)
         if extra is not None:
-            extra = extra.expand(v.shape[1], self.bias.num_poses, self._summed, *extra.shape[3:]).flatten(1, 2)
-        return native.Inputs(
-            None if terms.q is None else _of_rows(terms.q),
-            None if terms.q is None else k.transpose(0, 1),
-            v.transpose(0, 1),
-            None if reads is None else _of_rows(reads),
-            None if features is None else features.squeeze(5),
-            pose,
-            extra,
+            rows = (self.bias.num_poses, query_poses if summed else 1)
+            extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
+        arguments = native.Arguments(
+            q=None if terms.q is None else _of_rows(terms.q),
+            k=None if terms.q is None else k.transpose(0, 1),
+            v=v.transpose(0, 1),
+            reads=None if reads is None else _of_rows(reads),
+            features=None if features is None else features.squeeze(5),
+            pose=pose,
+            extra=extra,
+            queries=some.queries,
+            keys=some.keys,
+            log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),
+            seed=None,
+            num_poses=self.bias.num_poses,
+            query_poses=query_poses,
+            exclusive_keys=some.queries is some.keys,
+            padded=some.padded,
+            sum_query_poses=summed,
+            normalize_by_count=self.call.normalization == "count",
+            dropout=self.call.dropout,
         )
-
-    def _plainly(self, some: Chunk, *inputs: Tensor | None) -> Tensor:
-        """The output of the loop ``(M, G · A, H, C)`` by operations of PyTorch, of what :meth:`_inputs` gives."""
-        q, k, v, reads, features, pose, extra = inputs
-        assert v is not None
-        q, reads = (
-            None if t is None else _of_queries(t, some).permute(0, 1, 3, 2, 4).unsqueeze(self.own_axis)
-            for t in (q, reads)
-        )
-        extra = None if extra is None else extra.unflatten(1, (self.bias.num_poses, self._summed))
-        if pose is not None:
-            pose = pose[..., : v.shape[2]].transpose(-1, -2).unsqueeze(2)
-        terms = ScoreTerms(q, pose, reads, None if features is None else features.unsqueeze(5), extra)
-        keys, values = (t.transpose(0, 1) for t in (v if k is None else k, v))
-        return super().combine(terms, keys, values, some, None).transpose(0, 1)
-
-
-def _of_queries(rows: Tensor, some: Chunk) -> Tensor:
-    """The queries of each group, from ``(M, G · A, ...)`` to ``(G, M, A, ...)``."""
-    return rows.unflatten(1, some.queries.shape).transpose(0, 1)
+        return native.attend(arguments).transpose(0, 1)
 
 
 def _of_rows(x: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ adds to the scores comes as functions that queries read, or as numbers: see
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.autograd import recompute
+from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.weights import Weights
 
-__all__ = ["Inputs", "Options", "attend", "why_unsupported_grid"]
+__all__ = ["Arguments", "attend", "prepared", "why_unsupported_grid"]
 
 _KERNEL = Kernel(FOLDER / "points.cpp", "attention between points", FIELDS["points"])
 _VECTOR_BYTES = 64  # Of the longest vectors.
@@ -41,15 +42,27 @@ def _why_not_built(dtype: torch.dtype) -> str | None:
     return _KERNEL.why_not_built(dtype)
 
 
-class Inputs(NamedTuple):
-    """The tensors that there are gradients for.
+class Arguments(NamedTuple):
+    """What there is to compute, in tensors and numbers that an operator takes.
 
     Attributes:
         q, k: ``(M, G · A, J, C)``, scaled, and ``(M, points, P, C)``; None where their products are not in the scores.
         v: ``(M, points, P, C)``.
         reads, features: ``(M, G · A, J, F)`` and ``(M or 1, H, F, G, A, K)``, or None.
-        pose: ``(M or 1, H, C, P)``, what a pose of the keys is worth to a query, or None.
+        pose: ``(M or 1, H, C, P)``, what a pose of the keys is worth to a query, or None; in the loop P is filled up
+            to whole vectors.
         extra: ``(M, S, P or 1, G, A, K)``, with S = H, or H · J where all query poses contribute; None without.
+        queries: ``(G, A)``, points; -1 fills up.
+        keys: ``(G, K)``, points; -1 fills up.
+        log_measure: ``(points, P)`` or None.
+        seed: ``(1,)``, for dropout.
+        num_poses: H, of the output.
+        query_poses: J.
+        exclusive_keys: whether no two groups have keys in common.
+        padded: whether anything fills up.
+        sum_query_poses: whether all query poses contribute to every output pose.
+        normalize_by_count: whether scores are divided by the measure of the keys, instead of a softmax.
+        dropout: the probability.
     """
 
     q: Tensor | None
@@ -59,33 +72,10 @@ class Inputs(NamedTuple):
     features: Tensor | None
     pose: Tensor | None
     extra: Tensor | None
-
-
-_GRADIENTS = [f"grad_{name}" for name in Inputs._fields]
-_NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
-
-
-@dataclass(frozen=True)
-class Options:
-    """The other arguments of the attention of a chunk.
-
-    Attributes:
-        queries: ``(G, A)``.
-        keys: ``(G, K)``.
-        log_measure: ``(points, P)`` or None.
-        num_poses: H, of the output.
-        query_poses: J.
-        exclusive_keys: whether no two groups have keys in common.
-        padded: whether anything fills up.
-        sum_query_poses: whether all query poses contribute to every output pose.
-        normalize_by_count: whether scores are divided by the measure of the keys, instead of a softmax.
-        dropout: the probability.
-        plain: the same from :class:`Inputs` by operations that can be differentiated twice.
-    """
-
     queries: Tensor
     keys: Tensor
     log_measure: Tensor | None
+    seed: Tensor | None
     num_poses: int
     query_poses: int
     exclusive_keys: bool
@@ -93,7 +83,6 @@ class Options:
     sum_query_poses: bool
     normalize_by_count: bool
     dropout: float
-    plain: Callable[..., Tensor]
 
     @property
     def summed_poses(self) -> int:
@@ -110,99 +99,132 @@ class Options:
         """How many rows of gradients of scores a query has: output poses are summed if query poses are."""
         return self.query_poses if self.sum_query_poses else self.num_poses
 
+    @property
+    def row_stride(self) -> int:
+        """The numbers of a row of scores: one vector more, since that at the end of a pose reaches beyond it."""
+        width = _VECTOR_BYTES // self.v.element_size()
+        return (-(-self.v.shape[2] * self.keys.shape[1] // width) + 1) * width
 
-@torch.compiler.disable
-def attend(inputs: Inputs, options: Options) -> Tensor:
+    @property
+    def group_by_group(self) -> bool:
+        """Whether the keys of a group get their gradients right after its queries.
+
+        Then no two groups have keys in common, there are several for each thread, and the scores of one fit into the
+        cache.
+        """
+        groups, queries = self.queries.shape
+        rows = self.num_poses + self.grad_rows
+        scores = len(self.v) * self.score_rows
+        held = queries * max(rows * self.row_stride, scores * self.keys.shape[1])
+        return self.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
+
+
+_LEAVES = Arguments._fields[:7]  # Those that have gradients.
+_GRADIENTS = [f"grad_{name}" for name in _LEAVES]
+_NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
+
+
+def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least."""
-    seed = int(torch.randint(2**62, ())) if options.dropout else 0
-    dtype = working_precision(inputs.v.dtype)
-    if inputs.pose is not None:
+    return _operator(prepared(arguments))
+
+
+def prepared(arguments: Arguments) -> Arguments:
+    """The arguments as the loop takes them: contiguous, of one precision, in whole vectors, with a seed."""
+    dtype, pose, measure = working_precision(arguments.v.dtype), arguments.pose, arguments.log_measure
+    if pose is not None:
         # Whole vectors.
-        inputs = inputs._replace(
-            pose=F.pad(inputs.pose, (0, -inputs.pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize)))
-        )
-    tensors = (None if t is None else t.to(dtype).contiguous() for t in inputs)
-    out: Tensor = _Attention.apply(*tensors, options, seed)
-    return out
+        arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
+    exact: dict[str, Any] = {
+        name: None if t is None else t.to(dtype).contiguous() for name, t in zip(_LEAVES, arguments[:7], strict=True)
+    }
+    return arguments._replace(
+        **exact,
+        queries=arguments.queries.long().contiguous(),
+        keys=arguments.keys.long().contiguous(),
+        log_measure=None if measure is None else measure.to(dtype).contiguous(),
+        seed=torch.randint(2**62, (1,)) if arguments.dropout else None,
+    )
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, options, seed = arguments
-        inputs = Inputs(*tensors)
-        heads, queries = len(inputs.v), options.queries.numel()
-        out = inputs.v.new_zeros(heads, queries, options.num_poses, inputs.v.shape[-1])
-        log_sums = inputs.v.new_empty(heads, queries, options.score_rows)
-        _run(inputs, options, seed, {**_NO_GRADIENTS, "out": out, "log_sums": log_sums})
-        ctx.save_for_backward(*tensors, log_sums)
-        ctx.rest = options, seed
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, log_sums = ctx.saved_tensors
-        options, seed = ctx.rest
-        needed = ctx.needs_input_grad[: len(tensors)]
-        if torch.is_grad_enabled():
-            if options.dropout:
-                raise RuntimeError(
-                    "backend 'native' has no second derivatives with dropout; needed backend='neighbours'"
-                )
-            return (*recompute(options.plain, tensors, needed, grad), None, None)
-        inputs = Inputs(*tensors)
-        # Every number of these is written, where nothing fills up.
-        whole = () if options.padded else ("features", "extra")
-        grads = [
-            None if not need else torch.empty_like(t) if name in whole else torch.zeros_like(t)
-            for name, t, need in zip(Inputs._fields, tensors, needed, strict=True)
-        ]
-        weights = grad_scores = None
-        if not _group_by_group(inputs, options):
-            heads, queries, stride = len(inputs.v), options.queries.numel(), _row_stride(inputs, options)
-            weights = inputs.v.new_empty(heads, queries, options.num_poses, stride)
-            grad_scores = inputs.v.new_empty(heads, queries, options.grad_rows, stride)
-        tensors = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
-        tensors |= {"weights": weights, "grad_scores": grad_scores, **dict(zip(_GRADIENTS, grads, strict=True))}
-        _run(inputs, options, seed, tensors)
-        return (*grads, None, None)
+def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
+    """Room for the output, and for the logarithms of the sums."""
+    heads, queries = len(call.v), call.queries.numel()
+    out = call.v.new_zeros(heads, queries, call.num_poses, call.v.shape[-1])
+    return out, call.v.new_empty(heads, queries, call.score_rows)
 
 
-def _group_by_group(inputs: Inputs, options: Options) -> bool:
-    """Whether the keys of a group get their gradients right after its queries.
-
-    Then no two groups have keys in common, there are several for each thread, and the scores of one fit into the cache.
-    """
-    groups, queries = options.queries.shape
-    rows = options.num_poses + options.grad_rows
-    scores = len(inputs.v) * options.score_rows
-    held = queries * max(rows * _row_stride(inputs, options), scores * options.keys.shape[1])
-    return options.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
+def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
+    out, log_sums = _empty(call)
+    _run(call, {**_NO_GRADIENTS, "out": out, "log_sums": log_sums})
+    return out, log_sums
 
 
-def _row_stride(inputs: Inputs, options: Options) -> int:
-    """The numbers of a row of scores: one vector more, since that at the end of a pose reaches beyond it."""
-    width = _VECTOR_BYTES // inputs.v.element_size()
-    return (-(-inputs.v.shape[2] * options.keys.shape[1] // width) + 1) * width
+def _backward_pass(
+    call: Arguments, grad: Tensor, _: Tensor | None, log_sums: Tensor, needed: list[bool]
+) -> list[Tensor | None]:
+    # Every number of these is written, where nothing fills up.
+    whole = () if call.padded else ("features", "extra")
+    grads = [
+        None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
+        for name, t, need in zip(_LEAVES, call[:7], needed, strict=True)
+    ]
+    filled: dict[str, Tensor | None] = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
+    filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
+    if not call.group_by_group:
+        shape = (len(call.v), call.queries.numel())
+        filled["weights"] = call.v.new_empty(*shape, call.num_poses, call.row_stride)
+        filled["grad_scores"] = call.v.new_empty(*shape, call.grad_rows, call.row_stride)
+    _run(call, filled)
+    return grads
 
 
-def _run(inputs: Inputs, options: Options, seed: int, tensors: dict[str, Tensor | None]) -> None:
+def _plainly(call: Arguments) -> Tensor:
+    """The output by operations that autograd looks through."""
+    key_poses = call.v.shape[2]
+    normalization: Normalization = "count" if call.normalize_by_count else "softmax"
+    weights = Weights(call.num_poses, call.query_poses, call.sum_query_poses, False, normalization, call.dropout)
+
+    def of_queries(rows: Tensor | None) -> Tensor | None:
+        """What belongs to the queries of each group, from ``(M, G · A, J, F)`` to ``(G, M, H or 1, J, A, F)``."""
+        if rows is None:
+            return None
+        return rows.unflatten(1, call.queries.shape).permute(1, 0, 3, 2, 4).unsqueeze(weights.own_axis)
+
+    def of_keys(points: Tensor) -> Tensor:
+        """What belongs to the keys of each group, ``(G, K, ...)``, with zeros for keys that fill up."""
+        rows = points.index_select(0, call.keys.clamp(min=0).flatten()).unflatten(0, call.keys.shape)
+        return rows.masked_fill((call.keys < 0).view(*call.keys.shape, *[1] * (points.dim() - 1)), 0.0)
+
+    terms = ScoreTerms(
+        of_queries(call.q),
+        None if call.pose is None else call.pose[..., :key_poses].transpose(-1, -2).unsqueeze(2),
+        of_queries(call.reads),
+        None if call.features is None else call.features.unsqueeze(5),
+        None if call.extra is None else call.extra.unflatten(1, (call.num_poses, call.summed_poses)),
+    )
+    k, v = ((call.v if t is None else t).transpose(0, 1) for t in (call.k, call.v))
+    measure = None if call.log_measure is None else of_keys(call.log_measure)
+    p = weights.probabilities(terms, lambda: of_keys(k), call.keys < 0 if call.padded else None, measure)
+    return weights.weighted_sum(p, of_keys(v)).masked_fill((call.queries < 0).view(-1, 1, 1, 1), 0.0).transpose(0, 1)
+
+
+def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the loop on further tensors, which it reads or fills."""
-    v, features, pose, extra = inputs.v, inputs.features, inputs.pose, inputs.extra
-    measure = options.log_measure
+    v, features, pose, extra = call.v, call.features, call.pose, call.extra
     values: dict[str, Any] = {
-        **inputs._asdict(),
+        **dict(zip(_LEAVES, call[:7], strict=True)),
         **tensors,
-        "queries": options.queries.long().contiguous(),
-        "keys": options.keys.long().contiguous(),
-        "log_measure": None if measure is None else measure.to(v.dtype).contiguous(),
+        "queries": call.queries,
+        "keys": call.keys,
+        "log_measure": call.log_measure,
         "heads": len(v),
         "points": v.shape[1],
-        "groups": len(options.queries),
-        "group_queries": options.queries.shape[1],
-        "group_keys": options.keys.shape[1],
-        "num_poses": options.num_poses,
-        "query_poses": options.query_poses,
+        "groups": len(call.queries),
+        "group_queries": call.queries.shape[1],
+        "group_keys": call.keys.shape[1],
+        "num_poses": call.num_poses,
+        "query_poses": call.query_poses,
         "key_poses": v.shape[2],
         "channels": v.shape[3],
         "num_features": 0 if features is None else features.shape[2],
@@ -210,12 +232,20 @@ def _run(inputs: Inputs, options: Options, seed: int, tensors: dict[str, Tensor 
         "pose_heads": 0 if pose is None else len(pose),
         "padded_key_poses": 0 if pose is None else pose.shape[3],
         "extra_poses": 0 if extra is None else extra.shape[2],
-        "row_stride": _row_stride(inputs, options),
-        "sum_query_poses": options.sum_query_poses,
-        "normalize_by_count": options.normalize_by_count,
-        "group_by_group": _group_by_group(inputs, options),
+        "row_stride": call.row_stride,
+        "sum_query_poses": call.sum_query_poses,
+        "normalize_by_count": call.normalize_by_count,
+        "group_by_group": call.group_by_group,
         "threads": torch.get_num_threads(),
-        "seed": seed,
-        "dropout": options.dropout,
+        "seed": 0 if call.seed is None else int(call.seed),
+        "dropout": call.dropout,
     }
     _KERNEL.run(v.dtype, values)
+
+
+_operator = Operator(
+    "points",
+    Arguments,
+    len(_LEAVES),
+    Passes(_forward_pass, _backward_pass, _empty, _plainly, backend="native", instead="neighbours"),
+)

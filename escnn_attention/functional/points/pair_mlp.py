@@ -8,14 +8,13 @@ What is hidden is many times what goes in and comes out. On the CPU a loop that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention.functional.autograd import recompute
+from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
@@ -23,9 +22,18 @@ from escnn_attention.functional.native.fields import FIELDS
 __all__ = ["pair_mlp"]
 
 _KERNEL = Kernel(FOLDER / "pair_mlp.cpp", "a PairKernel", FIELDS["pair_mlp"])
-_WEIGHTS = ("bias", "first", "second", "last")
-_GRADIENTS = [f"grad_{name}" for name in _WEIGHTS]
+_GRADIENTS = ("grad_bias", "grad_first", "grad_second", "grad_last")
 _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS))
+
+
+class _Arguments(NamedTuple):
+    """The weights, which have gradients, and the inputs, which have none here."""
+
+    bias: Tensor
+    first: Tensor
+    second: Tensor
+    last: Tensor
+    x: Tensor
 
 
 def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
@@ -38,14 +46,14 @@ def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tenso
         second: ``(M, S, F)``.
         last: ``(M, S)``.
     """
-    weights = (bias, first, second, last)
-    alike = all(t.dtype == x.dtype for t in weights) and x.dtype in (torch.float32, torch.float64)
+    call = _Arguments(bias, first, second, last, x)
+    alike = all(t.dtype == x.dtype for t in call) and x.dtype in (torch.float32, torch.float64)
     autocast = torch.is_autocast_enabled(x.device.type)
     # Gradients of the inputs are those of coordinates: forces, which are differentiated once more.
     forces = x.requires_grad and torch.is_grad_enabled()
     if x.device.type != "cpu" or not alike or autocast or forces or _why_not_built(x.dtype):
-        return _plainly(x, *weights)
-    return _natively(x, *weights)
+        return _plainly(call)
+    return _operator(_Arguments(*(t.contiguous() for t in call)))
 
 
 @torch.compiler.assume_constant_result
@@ -53,7 +61,9 @@ def _why_not_built(dtype: torch.dtype) -> str | None:
     return _KERNEL.why_not_built(dtype)
 
 
-def _plainly(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tensor) -> Tensor:
+def _plainly(call: _Arguments) -> Tensor:
+    """The numbers by operations that autograd looks through."""
+    bias, first, second, last, x = call
     # All rows side by side, so that every layer is a product with long rows.
     rows = x.transpose(0, 1).flatten(1)
     hidden = matmul(first.flatten(0, 1).unsqueeze(0), rows.unsqueeze(0)).squeeze(0)
@@ -63,46 +73,42 @@ def _plainly(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tenso
     return matmul(last.unsqueeze(1), hidden).squeeze(1).unflatten(-1, size)
 
 
-@torch.compiler.disable
-def _natively(*tensors: Tensor) -> Tensor:
-    out: Tensor = _PairMLP.apply(*(t.contiguous() for t in tensors))
-    return out
+def _empty(call: _Arguments) -> tuple[Tensor, Tensor]:
+    """Room for the output; the backward pass needs no more than the arguments."""
+    out = call.x.new_empty(len(call.bias), *call.bias.shape[2:], call.x.shape[2])
+    return out, call.x.new_empty(0)
 
 
-class _PairMLP(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        ctx.save_for_backward(*tensors)
-        x, bias = tensors[:2]
-        out = x.new_empty(len(bias), *bias.shape[2:], x.shape[2])
-        _run(tensors, {**_NO_GRADIENTS, "out": out})
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        if torch.is_grad_enabled() or needed[0]:
-            return tuple(recompute(_plainly, tensors, needed, grad))
-        grads = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-        filled = dict(zip(_GRADIENTS, grads[1:], strict=True))
-        _run(tensors, {"out": None, "grad": grad.contiguous(), **filled})
-        return tuple(grads)
+def _forward_pass(call: _Arguments) -> tuple[Tensor, Tensor]:
+    out, kept = _empty(call)
+    _run(call, {**_NO_GRADIENTS, "out": out})
+    return out, kept
 
 
-def _run(inputs: Sequence[Tensor], tensors: dict[str, Tensor | None]) -> None:
-    """Run the loop on an input and weights, and on further tensors, which it reads or fills."""
-    x, bias, first, second, _ = inputs
+def _backward_pass(
+    call: _Arguments, grad: Tensor, _: Tensor | None, __: Tensor, needed: list[bool]
+) -> list[Tensor | None]:
+    grads = [torch.zeros_like(t) if need else None for t, need in zip(call[:4], needed, strict=True)]
+    _run(call, {"out": None, "grad": grad.contiguous(), **dict(zip(_GRADIENTS, grads, strict=True))})
+    return grads
+
+
+def _run(call: _Arguments, tensors: dict[str, Tensor | None]) -> None:
+    """Run the loop on further tensors, which it reads or fills."""
+    x, bias, first = call.x, call.bias, call.first
     values: dict[str, Any] = {
-        **dict(zip(("x", *_WEIGHTS), inputs, strict=True)),
+        **call._asdict(),
         **tensors,
         "heads": len(bias),
         "inputs": x.shape[1],
         "hidden": first.shape[1],
-        "second_hidden": second.shape[1],
+        "second_hidden": call.second.shape[1],
         "blocks": len(x),
         "repeats": bias.shape[3],
         "rows": x.shape[2],
         "threads": torch.get_num_threads(),
     }
     _KERNEL.run(x.dtype, values)
+
+
+_operator = Operator("pair_mlp", _Arguments, 4, Passes(_forward_pass, _backward_pass, _empty, _plainly))

@@ -155,15 +155,8 @@ def _cpu_flags() -> str:
         return ""
 
 
-def test_operators_are_what_compilers_take_them_for():
+def test_is_one_node_for_compilers():
     (q, k, v), grid, terms = case(2, 2, 2, (4, 5), Window(3), {"spatial", "pose"})
-    options = (2, list(grid.shape), 3, "square", 1, True, 0.0, 1000)
-    call = (q, k, v, terms.spatial, terms.pose, None, None, None, None, *options)
-    torch.library.opcheck(native._operators._forward, call)
-    cos, sin = torch.randn(2, 2, 2, 20, 3, dtype=torch.float64, requires_grad=True).unbind()
-    readout = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
-    options = (2, list(grid.shape), 0, "square", 1, True, 0.0, 1000)
-    torch.library.opcheck(native._operators._forward, (q, k, v, None, terms.pose, cos, sin, readout, None, *options))
 
     def function(q, k, v):
         return attention(q, k, v, grid, terms, backend="native")
@@ -181,10 +174,10 @@ def test_holds_a_bounded_chunk_of_an_image():
         call = arguments
         return native._forward_pass(arguments)
 
-    operators = native.Operators("native_watched", watched, native._backward_pass, native._empty_sums)
+    loop = native.GridLoop("native_watched", watched, native._backward_pass, native._empty_sums)
     tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
     for chunk in (2**14, 2**18):
-        operators(Call(*tensors, positions, terms), chunk)
+        loop(Call(*tensors, positions, terms), chunk)
         rows, row = native._rows(call, pad=2), 102
         held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
         assert rows == 1 or 0.5 * chunk < held <= chunk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from escnn_attention import working_memory
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
 from escnn_attention.functional.points.bias import ScoreTerms
-from escnn_attention.functional.points.native import Inputs, Options, attend
+from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.clouds import Lists, WholeClouds
 from tests.functional.backends.test_native import _cpu_flags
 from tests.functional.points.calls import point_attention
@@ -47,7 +47,7 @@ def case(
     shared_pose: bool = False,
     extra_poses: int | None = None,
     functions: int = 5,
-) -> tuple[Inputs, Options]:
+) -> Arguments:
     """Groups of so many keys and queries, filled up to the largest, of which no two have keys in common."""
     number, most = max(groups), max(queries)
     order, place = torch.randperm(sum(groups)), 0
@@ -58,19 +58,20 @@ def case(
     rows = asking.numel()
     scores = num_poses * query_poses if sum_query_poses else num_poses
     location = "features" in terms
-    inputs = Inputs(
-        draw(heads, rows, query_poses, channels) if "q" in terms else None,
-        draw(heads, len(order), key_poses, channels) if "q" in terms else None,
-        draw(heads, len(order), key_poses, channels),
-        draw(heads, rows, query_poses, functions) if location else None,
-        draw(heads if own_features else 1, num_poses, functions, len(groups), most, number) if location else None,
-        draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
-        draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
-    )
-    options = Options(
+    return Arguments(
+        q=draw(heads, rows, query_poses, channels) if "q" in terms else None,
+        k=draw(heads, len(order), key_poses, channels) if "q" in terms else None,
+        v=draw(heads, len(order), key_poses, channels),
+        reads=draw(heads, rows, query_poses, functions) if location else None,
+        features=draw(heads if own_features else 1, num_poses, functions, len(groups), most, number)
+        if location
+        else None,
+        pose=draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
+        extra=draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
         queries=asking,
         keys=keys,
         log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
+        seed=None,
         num_poses=num_poses,
         query_poses=query_poses,
         exclusive_keys=True,
@@ -78,25 +79,33 @@ def case(
         sum_query_poses=sum_query_poses,
         normalize_by_count=normalize_by_count,
         dropout=0.0,
-        plain=lambda *tensors: written_out(Inputs(*tensors), options),
     )
-    return inputs, options
 
 
-def written_out(inputs: Inputs, options: Options) -> torch.Tensor:
+def leaves_of(call: Arguments) -> list[torch.Tensor]:
+    """The tensors that there are gradients for."""
+    return [t for t in call[:7] if t is not None]
+
+
+def with_leaves(call: Arguments, function: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
+    """The same, where there is something else in place of each of these tensors."""
+    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:7], strict=False) if t is not None})
+
+
+def written_out(call: Arguments) -> torch.Tensor:
     """The formula, query by query."""
-    v = inputs.v
-    nothing = v.new_zeros(len(v), options.num_poses, v.shape[-1])
+    v = call.v
+    nothing = v.new_zeros(len(v), call.num_poses, v.shape[-1])
     out = []
-    for row in range(options.queries.numel()):
-        g, a = divmod(row, options.queries.shape[1])
-        keys = options.keys[g][options.keys[g] >= 0]
-        if options.queries[g, a] < 0 or not len(keys):
+    for row in range(call.queries.numel()):
+        g, a = divmod(row, call.queries.shape[1])
+        keys = call.keys[g][call.keys[g] >= 0]
+        if call.queries[g, a] < 0 or not len(keys):
             out.append(nothing)
             continue
-        s = scores_written_out(inputs, options, row, keys)
-        mu = s.new_zeros(1) if options.log_measure is None else options.log_measure[keys].T
-        if options.normalize_by_count:
+        s = scores_written_out(call, row, keys)
+        mu = s.new_zeros(1) if call.log_measure is None else call.log_measure[keys].T
+        if call.normalize_by_count:
             p = s * (mu.exp() / mu.exp().expand_as(s[0, 0, 0]).sum())
         else:
             p = (s + mu).flatten(-2).softmax(-1).view_as(s)
@@ -104,15 +113,15 @@ def written_out(inputs: Inputs, options: Options) -> torch.Tensor:
     return torch.stack(out, dim=1)
 
 
-def scores_written_out(inputs: Inputs, options: Options, row: int, keys: torch.Tensor) -> torch.Tensor:
+def scores_written_out(call: Arguments, row: int, keys: torch.Tensor) -> torch.Tensor:
     """The scores ``(M, H, J, P, K)`` of a query; J is 1 where query poses are not summed over."""
-    q, k, v, reads, features, pose, extra = inputs
-    g, a = divmod(row, options.queries.shape[1])
-    size = (len(v), options.num_poses, options.summed_poses)
+    q, k, v, reads, features, pose, extra = call[:7]
+    g, a = divmod(row, call.queries.shape[1])
+    size = (len(v), call.num_poses, call.summed_poses)
 
     def of_poses(t: torch.Tensor) -> torch.Tensor:
         """From all query poses ``(M, J, X)`` to those of every output pose."""
-        return t.unsqueeze(1 if options.sum_query_poses else 2).expand(*size, -1)
+        return t.unsqueeze(1 if call.sum_query_poses else 2).expand(*size, -1)
 
     s = v.new_zeros(*size, v.shape[2], len(keys))
     if q is not None:
@@ -128,17 +137,17 @@ def scores_written_out(inputs: Inputs, options: Options, row: int, keys: torch.T
     return s
 
 
-def outcomes(function, inputs: Inputs, options: Options) -> list[torch.Tensor]:
+def outcomes(function, call: Arguments) -> list[torch.Tensor]:
     """Output and gradients."""
-    out = function(inputs, options)
-    leaves = [t for t in inputs if t is not None]
+    out = function(call)
+    leaves = leaves_of(call)
     torch.manual_seed(1)
     return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape, dtype=torch.float64).to(out))]
 
 
-def assert_close(inputs: Inputs, options: Options) -> None:
-    for several in (options, replace(options, exclusive_keys=False)):
-        for a, b in zip(outcomes(attend, inputs, several), outcomes(written_out, inputs, options), strict=True):
+def assert_close(call: Arguments) -> None:
+    for several in (call, call._replace(exclusive_keys=False)):
+        for a, b in zip(outcomes(attend, several), outcomes(written_out, call), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -156,10 +165,10 @@ def assert_close(inputs: Inputs, options: Options) -> None:
     ],
 )
 def test_the_formula(terms, sum_query_poses, normalize_by_count):
-    assert_close(*case(terms=terms, sum_query_poses=sum_query_poses, normalize_by_count=normalize_by_count))
+    assert_close(case(terms=terms, sum_query_poses=sum_query_poses, normalize_by_count=normalize_by_count))
     options = {"sum_query_poses": sum_query_poses, "normalize_by_count": normalize_by_count, "channels": 9}
     # Eight groups are as many as it takes to have the pass over keys follow group by group.
-    assert_close(*case((17, 1, 8, 4, 3, 2, 9, 1), (1, 2, 1, 2, 1, 1, 2, 1), terms=terms, **options))
+    assert_close(case((17, 1, 8, 4, 3, 2, 9, 1), (1, 2, 1, 2, 1, 1, 2, 1), terms=terms, **options))
 
 
 @given(st.data())
@@ -175,7 +184,7 @@ def test_random_shapes(data):
         terms = terms | {"q"}
     if "q" in terms and data.draw(st.booleans()):
         terms = terms | {"pose"}
-    inputs, options = case(
+    call = case(
         tuple(data.draw(st.lists(st.integers(1, 40), min_size=number, max_size=number))),
         tuple(data.draw(st.lists(small, min_size=number, max_size=number))),
         heads=data.draw(small),
@@ -192,60 +201,60 @@ def test_random_shapes(data):
         functions=data.draw(st.integers(1, 18)),
     )
     # A sum over a single query pose is none.
-    assert_close(inputs, replace(options, sum_query_poses=sum_query_poses and options.query_poses > 1))
+    assert_close(call._replace(sum_query_poses=sum_query_poses and call.query_poses > 1))
 
 
 def test_queries_that_see_nothing_get_nothing():
-    inputs, options = case((4, 2), (2, 2))
-    options.keys[1] = -1
-    assert_close(inputs, options)
-    assert not attend(inputs, options)[:, 2:].any()
+    call = case((4, 2), (2, 2))
+    call.keys[1] = -1
+    assert_close(call)
+    assert not attend(call)[:, 2:].any()
 
 
 def test_keys_of_several_groups():
     """Their gradients are sums over all that see them."""
-    inputs, options = case((6, 4, 5), (2, 1, 2))
-    options.keys[1, :4] = options.keys[0, :4].flip(0)
-    options.keys[2, :5] = options.keys[0, 1:6]
-    options = replace(options, exclusive_keys=False)
-    for a, b in zip(outcomes(attend, inputs, options), outcomes(written_out, inputs, options), strict=True):
+    call = case((6, 4, 5), (2, 1, 2))
+    call.keys[1, :4] = call.keys[0, :4].flip(0)
+    call.keys[2, :5] = call.keys[0, 1:6]
+    call = call._replace(exclusive_keys=False)
+    for a, b in zip(outcomes(attend, call), outcomes(written_out, call), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
-@pytest.mark.parametrize("frozen", Inputs._fields)
+@pytest.mark.parametrize("frozen", Arguments._fields[:7])
 def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     """What needs none has its part in those of the others all the same."""
-    inputs, options = case(sum_query_poses=sum_query_poses)
-    inputs = inputs._replace(**{frozen: getattr(inputs, frozen).detach()})
-    leaves = [t for t in inputs if t.requires_grad]
-    grads = torch.autograd.grad(attend(inputs, options).sin().sum(), leaves)
-    for a, b in zip(grads, torch.autograd.grad(written_out(inputs, options).sin().sum(), leaves), strict=True):
+    call = case(sum_query_poses=sum_query_poses)
+    call = call._replace(**{frozen: getattr(call, frozen).detach()})
+    leaves = [t for t in leaves_of(call) if t.requires_grad]
+    grads = torch.autograd.grad(attend(call).sin().sum(), leaves)
+    for a, b in zip(grads, torch.autograd.grad(written_out(call).sin().sum(), leaves), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     # And the other way round.
-    inputs = Inputs(*(t.detach() for t in inputs))
-    leaf = getattr(inputs, frozen).requires_grad_()
-    (a,) = torch.autograd.grad(attend(inputs, options).sin().sum(), leaf)
-    (b,) = torch.autograd.grad(written_out(inputs, options).sin().sum(), leaf)
+    call = with_leaves(call, torch.Tensor.detach)
+    leaf = getattr(call, frozen).requires_grad_()
+    (a,) = torch.autograd.grad(attend(call).sin().sum(), leaf)
+    (b,) = torch.autograd.grad(written_out(call).sin().sum(), leaf)
     torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
 def test_indices_of_other_types():
-    inputs, options = case()
-    narrow = replace(options, queries=options.queries.int(), keys=options.keys.int())
-    assert torch.equal(attend(inputs, narrow), attend(inputs, options))
+    call = case()
+    narrow = call._replace(queries=call.queries.int(), keys=call.keys.int())
+    assert torch.equal(attend(narrow), attend(call))
 
 
 def test_derivatives_of_the_second_order():
-    inputs, options = case((2, 1), (1, 1), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=2, functions=1)
-    leaves = [t for t in inputs if t is not None]
+    call = case((2, 1), (1, 1), heads=1, num_poses=2, query_poses=2, key_poses=2, channels=2, functions=1)
+    leaves = leaves_of(call)
 
     def function(*tensors):
-        return attend(Inputs(*tensors), options)
+        return attend(Arguments(*tensors, *call[7:]))
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)
-    out = attend(inputs, replace(options, dropout=0.5))
+    out = attend(call._replace(dropout=0.5))
     with pytest.raises(RuntimeError, match="'native' has no second derivatives with dropout"):
         torch.autograd.grad(out.sum(), leaves, create_graph=True)
 
@@ -261,14 +270,14 @@ def test_derivatives_of_the_second_order():
     ],
 )
 def test_the_same_for_any_number_of_threads(groups, queries, sizes, exclusive_keys, dtype):
-    inputs, options = case(groups, queries, **sizes)
-    options = replace(options, exclusive_keys=exclusive_keys)
-    inputs = Inputs(*(None if t is None else t.detach().to(dtype).requires_grad_() for t in inputs))
+    call = case(groups, queries, **sizes)
+    call = call._replace(exclusive_keys=exclusive_keys)
+    call = with_leaves(call, lambda t: t.detach().to(dtype).requires_grad_())
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            results.append(outcomes(attend, inputs, options))
+            results.append(outcomes(attend, call))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -276,9 +285,9 @@ def test_the_same_for_any_number_of_threads(groups, queries, sizes, exclusive_ke
 
 
 def test_single_precision():
-    inputs, options = case((33, 20), (7, 8))
-    exact = outcomes(attend, inputs, options)
-    single = outcomes(attend, Inputs(*(t.detach().float().requires_grad_() for t in inputs)), options)
+    call = case((33, 20), (7, 8))
+    exact = outcomes(attend, call)
+    single = outcomes(attend, with_leaves(call, lambda t: t.detach().float().requires_grad_()))
     for a, b in zip(single, exact, strict=True):
         assert (a.double() - b).norm() < 1e-5 * b.norm()
 
@@ -287,7 +296,7 @@ def test_single_precision():
 @pytest.mark.parametrize("sum_query_poses", [False, True])
 def test_dropout(sum_query_poses, normalize_by_count):
     """Probabilities are kept at the rate, scaled up, and alike in both passes."""
-    inputs, options = case(
+    call = case(
         (200, 180),
         (15, 12),
         terms={"q"},
@@ -298,37 +307,38 @@ def test_dropout(sum_query_poses, normalize_by_count):
         num_poses=2,
         query_poses=2,
     )
-    ones = Inputs(*(None if t is None else torch.zeros_like(t) for t in inputs))
+    ones = with_leaves(call, torch.zeros_like)
     if normalize_by_count:
         # All scores 1.
-        ones = ones._replace(q=torch.ones_like(inputs.q), k=torch.ones_like(inputs.k))
-    v = torch.ones_like(inputs.v, requires_grad=True)
+        ones = ones._replace(q=torch.ones_like(call.q), k=torch.ones_like(call.k))
+    v = torch.ones_like(call.v, requires_grad=True)
     ones = ones._replace(v=v)
     rate, torch_seed = 0.3, 5
-    options = replace(options, dropout=rate)
+    call = call._replace(dropout=rate)
     torch.manual_seed(torch_seed)
-    out = attend(ones, options)
-    seen = options.queries.flatten() >= 0
+    out = attend(ones._replace(dropout=rate))
+    seen = call.queries.flatten() >= 0
     expected = 2.0 if sum_query_poses else 1.0
     assert abs(float(out[:, seen].detach().mean()) - expected) < 0.01
     assert float(out[:, seen].detach().std()) > 0
     # Linear in the values, with the same mask again.
     torch.manual_seed(torch_seed)
-    assert torch.equal(attend(ones, options), out)
+    assert torch.equal(attend(ones._replace(dropout=rate)), out)
     (grad,) = torch.autograd.grad(out.sum(), v)
     assert math.isclose(float(grad.sum()), float(out.detach().sum()), rel_tol=1e-10)
     # A step along the gradient of everything, with the mask held.
     torch.manual_seed(torch_seed)
-    leaves = [inputs.q, inputs.k, inputs.v]
-    y = attend(inputs, options)
+    leaves = [call.q, call.k, call.v]
+    y = attend(call)
     grads = torch.autograd.grad(y.sin().sum(), leaves)
     for leaf, grad in zip(leaves, grads, strict=True):
         step = torch.randn_like(leaf)
         values = []
         for sign in (1, -1):
             torch.manual_seed(torch_seed)
-            moved = Inputs(*(t + sign * 1e-6 * step if t is leaf else t for t in inputs))
-            values.append(float(attend(moved, options).detach().sin().sum()))
+            name = call._fields[[t is leaf for t in call].index(True)]
+            moved = call._replace(**{name: leaf + sign * 1e-6 * step})
+            values.append(float(attend(moved).detach().sin().sum()))
         assert math.isclose((values[0] - values[1]) / 2e-6, float((grad * step).sum()), rel_tol=1e-5, abs_tol=1e-6)
 
 
@@ -344,10 +354,10 @@ def test_narrower_vectors(monkeypatch, tmp_path, instructions):
         library = compiled.library.__wrapped__(source, f"NUMBER={number}")
         monkeypatch.setattr(native_points._KERNEL, "_found", {dtype: library.escnn_attention})
         for sum_query_poses in (False, True):
-            inputs, options = case((17, 5), (2, 3), sum_query_poses=sum_query_poses, channels=7, functions=6)
-            expected = outcomes(written_out, inputs, options)
-            inputs = Inputs(*(t.detach().to(dtype).requires_grad_() for t in inputs))
-            for a, b in zip(outcomes(attend, inputs, options), expected, strict=True):
+            call = case((17, 5), (2, 3), sum_query_poses=sum_query_poses, channels=7, functions=6)
+            expected = outcomes(written_out, call)
+            call = with_leaves(call, lambda t, dtype=dtype: t.detach().to(dtype).requires_grad_())
+            for a, b in zip(outcomes(attend, call), expected, strict=True):
                 tolerance = 1e-11 if dtype == torch.float64 else 2e-4
                 torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
@@ -382,21 +392,21 @@ def test_not_a_number_reaches_those_who_see_it():
 
 def test_not_a_number_in_what_others_read():
     """A vector of the functions of one query reaches into those of the next."""
-    inputs, options = case((5, 5), (2, 2), heads=1, num_poses=1, query_poses=1, key_poses=1, terms={"q", "features"})
+    call = case((5, 5), (2, 2), heads=1, num_poses=1, query_poses=1, key_poses=1, terms={"q", "features"})
     with torch.no_grad():
-        inputs.features[:, :, :, 1] = torch.nan
-    out = attend(inputs, options)
+        call.features[:, :, :, 1] = torch.nan
+    out = attend(call)
     assert out[:, :2].isfinite().all()
     assert out[:, 2:].isnan().all()
-    grads = torch.autograd.grad(out[:, :2].sum(), [inputs.q, inputs.reads])
+    grads = torch.autograd.grad(out[:, :2].sum(), [call.q, call.reads])
     assert all(grad[:, :2].isfinite().all() for grad in grads)
 
 
 def test_measures_that_are_too_small_to_count():
-    inputs, options = case(normalize_by_count=True, terms={"q"})
-    inputs = Inputs(*(None if t is None else t.detach().float() for t in inputs))
-    options = replace(options, log_measure=torch.full((8, 3), -110.0))
-    assert not attend(inputs, options).any()
+    call = case(normalize_by_count=True, terms={"q"})
+    call = with_leaves(call, lambda t: t.detach().float())
+    call = call._replace(log_measure=torch.full((8, 3), -110.0))
+    assert not attend(call).any()
 
 
 @pytest.mark.parametrize("backend", ["neighbours", "native"])
@@ -459,4 +469,4 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
 def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float64: lambda _: 1})
     with pytest.raises(RuntimeError, match="can't allocate memory for attention between points"):
-        attend(*case())
+        attend(case())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import pair_mlp as module
-from escnn_attention.functional.points.pair_mlp import _natively, _plainly
 
 needs_compiler = pytest.mark.skipif(
     module._why_not_built(torch.float64) is not None, reason=str(module._why_not_built(torch.float64))
@@ -21,6 +20,14 @@ def draw(blocks=2, inputs=3, rows=37, heads=2, first=5, second=4, repeats=3, dty
     shapes += ((heads, second, first), (heads, second))
     x, *weights = (torch.randn(*shape, dtype=dtype) for shape in shapes)
     return [x, *(t.requires_grad_() for t in weights)]
+
+
+def natively(x, *weights):
+    return module._operator(module._Arguments(*weights, x))
+
+
+def plainly(x, *weights):
+    return module._plainly(module._Arguments(*weights, x))
 
 
 def written_out(x, bias, first, second, last):
@@ -43,7 +50,7 @@ def test_the_formula(data):
     sizes = {"blocks": few, "inputs": few, "heads": few, "repeats": few, "first": small, "second": small}
     tensors = draw(rows=data.draw(st.integers(1, 200)), **{name: data.draw(s) for name, s in sizes.items()})
     expected = outcomes(written_out, tensors)
-    for function in (_plainly, _natively, module.pair_mlp):
+    for function in (plainly, natively, module.pair_mlp):
         for a, b in zip(outcomes(function, tensors), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
@@ -55,12 +62,12 @@ def test_large_numbers_and_none():
         tensors[1] *= 1e4  # Functions of these are 0, or the identity.
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         exact = outcomes(written_out, tensors)
-        got = outcomes(_natively, [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in tensors])
+        got = outcomes(natively, [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in tensors])
         for a, b in zip(got, exact, strict=True):
             assert (a.double() - b).norm() <= tolerance * b.norm()
     tensors[0][0, 1, 4] = torch.nan
-    spoilt = _natively(*tensors).isnan()
-    assert torch.equal(spoilt, _plainly(*tensors).isnan())
+    spoilt = natively(*tensors).isnan()
+    assert torch.equal(spoilt, plainly(*tensors).isnan())
     assert spoilt[:, 0, :, 4].all()
     assert int(spoilt.sum()) == spoilt[:, 0, :, 4].numel()
 
@@ -72,7 +79,7 @@ def test_the_same_for_any_number_of_threads():
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            results.append(outcomes(_natively, tensors))
+            results.append(outcomes(natively, tensors))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -84,7 +91,7 @@ def test_gradients_of_the_inputs():
     tensors = draw()
     tensors[0].requires_grad_()
     for leaves in (tensors, tensors[:1], tensors[2:]):
-        grads = [torch.autograd.grad(function(*tensors).sin().sum(), leaves) for function in (_natively, _plainly)]
+        grads = [torch.autograd.grad(function(*tensors).sin().sum(), leaves) for function in (module.pair_mlp, plainly)]
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
@@ -92,15 +99,16 @@ def test_gradients_of_the_inputs():
 @needs_compiler
 def test_derivatives_of_the_second_order():
     tensors = draw(rows=3, first=2, second=2, repeats=1)
+    assert torch.autograd.gradcheck(natively, tensors)
+    assert torch.autograd.gradgradcheck(natively, tensors)
     tensors[0].requires_grad_()
-    assert torch.autograd.gradcheck(_natively, tensors)
-    assert torch.autograd.gradgradcheck(_natively, tensors)
+    assert torch.autograd.gradgradcheck(module.pair_mlp, tensors)
 
 
 @needs_compiler
 def test_who_serves(monkeypatch):
     served = []
-    monkeypatch.setattr(module, "_natively", lambda *tensors: served.append(True) or _plainly(*tensors))
+    monkeypatch.setattr(module, "_operator", lambda call: served.append(True) or module._plainly(call))
     tensors = draw(dtype=torch.float32)
     module.pair_mlp(*tensors)
     assert len(served) == 1

@@ -1,0 +1,108 @@
+"""How the scores between points become probabilities, or shares by count, and weigh the values.
+
+The axes of scores are group, head m, output pose h, query pose h̃, query, key pose ĥ and key. In the own mode h̃ = h, so
+that the query poses stand on the axis of h and that of h̃ has one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.call import Normalization
+from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.values import Values, sum_values
+
+__all__ = ["Weights"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How scores weigh values.
+
+    Attributes:
+        num_poses: H, of the output.
+        query_poses: J.
+        sum_query_poses: whether all query poses contribute to every output pose.
+        own_keys: whether a query sees keys of its own pose only.
+        normalization: a softmax, or scores divided by the measure of the keys.
+        dropout: the probability.
+    """
+
+    num_poses: int
+    query_poses: int
+    sum_query_poses: bool
+    own_keys: bool
+    normalization: Normalization
+    dropout: float
+
+    @property
+    def own_axis(self) -> int:
+        """The axis of the query poses, where they are those of the output, and the other way round."""
+        return 2 if self.sum_query_poses else 3
+
+    def near(self, keys: Tensor) -> Tensor:
+        """Keys ``(G, K, M, P, C)`` as scores take them, ``(G, M, H', J', P, K, C)``."""
+        keys = keys.permute(0, 2, 3, 1, 4)
+        if not self.own_keys:
+            return keys[:, :, None, None]
+        return keys.unsqueeze(self.own_axis).unsqueeze(4)
+
+    def probabilities(
+        self, terms: ScoreTerms, keys: Callable[[], Tensor], unseen: Tensor | None, log_measure: Tensor | None
+    ) -> Tensor:
+        """Probabilities, or shares of the scores, after dropout.
+
+        Args:
+            terms: of the scores.
+            keys: gives the keys of each group, ``(G, K, M, P, C)``.
+            unseen: ``(G, K)``, which keys fill up, or None.
+            log_measure: ``(G, K, P or 1)``, of the keys, or None.
+        """
+        unseen = None if unseen is None else unseen[:, None, None, None, None, None]
+        mu = None if log_measure is None else log_measure.transpose(1, 2)[:, None, None, None, None]
+        return F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
+
+    def weighted_sum(self, p: Tensor, values: Tensor, mix: Values | None = None, seen: Tensor | None = None) -> Tensor:
+        """The output ``(G · A, M, H, C)`` of probabilities and the values ``(G, K, M, P, C)`` of each group.
+
+        Args:
+            p: the probabilities.
+            values: of the keys.
+            mix: the kernel that values pass through, with ``seen``, what it sees of the keys; None for their sum.
+            seen: the relation to every key.
+        """
+        values = values.permute(0, 2, 3, 1, 4).unsqueeze(self.own_axis if self.own_keys else 2)
+        if self.own_keys and self.sum_query_poses:
+            # Keys of the query's own pose stand on the axis of the query poses.
+            p = p.squeeze(-2).movedim(3, -2)
+        elif self.sum_query_poses:
+            p = p.sum(3)
+        else:
+            p = p.squeeze(3)
+        p = p.to(values.dtype)
+        out = sum_values(p, values) if mix is None or seen is None else mix(p, values, seen)
+        return out.permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+    def _normalize(self, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
+        """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
+        precise = working_precision(weights.dtype)
+        poses = self.query_poses if self.sum_query_poses else 1
+        weights = weights.expand(*weights.shape[:2], self.num_poses, poses, *weights.shape[4:]).to(precise)
+        if self.normalization == "softmax":
+            if mu is not None:
+                weights = weights + mu.to(precise)
+            if unseen is None:
+                return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:])
+            weights = weights.masked_fill(unseen, torch.finfo(precise).min)
+            # A query that fills up sees no key at all, and all of them have got a share.
+            return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
+        mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
+        mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
+        mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
+        return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
