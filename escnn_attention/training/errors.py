@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Something that the person who gave the command can put right.
@@ -9,3 +12,17 @@ class UserError(Exception):
     The message says what is wrong and what to do. The command line prints it as one line and ends with exit code 2;
     code that calls the library sees an ordinary exception.
     """
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Files that cannot be read or written end as a line that names the file, and says what is wrong with it.
+
+    Raises:
+        UserError: in place of an :class:`OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        known = error.filename is not None and error.strerror is not None
+        raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import glob
+import io
 import json
 import os
 import tempfile
@@ -52,6 +54,18 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         raise
 
 
+def remove_temporaries(folder: Path, *names: str) -> None:
+    """Remove what :func:`atomic_file` left in ``folder`` where a process was killed; none may be writing there now.
+
+    Args:
+        folder: need not exist.
+        *names: of the files that were to be written; of all, if none are given.
+    """
+    for name in map(glob.escape, names) if names else ("*",):
+        for stale in folder.glob(f".{name}.????????.tmp"):
+            stale.unlink(missing_ok=True)
+
+
 def _is_about(error: OSError, path: Path) -> bool:
     """Whether an error says that ``path`` cannot be written; a full disk does not say for which file."""
     if error.filename is None:
@@ -76,8 +90,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``rows`` (all with the keys of the first) as CSV with a header line, atomically."""
+    """Write ``rows`` as :func:`as_csv` has them, atomically."""
     with atomic_file(path, "w") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        file.write(as_csv(rows))
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows (all with the keys of the first) as CSV with a header line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

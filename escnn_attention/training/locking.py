@@ -13,6 +13,7 @@ from typing import IO
 from filelock import FileLock, Timeout
 
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import remove_temporaries
 
 LOCK = ".lock"
 """The hidden file in a folder that one process writes to."""
@@ -47,6 +48,8 @@ def held(folder: Path, way_out: str, patience: float = 0.0) -> Iterator[None]:
 def locked(path: Path) -> Iterator[None]:
     """Make ``path`` the business of one process, or thread, at a time; the others wait.
 
+    What a process left beside ``path`` that was killed while it wrote it is removed.
+
     The lock is held on a hidden file beside ``path`` that is removed at the end. The system frees it with the process,
     in whatever way that ends. Where the file system knows no locks, nothing is held.
 
@@ -63,6 +66,7 @@ def locked(path: Path) -> Iterator[None]:
             if not _is_still(file, lock):
                 continue  # its last holder removed it while this process waited: whoever comes now makes a new one
             try:
+                remove_temporaries(path.parent, path.name)
                 yield
             finally:
                 with contextlib.suppress(OSError):  # Windows removes no open file

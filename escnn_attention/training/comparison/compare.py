@@ -25,7 +25,7 @@ from escnn_attention.training.comparison.measure import (
 from escnn_attention.training.comparison.networks import count_parameters, describe_network
 from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.comparison.results import NetworkResult, write_results
-from escnn_attention.training.comparison.run_folder import open_run
+from escnn_attention.training.comparison.run_folder import FIGURES, open_run
 from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
 from escnn_attention.training.comparison.training import Training, read_network, train
 from escnn_attention.training.errors import UserError
@@ -94,7 +94,7 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
         files = write_results(folder, results, configuration, data.source)
         networks = {r.network: read_network(describe(r.network), folder / r.network / LAST)[0] for r in results}
         report.say("drawing figures")
-        files += write_figures(folder / "figures", networks, results, data)
+        files += write_figures(folder / FIGURES, networks, results, data)
     return Comparison(results, data, list(grid_symmetries(gspace)), files)
 
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import write_json
+from escnn_attention.training.comparison.results import RESULT
+from escnn_attention.training.comparison.settings import NETWORK_NAMES
+from escnn_attention.training.errors import UserError, told
+from escnn_attention.training.files import remove_temporaries, write_json
 from escnn_attention.training.locking import LOCK, held
 
 CONFIGURATION = "configuration.json"
+FIGURES = "figures"
 
 
 @contextlib.contextmanager
@@ -31,11 +34,17 @@ def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -
         UserError: the folder holds something else or a run with another configuration, another process uses it, or it
             cannot be written.
     """
-    try:
+    with told():
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is not a folder: choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
         with held(folder, "choose another --output"):
             stored = _read(folder)
             moved = None
+            for part in (folder, folder / FIGURES):
+                remove_temporaries(part)
+            for name in NETWORK_NAMES:
+                remove_temporaries(folder / name, RESULT)  # the rest there is of the experiment
             if stored is not None and restart:
                 moved = _move_aside(folder)
             elif stored is not None:
@@ -44,12 +53,6 @@ def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -
                 raise UserError(f"{folder} holds files that are no comparison: choose another --output")
             write_json(folder / CONFIGURATION, dict(configuration))
             yield moved
-    except FileExistsError as error:
-        raise UserError(f"{folder} is not a folder: choose another --output") from error
-    except PermissionError as error:
-        raise UserError(
-            f"cannot write {error.filename or folder}: {error.strerror}; choose another --output"
-        ) from error
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

@@ -16,7 +16,8 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import PROVENANCE
 from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
 from escnn_attention.training.experiment.result import say_kept
-from escnn_attention.training.files import atomic_file, keep_aside, write_csv
+from escnn_attention.training.files import as_csv, atomic_file, keep_aside
+from escnn_attention.training.locking import locked
 from escnn_attention.training.modules.scheduled import Scheduled
 
 _OF_THE_CALL = ("folder", "ckpt_path", "config")
@@ -100,8 +101,9 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        new = self.path.with_name(f".{self.path.name}")
-        write_csv(new, self.describe(torch.cat(list(predictions)).float().cpu()))
-        if self.path.exists() and self.path.read_bytes() != new.read_bytes():
-            say_kept(self.path, keep_aside(self.path))
-        new.replace(self.path)
+        text = as_csv(self.describe(torch.cat(list(predictions)).float().cpu()))
+        with locked(self.path):
+            if self.path.exists() and self.path.read_bytes() != text.encode():
+                say_kept(self.path, keep_aside(self.path))
+            with atomic_file(self.path, "w") as file:
+                file.write(text)

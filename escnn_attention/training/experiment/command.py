@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from escnn_attention.training.errors import UserError
+from escnn_attention.training.errors import UserError, told
 from escnn_attention.training.experiment.callbacks import (
     PredictionWriter,
     Provenance,
@@ -29,9 +29,18 @@ from escnn_attention.training.experiment.configuration import (
     plain,
     training_facts,
 )
-from escnn_attention.training.experiment.folder import BEST, EPOCHS, LAST, PREDICTIONS, check_folder, stamp
+from escnn_attention.training.experiment.folder import (
+    BEST,
+    CONFIGURATION,
+    EPOCHS,
+    LAST,
+    PREDICTIONS,
+    check_folder,
+    stamp,
+)
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.experiment.result import write_result
+from escnn_attention.training.files import remove_temporaries
 from escnn_attention.training.locking import held
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.modules.point_classifier import PointClassifier
@@ -68,7 +77,7 @@ def run_experiment(
         SystemExit: an option or a configuration that cannot be parsed; the reason is on stderr.
     """
     described = isinstance(arguments, Mapping)
-    with quiet_lightning():
+    with quiet_lightning(), told():
         return ExperimentCLI(
             "fit" if described else next(iter(arguments), ""),
             callbacks,
@@ -110,7 +119,7 @@ class ExperimentCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--folder", type=Path, required=True, help="Folder of the experiment: checkpoints, logs and results."
+            "--folder", type=str, required=True, help="Folder of the experiment: checkpoints, logs and results."
         )
         parser.add_argument(
             "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
@@ -134,6 +143,8 @@ class ExperimentCLI(LightningCLI):
                 raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
         self.writes = not config["trainer"].get("fast_dev_run")
         self.checkpoint_is_given = config.get("ckpt_path") is not None
+        if not config["folder"]:
+            raise UserError("--folder: got an empty name, needed a folder")
         self.folder = Path(config["folder"])
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"--folder: {self.folder} is not a folder")
@@ -193,7 +204,7 @@ class ExperimentCLI(LightningCLI):
             raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
 
     def instantiate_classes(self) -> None:
-        with _told():
+        with _sized():
             super().instantiate_classes()
         _check_images(self.model, self.datamodule)
         checkpoint = self.config[self.subcommand].get("ckpt_path")
@@ -212,7 +223,7 @@ class ExperimentCLI(LightningCLI):
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with _told(), self._alone():
+        with _sized(), self._alone():
             super()._run_subcommand(subcommand)
 
     @contextlib.contextmanager
@@ -226,6 +237,7 @@ class ExperimentCLI(LightningCLI):
                 raise UserError(
                     f"another process has trained in {self.folder} just now: start again to go on from there"
                 )
+            remove_temporaries(self.folder, BEST, LAST, EPOCHS, CONFIGURATION)
             yield
 
     def _plain(self) -> dict[str, Any]:
@@ -299,12 +311,9 @@ def _check_images(model: pl.LightningModule, data: pl.LightningDataModule) -> No
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _sized() -> Iterator[None]:
     """Wrong options and wrong sizes, which have clear messages, end as such."""
     try:
         yield
-    except OSError as error:
-        known = error.filename is not None and error.strerror is not None
-        raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error
     except (ValueError, MisconfigurationException) as error:
         raise UserError(str(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,8 @@ from typing import Any
 
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
+
+from escnn_attention.training.errors import UserError
 
 # What may change about the data from one call to the next.
 _INCIDENTAL = tuple(
@@ -31,22 +32,30 @@ _TRAINING = (
 
 
 def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
-    """The task that the options or the configuration files name: on it depends what options there are."""
+    """The task that the options or the configuration files name: on it depends what options there are.
+
+    Raises:
+        UserError: a configuration file is not text, or not YAML.
+    """
     if isinstance(arguments, Mapping):
         return str(arguments.get("task", "classification"))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     parser.add_argument("--task")
     known, _ = parser.parse_known_args(list(arguments))
-    if known.task is not None:
-        return str(known.task)
-    for path in reversed(known.config):
-        # What cannot be read is reported once the options are known.
-        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+    task = "classification"
+    for path in known.config:
+        try:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            if isinstance(content, dict) and "task" in content:
-                return str(content["task"])
-    return "classification"
+        except UnicodeDecodeError as error:
+            raise UserError(f"--config: {path} is not a text file") from error
+        except yaml.YAMLError as error:
+            raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from error
+        except (OSError, ValueError):
+            continue  # a file that cannot be opened is reported once the options are known
+        if isinstance(content, dict) and "task" in content:
+            task = str(content["task"])
+    return task if known.task is None else str(known.task)
 
 
 def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from escnn_attention.training.experiment.checkpoints import provenance_of, read_
 from escnn_attention.training.experiment.folder import LAST, TEST
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.files import keep_aside, write_json
+from escnn_attention.training.locking import locked
 
 
 def write_result(
@@ -50,9 +51,10 @@ def write_result(
         "tested": tested,
     }
     path = folder / TEST
-    if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
-        say_kept(path, keep_aside(path))
-    write_json(path, result)
+    with locked(path):
+        if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
+            say_kept(path, keep_aside(path))
+        write_json(path, result)
 
 
 def say_kept(path: Path, aside: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -78,10 +79,37 @@ def test_a_file_is_no_folder(tmp_path):
         pass
 
 
+@pytest.mark.parametrize(("output", "message"), [("file/x", "file/x: Not a directory"), (300 * "x", "name too long")])
+def test_folders_that_cannot_be(tmp_path, output, message):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=message), open_run(tmp_path / output, CONFIGURATION, restart=False):
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_what_cannot_be_written_is_named(folder, code):
+    with (
+        pytest.raises(UserError, match=rf"^results\.json: {os.strerror(code)}$"),
+        open_run(folder, CONFIGURATION, restart=False),
+    ):
+        raise OSError(code, os.strerror(code), "results.json")
+
+
+def test_what_a_killed_process_left_is_removed(folder):
+    (folder / "figures").mkdir()
+    stale = [folder / f"{place}.abcd_123.tmp" for place in (".results.csv", "figures/.a.png", "cnn/.result.json")]
+    other = folder / "cnn" / ".last.ckpt.abcd_123.tmp"  # which fit may be writing
+    for path in [*stale, other]:
+        path.touch()
+    with open_run(folder, CONFIGURATION, restart=False):
+        assert not any(path.exists() for path in stale)
+        assert other.exists()
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
 def test_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(UserError, match="cannot write"), open_run(tmp_path / "x", CONFIGURATION, restart=False):
+    with pytest.raises(UserError, match="Permission denied"), open_run(tmp_path / "x", CONFIGURATION, restart=False):
         pass
 
 

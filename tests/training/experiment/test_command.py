@@ -684,6 +684,56 @@ def test_mistakes_have_one_clear_line(configuration, tmp_path, changes, options,
         call("fit", configuration(**changes), tmp_path / "run", *options)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe\x00\x01", "is not a text file"),
+        (b"a: \x00b", "is not YAML"),
+        (b"a: [", "is not YAML: while parsing"),
+    ],
+)
+def test_configurations_that_are_none(tmp_path, content, message):
+    (tmp_path / "experiment.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^--config: .*experiment\.yaml {message}.*$"):
+        call("fit", tmp_path / "experiment.yaml", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("", "--folder: got an empty name"),
+        ("file", "--folder: file is not a folder"),
+        ("file/run", "file/run.*: Not a directory"),
+        (300 * "x", "x: File name too long"),
+        ("/proc/run", "/proc/run"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_folders_that_cannot_be(configuration, tmp_path, monkeypatch, command, folder, message):
+    file = configuration()
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(UserError, match=message) as caught:
+        call(command, file, folder)
+    assert "\n" not in str(caught.value)
+    assert sorted(os.listdir()) == ["experiment.yaml", "file"]
+
+
+def test_what_a_killed_process_left_is_removed(configuration, fitted, tmp_path):
+    folder = tmp_path / "run"
+    fitted(configuration(), folder)
+    stale = {name: folder / f".{name}.abcd_123.tmp" for name in ("best.ckpt", "config.yaml", "test.json")}
+    others = [folder / name for name in (".best.ckpt.tmp", ".mine.abcd_123.tmp", "best.ckpt.abcd_123.tmp")]
+    for path in [*stale.values(), *others]:
+        path.write_bytes(b"x")
+    call("fit", configuration(), folder)
+    # Another process may write the result of a test meanwhile.
+    assert [name for name, path in stale.items() if path.exists()] == ["test.json"]
+    call("test", configuration(), folder)
+    assert not stale["test.json"].exists()
+    assert all(path.exists() for path in others)
+
+
 def test_without_a_trained_network(configuration, tmp_path):
     with pytest.raises(UserError, match="holds no trained network: run 'escnn-attention fit'"):
         call("test", configuration(), tmp_path / "nothing")

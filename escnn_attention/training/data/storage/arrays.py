@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,19 +21,13 @@ def readable(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        tarfile.TarError,
-    ) as error:
+    except UserError:
+        raise
+    # A damaged file can lead the readers anywhere: to sizes that no memory has, or round in circles.
+    except Exception as error:
         raise UserError(
-            f"cannot read {path}: {error}. Give another folder, or move the file away, and the data is downloaded again"
+            f"cannot read {path}: {str(error) or type(error).__name__}. Give another folder, or move the file away, and"
+            " the data is downloaded again"
         ) from error
 
 
