@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.backends import blocked, dense, native, reference, tiled, triton
+from escnn_attention.functional.backends import blocked, dense, native, reference, triton
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
@@ -65,7 +65,6 @@ BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.attention, folds=False),
     "blocked": Backend(blocked.attention),
     "native": Backend(native.attention, native.why_unsupported, isolates_nonfinite=True),
-    "tiled": Backend(tiled.attention, tiled.why_unsupported, isolates_nonfinite=True),
     "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
     "dense": Backend(dense.attention, dense.why_unsupported),
     "points/native": Backend(loop.attention, loop.why_unsupported, True, why_not_first=loop.why_not_first),
@@ -91,7 +90,7 @@ def preference(positions: type[Positions], device: str) -> tuple[str, ...]:
     """
     if issubclass(positions, Points):
         return ("points/dense", "points/native", "points/neighbours")
-    return {"cpu": ("native", "tiled", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(device, ("blocked",))
+    return {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}.get(device, ("blocked",))
 
 
 def backends_for(positions: type[Positions] = Grid) -> list[str]:

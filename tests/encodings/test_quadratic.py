@@ -144,7 +144,7 @@ def test_equivariant(name, options):
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("backend", ["blocked", "native", "tiled", "dense", "auto"])
+@pytest.mark.parametrize("backend", ["blocked", "native", "dense", "auto"])
 def test_every_backend_gives_the_formula(backend, query):
     hidden = spaces.regular(gspaces.flip2dOnR2(), 3)
     layer = GroupSelfAttention(hidden, hidden, 1, 3, query=query, encoding=QuadraticEncoding(sharpness=5.0)).double()

@@ -40,7 +40,7 @@ def test_own_poses_are_those_of_the_output():
 
 @pytest.mark.parametrize(
     ("device", "names"),
-    [("cpu", ("native", "tiled", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
+    [("cpu", ("native", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
 )
 def test_what_is_tried_first_on_a_device(device, names):
     assert dispatch.preference(Grid, device) == names

@@ -55,7 +55,7 @@ def test_the_reference_of_rotary_terms_and_own_keys_agrees_with_plain_loops(quer
 class TestMeasure:
     """A key of measure m counts as m keys."""
 
-    @pytest.mark.parametrize("backend", ["reference", "native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["reference", "native", "blocked", "dense"])
     @pytest.mark.parametrize("query", ["own", "all"])
     def test_keys_that_count_twice(self, backend, query):
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
@@ -69,7 +69,7 @@ class TestMeasure:
         plain = attention(q, k, v, grid, terms, query=query, backend=backend)
         assert (plain - expected).norm() > 1e-2 * expected.norm()
 
-    @pytest.mark.parametrize("backend", ["reference", "native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["reference", "native", "blocked", "dense"])
     @pytest.mark.parametrize("encoding", ["spatial", "waves", "rotary", "none"])
     def test_offsets_that_hardly_count_make_the_window_smaller(self, backend, encoding):
         (q, k, v), grid, terms = case(2, 2, 2, (5, 4), Window(5), {encoding, "pose"}, channels=4)
@@ -88,14 +88,14 @@ class TestMeasure:
         plain = attention(q, k, v, grid, terms, backend=backend)
         assert (plain - expected).norm() > 1e-2 * expected.norm()
 
-    @pytest.mark.parametrize("backend", ["reference", "native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["reference", "native", "blocked", "dense"])
     def test_the_same_measure_for_all_drops_out(self, backend):
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
         even = replace(terms, log_measure=torch.full((1, 1), 2.0), log_window=torch.full((9,), -3.0))
         got, expected = (attention(q, k, v, grid, t, backend=backend) for t in (even, terms))
         torch.testing.assert_close(got, expected)
 
-    @pytest.mark.parametrize("backend", ["reference", "native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["reference", "native", "blocked", "dense"])
     def test_a_key_of_no_measure_is_no_key(self, backend):
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
         none = replace(terms, log_measure=torch.tensor([[0.0], [-torch.inf]], dtype=torch.float64))
@@ -103,7 +103,7 @@ class TestMeasure:
         expected = attention(q, k[:, :, :, :1], v[:, :, :, :1], grid, one, backend="reference")
         torch.testing.assert_close(attention(q, k, v, grid, none, backend=backend), expected)
 
-    @pytest.mark.parametrize("backend", ["native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["native", "blocked", "dense"])
     def test_of_positions_alone(self, backend):
         tensors, grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
         measure = torch.randn(1, 12, dtype=torch.float64, requires_grad=True)
@@ -111,7 +111,7 @@ class TestMeasure:
         assert_same(outputs_and_gradients(backend, *arguments), outputs_and_gradients("reference", *arguments))
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-    @pytest.mark.parametrize("backend", ["native", "tiled", "blocked", "dense"])
+    @pytest.mark.parametrize("backend", ["native", "blocked", "dense"])
     def test_in_lower_precision(self, backend, dtype, tolerance):
         kinds = {"spatial", "pose", "measure", "weights"}
         tensors, grid, terms = case(4, 8, 4, (6, 5), Window(3), kinds, dtype=dtype)

@@ -774,7 +774,7 @@ def test_bad_arguments():
         (ValueError, "relation", {"relation": Pair(), "encoding": "rotary"}),
         (ValueError, "relation", {"relation": Pair(), "encoding": "absolute"}),
         (ValueError, "normalization", {"normalization": "sum"}),
-        (ValueError, "backend", {"backend": "tiled"}),
+        (ValueError, "backend", {"backend": "blocked"}),
         (ValueError, "num_heads", {"num_heads": 3}),
         (ValueError, "encoding", {"encoding": "sine"}),
         (ValueError, "query", {"query": "none"}),
