@@ -33,7 +33,7 @@ def check(make, x):
 space = gspaces.rot2dOnR2(4)
 fields, scalars = nn.FieldType(space, 2 * [space.regular_repr]), nn.FieldType(space, 3 * [space.trivial_repr])
 encodings = ("mlp", ea.FourierEncoding(4), "rotary", "absolute", "none")
-windows = (((1, 1), None), ((2, 2), None), ((1, 1), 1), ((2, 2), 1), ((2, 2), 3), ((4, 3), 3))
+windows = (((1, 1), None), ((2, 2), None), ((2, 2), 1), ((1, 1), 3))
 for given, query, encoding, (size, kernel_size) in itertools.product(
     (fields, scalars), ("own", "all"), encodings, windows
 ):
@@ -79,7 +79,7 @@ def no_compiler(monkeypatch, tmp_path):
 def test_layers_on_grids_of_any_size(no_compiler, run_python):
     served = Counter(run_python(LAYERS).split())
     assert set(served) == {"blocked"}
-    assert served["blocked"] == 3 * 5 * 6 + 2
+    assert served["blocked"] == 3 * 5 * 4 + 2
 
 
 def test_the_compiled_loop_says_what_is_missing(no_compiler, run_python):

@@ -85,6 +85,7 @@ def _chunk(
     k = k[:, keys.clamp(min=0)].expand(-1, q.shape[1], -1, -1, -1)
     v = v[:, keys.clamp(min=0)].expand(-1, q.shape[1], -1, -1, -1)
     rows = blocks.rows(start, stop)
+    q = q / math.sqrt(q.shape[-1])
     q = q.permute(0, 1, 3, 2, 4).unsqueeze(4) if query == "own" else q.unsqueeze(2)  # b, T, H or 1, Q, J, C
     k = k.unsqueeze(2)  # b, T, 1, S, P, C
 
@@ -100,10 +101,10 @@ def _chunk(
 
     unseen = (rows < 0) | (keys < 0).unsqueeze(1)
     # A number, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
-    score = score.masked_fill(unseen[:, None, :, None, :, None], torch.finfo(score.dtype).min)
-    score = score / math.sqrt(q.shape[-1])
+    score = score.masked_fill_(unseen[:, None, :, None, :, None], torch.finfo(score.dtype).min)
     exact = working_precision(score.dtype)
-    p = F.dropout(score.flatten(-2).softmax(-1, dtype=exact), dropout).sum(4).to(v.dtype)  # b, T, H or 1, Q, S·P
+    p = score.flatten(-2).softmax(-1, dtype=exact)
+    p = (F.dropout(p, dropout) if dropout else p).sum(4).to(v.dtype)  # b, T, H or 1, Q, S·P
     out = (p.flatten(2, 3) @ v.flatten(2, 3)).unflatten(2, p.shape[2:4])
     # Without any positional term all output poses see the same: they were computed as one.
     return out.expand(-1, -1, bias.num_poses, -1, -1).transpose(2, 3)
