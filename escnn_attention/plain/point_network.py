@@ -170,16 +170,16 @@ class SymmetricTensors(ExactBuffers):
 
 
 class InvariantHead(ExactBuffers):
-    """Numbers that no element of the group changes: one map to poses, a pooling over them, a perceptron.
+    """Numbers that no element of the group changes: one map to poses, a pooling over them, an MLP.
 
     Args:
         to_poses: from the features to regular fields.
         weights: ``(|H|,)``, the measure of the poses, of mean 1.
-        widths: of the perceptron: the fields of ``to_poses``, hidden layers, numbers.
+        widths: of the MLP: the fields of ``to_poses``, hidden layers, numbers.
         poses: the pooling over the poses.
         pool: that over the points, or None for numbers at every point.
-        readout: whether the perceptron acts on clouds, after the pooling, or at points, before it.
-        batch_norm: whether what the perceptron gets is standardised over the batch.
+        readout: whether the MLP acts on clouds, after the pooling, or at points, before it.
+        batch_norm: whether what the MLP gets is standardised over the batch.
 
     Raises:
         ValueError: on application in training, there is one cloud (or point) only to standardise over.

@@ -376,7 +376,7 @@ def test_bad_masks_and_measures():
 
 @pytest.mark.parametrize("readout", ["clouds", "points"])
 def test_batch_norm_of_a_single_cloud(readout):
-    """Nothing to standardise over: an error in training only, and only where the perceptron sees one vector."""
+    """Nothing to standardise over: an error in training only, and only where the MLP sees one vector."""
     network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, batch_norm=True, readout=readout, **SMALL).double()
     x, coords = cloud(network.in_type)
     if readout == "clouds":
