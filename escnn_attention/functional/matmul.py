@@ -110,19 +110,10 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    whole = len(weight) == 1 or _in_one(weight) or is_transformed(x, weight, bias)
-    if whole and bias is not None and len(bias) < len(weight):
-        bias = F.pad(bias, (0, 0, 0, len(weight) - len(bias)))
-    if len(weight) == 1:
-        return _linear(x, weight[0], None if bias is None else bias[0]).unsqueeze(0)
-    if _in_one(weight):
-        y = _linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        y = y.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
-        return y.contiguous() if weight.device.type == "cpu" else y
-    if not whole:
-        return _GroupedLinear.apply(x, weight, bias)
-    y = x.flatten(0, -2) @ weight.mT
-    return (y if bias is None else y + bias.unsqueeze(1)).unflatten(1, x.shape[:-1])
+    if is_transformed(x, weight, bias):
+        y = torch.einsum("...s,gos->...go", x, weight)
+        return (y if bias is None else y + F.pad(bias, (0, 0, 0, len(weight) - len(bias)))).movedim(-2, 0)
+    return _GroupedLinear.apply(x, weight, bias)
 
 
 def grouped_linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -132,16 +123,10 @@ def grouped_linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None = No
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if _in_one(weight):
-        return _linear(y.movedim(0, -2).flatten(-2), weight.flatten(0, 1).T, bias)
-    flat = y.flatten(1, -2)
-    x = (flat @ weight).sum(0) if is_transformed(y, weight) else _GroupedLinearTranspose.apply(flat, weight)
-    return (x if bias is None else x + bias).unflatten(0, y.shape[1:-1])
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear map of rows: of other shapes torch adds the bias in an operation of its own."""
-    return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    if is_transformed(y, weight, bias):
+        x = torch.einsum("g...o,gos->...s", y, weight)
+        return x if bias is None else x + bias
+    return _GroupedLinearTranspose.apply(y, weight, bias)
 
 
 def _in_one(weight: Tensor) -> bool:
@@ -149,50 +134,74 @@ def _in_one(weight: Tensor) -> bool:
     return len(weight) == 1 or weight.shape[2] >= 6 * weight.shape[1] or weight.device.type != "cpu"
 
 
-def _weight_gradient(y: Tensor, x: Tensor) -> Tensor:
-    return y.transpose(1, 2) @ x
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    groups, outputs, _ = weight.shape
+    rows = x.flatten(0, -2)  # of other shapes torch adds the bias in an operation of its own
+    if _in_one(weight):
+        if bias is not None and len(bias) < groups:
+            bias = F.pad(bias, (0, 0, 0, groups - len(bias)))
+        y = F.linear(rows, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        y = y.unflatten(-1, (groups, outputs)).transpose(0, 1)
+        y = y.contiguous() if y.device.type == "cpu" else y
+    else:
+        y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
+        if bias is not None:
+            y[: len(bias)] += bias.unsqueeze(1)
+    return y.unflatten(1, x.shape[:-1])
+
+
+def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = y.flatten(1, -2)
+    if _in_one(weight):
+        x = F.linear(rows.transpose(0, 1).flatten(1), weight.flatten(0, 1).T, bias)
+    else:
+        x = rows[0] @ weight[0] if bias is None else torch.addmm(bias, rows[0], weight[0])
+        for of_group, weight_of_group in zip(rows[1:], weight[1:], strict=True):
+            x = x.addmm_(of_group, weight_of_group)
+    return x.unflatten(0, y.shape[1:-1])
+
+
+def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the weights ``(G, o, s)``, of ``(G, ..., o)`` and ``(..., s)``."""
+    rows, columns = y.flatten(1, -2), x.flatten(0, -2)
+    if _in_one(weight):
+        return (rows.transpose(0, 1).flatten(1).T @ columns).view(weight.shape)
+    return rows.transpose(1, 2) @ columns
 
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
-# would make a gradient of x for every group before it adds them up.
+# would make a gradient of x for every group before it adds them up. The operations on shapes are inside, because in a
+# small layer each of them costs as much as a product.
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """A linear map for every group, with the operations on shapes inside: in a small layer each costs as a product."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.with_bias = 0 if bias is None else len(bias)
-        y = torch.bmm(x.flatten(0, -2).expand(len(weight), -1, -1), weight.transpose(1, 2))
-        if bias is not None:
-            y[: len(bias)] += bias.unsqueeze(1)
-        return y.unflatten(1, x.shape[:-1])
+        return _linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows = grad.flatten(1, -2)
         return (
             grouped_linear_transpose(grad, weight) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(rows, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None,
-            rows[: ctx.with_bias].sum(1) if ctx.needs_input_grad[2] else None,
+            _weight_gradient(grad, x, weight) if ctx.needs_input_grad[1] else None,
+            grad[: ctx.with_bias].flatten(1, -2).sum(1) if ctx.needs_input_grad[2] else None,
         )
 
 
 class _GroupedLinearTranspose(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(y, weight)
-        out = y[0] @ weight[0]
-        for y_of_group, of_group in zip(y[1:], weight[1:], strict=True):
-            out.addmm_(y_of_group, of_group)
-        return out
+        return _linear_transpose(y, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         y, weight = ctx.saved_tensors
         return (
             grouped_linear(grad, weight) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(y, grad) if ctx.needs_input_grad[1] else None,
+            _weight_gradient(y, grad, weight) if ctx.needs_input_grad[1] else None,
+            grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None,
         )

@@ -105,3 +105,16 @@ def test_grouped_products_under_autocast(dtype, size):
     for out, leaf in ((mapped, x), (collected, y)):
         gradients = torch.autograd.grad(out.float().sum(), (leaf, weight))
         assert [g.dtype for g in gradients] == [dtype, dtype]
+
+
+@channels
+def test_grouped_products_inside_transforms(size):
+    """Derivatives in forward mode, and of many at once."""
+    x, weight, y, added = (t.detach() for t in arguments((4, size), (5, 2, size), (5, 4, 2), (3, 2)))
+    for function, inputs in ((grouped_linear, (x, weight, added)), (grouped_linear_transpose, (y, weight, x[0]))):
+        expected, change = torch.func.jvp(function, inputs, inputs)
+        torch.testing.assert_close(expected, function(*inputs))
+        bilinear = function(inputs[0], weight)
+        torch.testing.assert_close(change, function(*inputs) + bilinear)  # linear in each of the three
+        many = torch.vmap(function)(*(torch.stack([t, 2 * t]) for t in inputs))
+        torch.testing.assert_close(many, torch.stack([function(*inputs), function(*(2 * t for t in inputs))]))
