@@ -27,18 +27,12 @@ def dense(run: Run) -> Report:
         if encoding == "none":
             # All output poses see the same: the queries of all poses are needed once, in either mode.
             sizes = (1, heads, 1, keys, keys, widened(channels, 0))
-        options = {"backend": "dense", "query": query, "encoding": encoding}
-        ours, plain = name, f"plain attention, {name}"
-        report.measure(
-            {
-                plain: partial(plain_attention, *sizes),
-                ours: partial(bare_attention, "c4", shape, 1, heads, channels, **options),
-            }
-        )
-        gain = report.ratio(plain, ours)["seconds"]
+        plain, ours = f"plain attention, {name}", partial(bare_attention, "c4", shape, 1, heads, channels, "dense")
+        report.measure({plain: partial(plain_attention, *sizes), name: partial(ours, query=query, encoding=encoding)})
+        gain = report.ratio(plain, name)["seconds"]
         percent = None if gain is None else 100 * gain
         verdict = report.check(f"{name}: throughput / plain attention", percent, "≥", _THROUGHPUT, "%")
-        rows.append([name, *report.cost(plain), *report.cost(ours), verdict])
+        rows.append([name, *report.cost(plain), *report.cost(name), verdict])
     title = f"Global attention on {shape[0]}×{shape[1]}, C4: forward and backward, without projections"
     report.table(title, ["attention", "plain", "memory", "ours", "memory", "throughput"], rows)
     return report
@@ -49,12 +43,11 @@ def rotary(run: Run) -> Report:
 
     The reference takes a cloud of points, ours a grid of as many positions: what a query and a key cost is the same.
     """
-    report = Report("rotary", run)
-    side, batch = (2, 1) if run.quick else (8, 4)
+    report, (side, batch) = Report("rotary", run), (2, 1) if run.quick else (8, 4)
     subjects: dict[str, Subject] = {}
     if checkout := run.checkouts.get("platonic"):
-        reference = partial(platonic, side**3, batch, ORDER * HEAD, HEAD, checkout=checkout)
-        subjects["PlatonicConv, dense softmax"] = reference
+        theirs = partial(platonic, side**3, batch, ORDER * HEAD, HEAD, checkout=checkout)
+        subjects["PlatonicConv, dense softmax"] = theirs
     ours = 'GroupSelfAttention, keys="own", rotary'
     subjects[ours] = partial(attention, "octahedral", 3 * (side,), batch, **FRAMES)
     report.measure(subjects)
@@ -67,8 +60,7 @@ def rotary(run: Run) -> Report:
 def compiled(run: Run) -> Report:
     """Exported layers as they are and compiled into one graph, on a GPU also recorded.
 
-    The time of compiling is that of the first step, in which forward and backward pass are compiled, without that of a
-    later step.
+    The time of compiling is that of the first step, in which both passes are compiled, without that of a later step.
     """
     report, rows = Report("compile", run), []
     side, batch = (6, 1) if run.quick else (24, 8)

@@ -44,10 +44,9 @@ def _option(panel: str, help: str, **more: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=panel, **more)
 
 
-_condition = partial(_option, "Conditions")
 _step = partial(_option, "The command step")
+_condition = partial(_option, "Conditions")
 _checkout = partial(_option, "Checkouts of reference implementations", exists=True, file_okay=False, resolve_path=True)
-_SUBMODULE = "LieConv in its checkout"
 
 
 @app.command(help="\n\n".join([*_HELP, "all: all of them, with one summary of the targets."]))
@@ -62,8 +61,8 @@ def benchmark(
     platonic: Annotated[Path | None, _checkout("Platonic Transformers, for rotary and points.")] = None,
     att_gconvs: Annotated[Path | None, _checkout("Attentive group convolutions, for attentive.")] = None,
     lie_transformer: Annotated[Path | None, _checkout("The LieTransformer, for points.")] = None,
-    lie_conv: Annotated[Path | None, _checkout("The fork of LieConv it needs.", show_default=_SUBMODULE)] = None,
-    case: Annotated[Literal["rotmnist-p4", "d4-96"] | None, _step("The network.", show_default="both")] = None,
+    lie_conv: Annotated[Path | None, _checkout("The fork of LieConv that it needs.")] = None,
+    case: Annotated[Literal["rotmnist-p4", "d4-96"] | None, _step("The network; both if none is given.")] = None,
     query: Annotated[Literal["own", "all"], _step("Whose queries contribute to a pose.")] = "all",
     device: Annotated[Literal["cpu", "cuda"], _condition("Where to compute.")] = "cpu",
     dtype: Annotated[Literal["float32", "float64", "bfloat16"], _condition("The precision.")] = "float32",
@@ -78,8 +77,6 @@ def benchmark(
     from examples.benchmarks.references import CheckoutError, check
     from examples.benchmarks.report import Run, summary
 
-    conditions = Conditions(device, dtype, threads, seed, repeats)
-    conditions = conditions.hurried() if quick else conditions
     given = {"g_selfatt": g_selfatt, "gevit": gevit, "platonic": platonic, "att_gconvs": att_gconvs}
     given |= {"lie_transformer": lie_transformer, "lie_conv": lie_conv}
     checkouts = {name: str(path) for name, path in given.items() if path is not None}
@@ -87,11 +84,14 @@ def benchmark(
         _refuse("--device cuda: torch finds no CUDA device")
     if lie_conv is not None and lie_transformer is None:
         _refuse("--lie-conv: got it without --lie-transformer, the checkout that needs it")
+    conditions = Conditions(device, dtype, threads, seed, repeats)
+    conditions = conditions.hurried() if quick else conditions
     try:
         check(checkouts, conditions)
     except CheckoutError as error:
         _refuse(str(error))
     functions = [f for name, (_, *listed) in COMMANDS.items() if command in (name, "all") for f in listed]
+    functions = [f for f in functions if case is None or f == _STEPS[case] or f not in _STEPS.values()]
     console = Console()
     if not console.is_terminal:
         console.width = 120
@@ -99,9 +99,8 @@ def benchmark(
     with console.status("starting") as status:
         run = Run(conditions, out, checkouts, query, status.update)
         for function in functions:
-            if case is None or function == _STEPS[case] or function not in _STEPS.values():
-                reports.append(resolve_name(f"examples.benchmarks.{function}")(run))
-                reports[-1].publish(console)
+            reports.append(resolve_name(f"examples.benchmarks.{function}")(run))
+            reports[-1].publish(console)
         if command == "all":
             summary(reports).publish(console)
 

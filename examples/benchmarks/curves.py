@@ -23,23 +23,14 @@ _BASELINE = ("black", "v")
 
 @dataclass
 class Curve:
-    """How the cost of one kind of layer grows.
-
-    Attributes:
-        name: for legends and tables.
-        subject: the layer of a size.
-        baseline: whether it is there for comparison only.
-        segments: between how many of the last sizes slopes are taken: more where memory grows in steps.
-        points: what was measured, by size.
-        stopped: why there are no larger ones, or None.
-    """
+    """How the cost of one kind of layer grows."""
 
     name: str
-    subject: Callable[[int], Subject]
-    baseline: bool = False
-    segments: int = 1
+    subject: Callable[[int], Subject]  # the layer of a size
+    baseline: bool = False  # whether it is there for comparison only
+    segments: int = 1  # between the last sizes over which slopes are taken: more where memory grows in steps
     points: dict[int, Result] = field(default_factory=dict)
-    stopped: str | None = None
+    stopped: str | None = None  # why there are no larger ones
 
     def slope(self, quantity: str) -> float | None:
         """The power of the size with which a cost grows over the last segments."""

@@ -23,27 +23,19 @@ _DISC = 21  # positions in the disc that C8 has for a window of 5×5
 class Case:
     """A layer between 20 regular fields with 9 heads of 10 channels, as in the rotMNIST network of GSA-Nets.
 
-    Rotations by 45° do not map a square window onto itself: for C8 ours is the disc of 21 positions in the reference's
-    25.
-
-    Attributes:
-        rotations: the group, C4 or C8.
-        size, batch: the images.
-        kernel_size: the window; None for global attention.
-        query, encoding: of our layer. The reference has one kind of each, all query poses and separable MLPs.
-        faster, smaller: how many times less time and memory than the reference it should take on a CPU.
-        slower: how many times the time of the convolution it may take there; None for as many as it takes.
+    Rotations by 45° do not map a square window onto itself: for C8 ours is the disc of 21 positions in the 25 of the
+    reference, of which there is one kind, with all query poses and separable MLPs. Targets are for the CPU.
     """
 
-    rotations: int
-    size: int
+    rotations: int  # the group, C4 or C8
+    size: int  # of the images
     batch: int
-    kernel_size: int | None
+    kernel_size: int | None  # None for global attention
     query: str
     encoding: str | None
-    faster: float
-    smaller: float
-    slower: float | None = None
+    faster: float  # how many times less time than the reference it should take
+    smaller: float  # how many times less memory
+    slower: float | None = None  # how many times the time of the convolution it may take
 
     @property
     def name(self) -> str:
@@ -62,11 +54,14 @@ class Case:
             return 10, 10, None if self.slower is None else 3
         return self.faster, self.smaller, self.slower
 
+    @property
+    def _where(self) -> tuple[str, tuple[int, int], int]:
+        return f"c{self.rotations}", (self.size, self.size), self.batch
+
     def ours(self, backend: str = "auto") -> Subject:
         """Our layer."""
         options = {"kernel_size": self.kernel_size, "query": self.query, "encoding": self.encoding}
-        sizes = {"num_heads": HEADS, "head_fields": CHANNELS}
-        return partial(attention, f"c{self.rotations}", self._shape, self.batch, **sizes, **options, backend=backend)
+        return partial(attention, *self._where, num_heads=HEADS, head_fields=CHANNELS, backend=backend, **options)
 
     def others(self, checkouts: Mapping[str, str]) -> dict[str, Subject]:
         """What it is compared with, by name."""
@@ -76,7 +71,7 @@ class Case:
             for option, name in _REFERENCES.items()
             if option in checkouts
         }
-        found[f"R2Conv, {self.setting}"] = partial(convolution, f"c{self.rotations}", self._shape, self.batch)
+        found[f"R2Conv, {self.setting}"] = partial(convolution, *self._where)
         if self.kernel_size is None:
             # On the vectors that the Fourier identity makes.
             tokens = self.rotations * self.size**2
@@ -84,10 +79,6 @@ class Case:
             sizes = (self.batch, HEADS, self.rotations, queries, tokens, widened(CHANNELS))
             found[f"plain attention, {self.setting}"] = partial(plain_attention, *sizes)
         return found
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.size, self.size
 
     def scores(self) -> float:
         """How many scores the formula has."""
@@ -99,8 +90,7 @@ class Case:
     def operations(self) -> float:
         """Multiplications and additions of the formula, forward and backward.
 
-        As is usual for attention: two products of C channels for every score in the forward pass and five in the
-        backward pass, one of which makes the scores again.
+        As usual: two products of C channels for every score forward and five backward, one for the scores again.
         """
         return 7 * 2 * CHANNELS * self.scores()
 
@@ -153,9 +143,7 @@ def layers(run: Run) -> Report:
             slower = report.ratio(case.name, f"R2Conv, {case.setting}")["seconds"]
             report.check(f"{case.name}: time of ours / R2Conv 5×5", slower, "≤", slowest)
     columns = ["layer", "ours", "memory", "R2Conv 5×5", "ours / R2Conv", "plain attention", "ours / plain"]
-    caption = (
-        "plain attention: scaled_dot_product_attention alone, on vectors as wide as the Fourier identity makes them"
-    )
+    caption = "plain attention: scaled_dot_product_attention, on vectors as wide as the Fourier identity makes them"
     report.table("Against a convolution and plain attention: forward and backward", columns, rows, caption)
     return report
 

@@ -36,32 +36,19 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all measurements of a run have in common.
+    """What all measurements of a run have in common."""
 
-    Attributes:
-        device, dtype: ``"cpu"`` or ``"cuda"``, and the precision, by its name in torch.
-        threads: the threads torch may use.
-        seed: of weights and inputs.
-        repeats: the number of processes in which each subject is measured.
-        warmup: steps that are not timed, at most; fewer where they take more than a third of ``seconds``.
-        steps: timed steps of a process, at most.
-        seconds: the time after which a process starts no further step; two are timed however long they take.
-        patience: the seconds after which a process is given up.
-        quick: whether this run only shows that everything works: one process for all subjects, tiny sizes.
-        profile: whether to find out where the time of a step goes, after the timed ones.
-    """
-
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 2
-    seed: int = 0
-    repeats: int = 3
-    warmup: int = 3
-    steps: int = 10
-    seconds: float = 8.0
-    patience: float = 1800.0
-    quick: bool = False
-    profile: bool = False
+    device: str = "cpu"  # or "cuda"
+    dtype: str = "float32"  # by its name in torch
+    threads: int = 2  # that torch may use
+    seed: int = 0  # of weights and inputs
+    repeats: int = 3  # the processes in which each subject is measured
+    warmup: int = 3  # steps that are not timed, at most; fewer where they take more than a third of `seconds`
+    steps: int = 10  # that are timed in a process, at most
+    seconds: float = 8.0  # after which a process starts no further step; two are timed however long they take
+    patience: float = 1800.0  # seconds after which a process is given up
+    quick: bool = False  # only to show that everything works: tiny sizes, one process for all subjects
+    profile: bool = False  # whether to find out where the time of a step goes, after the timed ones
 
     def hurried(self) -> Conditions:
         """These conditions for a quick run."""
@@ -70,22 +57,13 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Result:
-    """One subject, over all processes in which it was measured. Where it failed there are no numbers.
+    """One subject, over all processes in which it was measured. Where it failed there are no numbers."""
 
-    Attributes:
-        seconds: the fastest step.
-        median_seconds: the median of all timed steps.
-        first_seconds: the first step of a process, with everything that is set up or compiled in it, at best.
-        peak_bytes: held at most, above the process after its imports; the median over the processes.
-        runs: what each process found.
-        failure: why there is nothing, or None.
-    """
-
-    seconds: float | None = None
-    median_seconds: float | None = None
-    first_seconds: float | None = None
-    peak_bytes: int | None = None
-    runs: Sequence[dict[str, Any]] = ()
+    seconds: float | None = None  # of the fastest step
+    median_seconds: float | None = None  # of all timed steps
+    first_seconds: float | None = None  # of the first step, with all that is set up or compiled in it, at best
+    peak_bytes: int | None = None  # at most, above the process after its imports; the median over the processes
+    runs: Sequence[dict[str, Any]] = ()  # what each process found
     failure: str | None = None
 
     @classmethod
@@ -110,10 +88,7 @@ def ratio(more: Result, less: Result) -> dict[str, float | None]:
 
 
 def gradient_step(forward: Callable[..., Tensor], inputs: Iterable[Tensor], parameters: Iterable[Tensor] = ()) -> Step:
-    """A forward pass and the gradients of a loss for all inputs and parameters.
-
-    The loss is the sum of the output times a fixed random tensor, which is what the backward pass starts from.
-    """
+    """A forward pass, and the gradients of the output times a fixed random tensor for all inputs and parameters."""
     arguments = [x.requires_grad_() for x in inputs]
     leaves = [*arguments, *parameters]
     weight: Tensor | None = None
@@ -173,11 +148,9 @@ def ask(subjects: Sequence[Subject], conditions: Conditions) -> list[dict[str, A
     # Thread pools that are made at import time take their number from the environment.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(conditions.threads)}
     command = [sys.executable, "-c", "from examples.benchmarks.measure import answer; answer()"]
-    order = pickle.dumps((conditions, subjects))
+    options = {"input": pickle.dumps((conditions, subjects)), "capture_output": True, "timeout": conditions.patience}
     try:
-        process = subprocess.run(
-            command, input=order, env=environment, capture_output=True, timeout=conditions.patience
-        )
+        process = subprocess.run(command, env=environment, **options)
     except subprocess.TimeoutExpired:
         return [{"failure": f"no answer within {conditions.patience:g} s"}] * len(subjects)
     found = [json.loads(line) for line in process.stdout.splitlines()]
@@ -193,16 +166,20 @@ def answer() -> None:
     warnings.filterwarnings("ignore", message=".*py3nj.*")
     conditions, subjects = pickle.load(sys.stdin.buffer)
     for subject in subjects:
-        try:
-            # Whatever libraries print is not an answer.
-            with redirect_stdout(sys.stderr):
-                found = measure_here(subject, conditions)
-        except Exception as error:
-            # One case that fails, for want of memory or of a feature of the device, is no reason to lose all others.
-            found = {"failure": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"}
+        # Whatever libraries print is not an answer.
+        with redirect_stdout(sys.stderr):
+            found = attempt(subject, conditions)
         print(json.dumps(found), flush=True)
     # Compilers leave threads and processes behind that take their time to end.
     os._exit(0)
+
+
+def attempt(subject: Subject, conditions: Conditions) -> dict[str, Any]:
+    """What this process finds, or why it fails: for want of memory or of a feature of the device, say."""
+    try:
+        return measure_here(subject, conditions)
+    except Exception as error:
+        return {"failure": f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"}
 
 
 def measure_here(subject: Subject, conditions: Conditions) -> dict[str, Any]:

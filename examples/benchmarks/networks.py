@@ -54,10 +54,10 @@ step_rotmnist, step_d4 = (partial(step, network) for network in STEPS)
 def attentive(run: Run) -> Report:
     """The p4-CNN of attentive group convolutions, against the published networks and without attention."""
     report, batch, checkout = Report("attentive", run), 2 if run.quick else 64, run.checkouts.get("att_gconvs")
-    subjects, published = {}, {}
+    published = {name: f"att_gconvs, {name}" for name in VARIANTS if checkout is not None}
+    subjects = {}
     for name, variant in VARIANTS.items():
-        if checkout is not None:
-            published[name] = f"att_gconvs, {name}"
+        if name in published:
             subjects[published[name]] = partial(att_gconvs, variant, batch, checkout=checkout)
         subjects[name] = partial(training, "p4-cnn", batch, attention=variant)
     report.measure(subjects)
@@ -97,10 +97,8 @@ def _draw(report: Report, title: str, groups: list[str], kinds: dict[str, list[s
 def attentive_large(run: Run) -> Report:
     """The All-CNN-C, whose attended responses would fill 72 GB if they were stored."""
     report, (batch, width) = Report("attentive-all-cnn-c", run), (2, 1) if run.quick else (128, None)
-    subjects = {
-        name: partial(training, "all-cnn-c", batch, attention=VARIANTS[name], width=width)
-        for name in ("plain", "α of features", "α")
-    }
+    network = partial(training, "all-cnn-c", batch, width=width)
+    subjects = {name: partial(network, attention=VARIANTS[name]) for name in ("plain", "α of features", "α")}
     # A step takes minutes, and the memory is the same in all.
     report.measure(subjects, repeats=1, warmup=1, steps=1)
     title = f"p4 All-CNN-C, CIFAR-10 shapes, batch {batch}, against the network without attention"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.autograd.profiler_util import FunctionEvent
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from escnn_attention.plain import self_attention
@@ -23,11 +22,9 @@ from escnn_attention.plain.pose_linear import PoseLinear
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
 _KINDS = ("attention", "projections", "norms", "activations", "optimizer")
-_MODULES: dict[type[torch.nn.Module], str] = {
-    **dict.fromkeys((ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear), "projections"),
-    LayerNorm: "norms",
-    torch.nn.SiLU: "activations",
-}
+_MARKED = [(self_attention, "compute", "attention"), (LayerNorm, "forward", "norms")]
+_MARKED += [(torch.nn.SiLU, "forward", "activations")]
+_MARKED += [(layer, "forward", "projections") for layer in (ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear)]
 _MARK = "benchmark: "
 
 _Forward = dict[tuple[int | None, int], str | None]  # the kinds of forward operations, by thread and sequence number
@@ -58,21 +55,18 @@ def shares(step: Callable[[], object], device: str) -> dict[str, float]:
 @contextmanager
 def marks() -> Iterator[None]:
     """Marks around the modules of a kind and around the attention itself, for all modules of the process."""
-    open_marks: list[Any] = []
-
-    def enter(module: torch.nn.Module, _: object) -> None:
-        if (kind := _MODULES.get(type(module))) is not None:
-            open_marks.append(record_function(_MARK + kind))
-            open_marks[-1].__enter__()
-
-    def leave(module: torch.nn.Module, *_: object) -> None:
-        if type(module) in _MODULES:
-            open_marks.pop().__exit__(None, None, None)
-
-    compute = record_function(_MARK + "attention")(self_attention.compute)
-    before, after = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
-    with before, after, mock.patch.object(self_attention, "compute", compute):
+    with ExitStack() as stack:
+        for owner, name, kind in _MARKED:
+            stack.enter_context(mock.patch.object(owner, name, _marked(getattr(owner, name), kind)))
         yield
+
+
+def _marked(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        with record_function(_MARK + kind):
+            return function(*arguments, **options)
+
+    return call
 
 
 def forward_kinds(events: list[FunctionEvent]) -> _Forward:

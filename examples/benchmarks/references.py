@@ -105,24 +105,13 @@ def att_gconvs(attention: str | None, batch: int, *, checkout: str) -> Build:
 
 
 def lie_transformer(
-    points: int,
-    poses: int,
-    batch: int,
-    *,
-    channels: int,
-    num_layers: int,
-    num_heads: int,
-    checkout: str,
-    lie_conv: str | None = None,
+    points: int, poses: int, batch: int, *, checkout: str, lie_conv: str | None = None, **sizes: int
 ) -> Build:
     """``EquivariantTransformer`` on SE(2): its own kernel, dot product plus MLP of the location, under a softmax.
 
-    Args:
-        points, batch: of the clouds; there are 2 features at each point.
-        poses: the number of rotations to which each point is lifted.
-        channels, num_layers, num_heads: of the network. The MLP of the location has 16 hidden channels.
-        checkout: of lie-transformer.
-        lie_conv: the checkout of the fork of LieConv that it needs; None for the submodule of the other.
+    There are 2 features at each point, which is lifted to so many poses; the MLP of the location has 16 channels.
+    LieConv, of which it needs a fork, is the submodule of the checkout, or ``lie_conv``. The sizes are ``channels``,
+    ``num_layers`` and ``num_heads``.
     """
     import_from(checkout, "eqv_transformer")
     folder = Path(checkout, "LieConv") if lie_conv is None else Path(lie_conv)
@@ -133,7 +122,7 @@ def lie_transformer(
     import_from(str(folder), "lie_conv")
     groups = _import_groups(folder.resolve())
     (network,) = import_from(checkout, "eqv_transformer.eqv_attention")
-    sizes = {"dim_hidden": channels, "num_layers": num_layers, "num_heads": num_heads, "kernel_dim": 16}
+    sizes |= {"dim_hidden": sizes.pop("channels"), "kernel_dim": 16}
 
     def build(place: Place) -> Step:
         make = network.EquivariantTransformer

@@ -23,14 +23,7 @@ from examples.benchmarks.measure import Conditions, Result, Subject, measure, ra
 
 @dataclass(frozen=True)
 class Check:
-    """A number and the target it is held against.
-
-    Attributes:
-        name: of what.
-        value: what was measured; None where that failed.
-        relation, target: the least or the most that it should be.
-        unit: of both, as it is written behind them.
-    """
+    """A number, None where it could not be measured, and the least or the most that it should be."""
 
     name: str
     value: float | None
@@ -54,21 +47,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Run:
-    """What a command was asked for.
-
-    Attributes:
-        conditions: for all measurements.
-        folder: for everything that is written.
-        checkouts: the folders of references, by the names of their options; those to go without are left out.
-        query: of the networks of ``step``.
-        say: is told what is being measured.
-    """
+    """What a command was asked for."""
 
     conditions: Conditions
-    folder: Path
-    checkouts: Mapping[str, str] = field(default_factory=dict)
-    query: str = "all"
-    say: Callable[[str], None] = lambda _: None
+    folder: Path  # for everything that is written
+    checkouts: Mapping[str, str] = field(default_factory=dict)  # of references, by the names of their options
+    query: str = "all"  # of the networks of "step"
+    say: Callable[[str], None] = lambda _: None  # is told what is being measured
 
     @property
     def quick(self) -> bool:
@@ -78,22 +63,12 @@ class Run:
 
 @dataclass
 class Report:
-    """What a command measured, and the tables, checks and notes that it makes of that.
+    """What a command measured, and the tables, checks and notes that it makes of that."""
 
-    Attributes:
-        command: the name of the command, and of its file.
-        run: what was asked for.
-        results: what was measured, by name.
-        data: what else goes into the file.
-        tables: for people.
-        checks: targets, and whether they are met.
-        notes: what else has to be said.
-    """
-
-    command: str
+    command: str  # and the name of the file
     run: Run
     results: dict[str, Result] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=lambda: {"results": {}, "ratios": {}})
+    data: dict[str, Any] = field(default_factory=lambda: {"results": {}, "ratios": {}})  # for the file
     tables: list[Table] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

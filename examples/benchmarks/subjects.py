@@ -40,9 +40,9 @@ def gspace(name: str) -> GSpace:
     match = re.fullmatch(r"([cd])(\d+)", name)
     if match is None:
         raise ValueError(f"space: got {name!r}, needed cN, dN or octahedral")
-    if match[1] == "d":
-        return gspaces.flipRot2dOnR2(int(match[2]))
-    return gspaces.rot2dOnR2(int(match[2])) if match[2] != "1" else gspaces.trivialOnR2()
+    if name == "c1":
+        return gspaces.trivialOnR2()
+    return (gspaces.rot2dOnR2 if match[1] == "c" else gspaces.flipRot2dOnR2)(int(match[2]))
 
 
 def regular(name: str, fields: int) -> FieldType:
@@ -52,30 +52,21 @@ def regular(name: str, fields: int) -> FieldType:
 
 
 def attention(
-    space: str,
-    shape: tuple[int, ...],
-    batch: int,
-    *,
-    fields: int = 20,
-    num_heads: int = 9,
-    head_fields: int = 10,
-    block: bool = False,
-    form: str = "module",
-    **options: Any,
+    space: str, shape: tuple[int, ...], batch: int, fields: int = 20, form: str = "module", **options: Any
 ) -> Build:
-    """Group self-attention on a grid, or a transformer block around it.
+    """Group self-attention on a grid, or with ``block=True`` a transformer block around it.
 
     The form is the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``, or ``"recorded"``:
     compiled, and its kernels launched together as a CUDA graph.
     """
+    make = TransformerBlock if options.pop("block", False) else GroupSelfAttention
     if form in ("compiled", "recorded"):
         # What an earlier process compiled must not make this one look fast.
         importlib.import_module("torch._inductor.config").force_disable_caches = True  # type: ignore[attr-defined]
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
-        make = TransformerBlock if block else GroupSelfAttention
-        layer = make(kind, kind, num_heads, head_fields=head_fields, **options).to(**place)
+        layer = make(kind, kind, **{"num_heads": 9, "head_fields": 10, **options}).to(**place)
         x = torch.randn(batch, kind.size, *shape, **place)
         if form == "module":
             return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
@@ -100,10 +91,7 @@ def convolution(space: str, shape: tuple[int, ...], batch: int, fields: int = 20
 
 
 def widened(channels: int, frequencies: int = 16) -> int:
-    """The width of vectors of so many channels once they carry the waves of FourierEncoding, 16 by default.
-
-    Rounded up to a multiple of 16, for which torch's kernels are fastest.
-    """
+    """The width of vectors with the waves of FourierEncoding: a multiple of 16, for the fastest of torch's kernels."""
     return -(-(channels + 2 * frequencies) // 16) * 16
 
 
@@ -181,30 +169,20 @@ def training(network: str, batch: int, size: int | None = None, **options: Any) 
 
 
 def point_attention(
-    space: str,
-    points: int,
-    batch: int = 1,
-    *,
-    fields: int = 8,
-    num_heads: int = 4,
-    head_fields: int = 8,
-    num_neighbours: int | None = None,
-    encoding: str | None = None,
-    hub: bool = False,
-    **options: Any,
+    space: str, points: int, batch: int = 1, fields: int = 8, hub: bool = False, **options: Any
 ) -> Build:
     """Group self-attention between points, which searches their neighbours.
 
     With ``hub`` edges are given instead, of which one point has as many as there are points.
     """
-    options |= {"head_fields": head_fields, "encoding": _encoding(encoding)}
+    options = {"num_heads": 4, "head_fields": 8, **options, "encoding": _encoding(options.get("encoding"))}
+    given = options.pop("num_neighbours") if hub else 0
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
-        searched = None if hub else num_neighbours
-        layer = PointSelfAttention(kind, kind, num_heads, num_neighbours=searched, **options).to(**place)
+        layer = PointSelfAttention(kind, kind, **options).to(**place)
         coords, owners = clouds(points, batch, kind.gspace.dimensionality, place)
-        edges = with_hub(nearest(coords, num_neighbours or points)) if hub else None
+        edges = with_hub(nearest(coords, given)) if hub else None
         x = torch.randn(len(coords), kind.size, **place)
         return gradient_step(
             lambda x: layer(GeometricTensor(x, kind, coords), edges, owners).tensor, [x], layer.parameters()
@@ -232,16 +210,7 @@ def point_convolution(space: str, points: int, num_neighbours: int, fields: int 
 
 
 def point_network(
-    space: str,
-    points: int,
-    batch: int,
-    *,
-    fields: int,
-    features: int = 2,
-    labels: int | None = None,
-    encoding: str | None = None,
-    attention: dict[str, Any],
-    **options: Any,
+    space: str, points: int, batch: int, *, fields: int, features: int = 2, labels: int | None = None, **options: Any
 ) -> Build:
     """A point transformer whose pointwise networks are as wide as its blocks.
 
@@ -249,13 +218,11 @@ def point_network(
     """
     if labels is not None:
         importlib.import_module("torch._dynamo")
-    options |= {"attention": {"hidden_fields": fields, **attention}, "encoding": _encoding(encoding)}
+    options["attention"] = {"hidden_fields": fields, **options["attention"]}
+    options |= {"encoding": _encoding(options.get("encoding")), "pool": "mean" if labels is None else None}
 
     def build(place: Place) -> Step:
-        pool = "mean" if labels is None else None
-        network = PointTransformer(gspace(space), features, labels or 1, fields=fields, pool=pool, **options).to(
-            **place
-        )
+        network = PointTransformer(gspace(space), features, labels or 1, fields=fields, **options).to(**place)
         coords, owners = clouds(points, batch, network.gspace.dimensionality, place)
         x = torch.randn(len(coords), features, **place)
 

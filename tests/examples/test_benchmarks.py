@@ -15,10 +15,11 @@ import torch
 
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
 
 from escnn_attention.functional import backends_for
 from examples.benchmarks import curves, growth, measure, points, profile
-from examples.benchmarks.cli import COMMANDS
+from examples.benchmarks.cli import COMMANDS, app
 from examples.benchmarks.curves import Curve, follow, show, slope
 from examples.benchmarks.layers import CASES, QUICK, Case, layers
 from examples.benchmarks.measure import Conditions, PeakMemory, Result, ratio
@@ -43,6 +44,22 @@ def benchmark(*arguments):
         text=True,
         timeout=300,
     )
+
+
+@pytest.fixture
+def quickly(monkeypatch, tmp_path):
+    """A command with ``--quick`` that measures in this process: what it prints and what it writes."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(measure, "ask", lambda subjects, conditions: [measure.attempt(s, conditions) for s in subjects])
+
+    def run(*arguments):
+        found = CliRunner().invoke(app, [*arguments, "--quick", "--out", str(tmp_path)])
+        assert found.exit_code == 0, found.output
+        files = sorted(tmp_path.glob("*.json"))
+        return found.output, {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+    yield run
+    torch.set_num_threads(threads)
 
 
 def test_layers(tmp_path):
@@ -74,7 +91,7 @@ def test_layers(tmp_path):
 
 
 def test_backends(tmp_path):
-    run = benchmark("backends", "--quick", "--out", tmp_path)
+    run = benchmark("backends", "--quick", "--out", tmp_path)  # without the interpreter of Triton that tests have
     assert run.returncode == 0, run.stderr
     stored = json.loads((tmp_path / "backends.json").read_text(encoding="utf-8"))
     assert stored["notes"] == []
@@ -93,11 +110,9 @@ def test_backends(tmp_path):
         assert served or "cannot serve this call" in measured["failure"]
 
 
-def test_scaling(tmp_path):
-    run = benchmark("scaling", "--quick", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
-    stored = json.loads((tmp_path / "scaling.json").read_text(encoding="utf-8"))
-    pixels, orders = stored["curves"].values()
+def test_scaling(quickly, tmp_path):
+    _, stored = quickly("scaling")
+    pixels, orders = stored["scaling"]["curves"].values()
     assert [curve["name"] for curve in pixels] == ["5×5, own", "5×5, all", "global, own", "global, all", "R2Conv 5×5"]
     for found, axis, sizes in ((pixels, "pixels", [16, 36]), (orders, "elements of the group", [1, 2])):
         for curve in found:
@@ -107,23 +122,21 @@ def test_scaling(tmp_path):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_ceilings(tmp_path):
-    run = benchmark("ceilings", "--quick", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
-    stored = json.loads((tmp_path / "ceilings.json").read_text(encoding="utf-8"))
+def test_ceilings(quickly):
+    printed, stored = quickly("ceilings")
+    stored = stored["ceilings"]
     rates = stored["rates"]
     assert all(rate > 0 for rate in rates["ceiling"].values())
     for case in QUICK:
-        assert case.name in run.stdout
+        assert case.name in printed
         done = rates[case.name]["operations_per_second"] * stored["results"][case.name]["seconds"]
         assert done == pytest.approx(case.operations())
 
 
-def test_step(tmp_path):
-    run = benchmark("step", "--quick", "--case", "d4-96", "--query", "own", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["step-d4-96.json"]
-    stored = json.loads((tmp_path / "step-d4-96.json").read_text(encoding="utf-8"))
+def test_step(quickly):
+    _, stored = quickly("step", "--case", "d4-96", "--query", "own")
+    assert list(stored) == ["step-d4-96"]
+    stored = stored["step-d4-96"]
     assert stored["notes"] == []
     (check,) = stored["checks"]
     assert (check["name"], check["target"]) == ("d4-96, own: peak memory of a step", 4.0)
@@ -131,37 +144,46 @@ def test_step(tmp_path):
     assert all(seconds > 0 for seconds in step["runs"][0]["seconds_by_kind"].values())
 
 
-def test_attentive(tmp_path):
-    run = benchmark("attentive", "--quick", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
-    stored = json.loads((tmp_path / "attentive.json").read_text(encoding="utf-8"))
+def test_dense_and_rotary(quickly):
+    printed, stored = quickly("dense")
+    assert [check["target"] for check in stored["dense"]["checks"]] == 4 * [70.0]
+    assert len(stored["dense"]["results"]) == 8
+    for check in stored["dense"]["checks"]:
+        name = check["name"].partition(":")[0]
+        assert name in printed
+        factor = stored["dense"]["ratios"][f"plain attention, {name} / {name}"]["seconds"]
+        assert check["value"] == pytest.approx(100 * factor)
+    _, stored = quickly("rotary")
+    (ours,) = stored["rotary"]["results"].values()
+    assert (ours["subject"], ours["shape"]) == ("attention", [2, 2, 2])
+    assert ours["seconds"] > 0
+
+
+def test_attentive(quickly, tmp_path):
+    printed, stored = quickly("attentive")
+    large, stored = stored["attentive-all-cnn-c"], stored["attentive"]
     assert stored["notes"] == []
     assert stored["checks"] == []  # nothing to compare with
     assert list(stored["results"]) == list(VARIANTS)  # none published
     plain = stored["results"]["plain"]["seconds"]
     for name in VARIANTS:
-        assert name in run.stdout
+        assert name in printed
         factor = stored["results"][name]["seconds"] / plain
         assert stored["ratios"][f"{name} / plain"]["seconds"] == pytest.approx(factor)
     assert (tmp_path / "attentive.png").read_bytes().startswith(b"\x89PNG")
-    large = json.loads((tmp_path / "attentive-all-cnn-c.json").read_text(encoding="utf-8"))
     (check,) = large["checks"]
     assert (check["relation"], check["target"], check["unit"]) == ("≤", 12.0, "GB")
     assert check["value"] == pytest.approx(large["results"]["α"]["peak_bytes"] / 1e9)
 
 
-def test_points(tmp_path):
-    run = benchmark("points", "--quick", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
-    stored = {
-        name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("points", "points-frames", "points-edges", "points-training")
-    }
+def test_points(quickly, tmp_path):
+    printed, stored = quickly("points")
+    assert stored.keys() == {"points", "points-edges", "points-frames", "points-training"}
     assert all(report["notes"] == [] for report in stored.values())  # nothing failed
     assert stored["points"]["checks"] == stored["points-frames"]["checks"] == []  # nothing to compare with
     assert list(stored["points"]["results"]) == list(points.NETWORKS)
     for name, network in stored["points"]["results"].items():
-        assert name in run.stdout
+        assert name in printed
         assert 0 < network["seconds"] <= network["median_seconds"]
     assert stored["points"]["ratios"] == {}
     (frames,) = stored["points-frames"]["results"].values()
@@ -342,9 +364,9 @@ def test_a_lie_transformer_that_lacks_something(lie, tmp_path):
     says("is no checkout of LieConv: it has no file lie_conv/lieGroups.py", lie)
     shutil.rmtree(lie / "LieConv")
     says("no folder LieConv/lie_conv: get the submodule, or name a checkout with --lie-conv", lie)
-    run = benchmark("points", "--quick", "--lie-conv", lie)
-    assert run.returncode == 2
-    assert "--lie-conv: got it without --lie-transformer" in run.stderr
+    found = CliRunner().invoke(app, ["points", "--quick", "--lie-conv", str(lie.parent)])
+    assert found.exit_code == 2
+    assert "--lie-conv: got it without --lie-transformer" in found.stderr
 
 
 def test_what_is_counted():
