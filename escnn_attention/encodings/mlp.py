@@ -59,7 +59,7 @@ class MLPEncoding(Encoding):
     def offsets(self, delta: Tensor) -> Tensor | None:
         if self.mlp is None:
             return None
-        of_points: Tensor = self.mlp(delta.flatten(0, -2))
+        of_points: Tensor = self.mlp(delta.reshape(-1, delta.shape[-1]))
         return of_points.view(*delta.shape[:-1], self._table_heads(), self.channels).movedim(-2, 0)
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
