@@ -26,7 +26,7 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
     Args:
         path: the file to write; its folder must exist.
-        mode: ``"wb"``, ``"w+b"`` or ``"w"``; text is UTF-8.
+        mode: ``"wb"`` or ``"w"``; text is UTF-8.
 
     Raises:
         OSError: it cannot be written; ``filename`` is ``path``.

@@ -118,8 +118,9 @@ def read_network(network: dict[str, Any], checkpoint: Path) -> tuple[nn.Module, 
     content = read_checkpoint(checkpoint, f"Move it away, {_WAY_OUT}")
     built = build_described(network)
     expected = {f"network.{name}": value.shape for name, value in built.state_dict().items()}
-    found = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
-    if [value.shape for value in found.values()] != list(expected.values()):
+    state = content.get("state_dict", {})
+    found = {name: value for name, value in state.items() if name.startswith("network.")}
+    if [value.shape for value in found.values()] != list(expected.values()) or "epoch" not in content:
         raise UserError(f"{checkpoint} is of another network than this version of escnn_attention builds: {_WAY_OUT}")
     if list(found) != list(expected):
         content["state_dict"] = dict(zip(expected, found.values(), strict=True))

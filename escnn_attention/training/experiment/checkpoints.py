@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from escnn_attention.training.files import atomic_file
 
 PROVENANCE = "_Provenance"
 """The name under which a checkpoint says by what it was made."""
+
+
+_KINDS = {"state_dict": dict, "epoch": int, "callbacks": dict, "loops": dict}
+_KINDS |= {"optimizer_states": list, "lr_schedulers": list, "pytorch-lightning_version": str}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -38,9 +43,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint in one step, with a digest in it."""
-    with atomic_file(path, "w+b") as file:
-        torch.save(content, file)
-        append_digest(file)
+    # Not to the disk at once: torch has an error of its own for a disk that is full, which does not say so.
+    with io.BytesIO() as buffer:
+        torch.save(content, buffer)
+        append_digest(buffer)
+        with atomic_file(path) as file:
+            file.write(buffer.getbuffer())
 
 
 def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
@@ -64,7 +72,7 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
             checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(checkpoint, dict):
             raise _DamagedError(f"it holds a {type(checkpoint).__name__}, not a checkpoint")
-        _check_weights(checkpoint.get("state_dict", {}))
+        _check_parts(checkpoint)
     except MemoryError:
         raise
     # A damaged file can lead the reader anywhere.
@@ -73,10 +81,17 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
     return checkpoint
 
 
-def _check_weights(state: Any) -> None:
-    if not isinstance(state, dict):
-        raise _DamagedError(f"its state_dict is a {type(state).__name__}, needed tensors by name")
-    for name, value in state.items():
+def _check_parts(checkpoint: dict[str, Any]) -> None:
+    """What is in a checkpoint is of the kind that Lightning takes it for."""
+    for name, kind in _KINDS.items():
+        if name in checkpoint and not isinstance(checkpoint[name], kind):
+            raise _DamagedError(f"its {name} is a {type(checkpoint[name]).__name__}, needed a {kind.__name__}")
+    for name in ("optimizer_states", "lr_schedulers"):
+        if not all(isinstance(state, dict) for state in checkpoint.get(name, ())):
+            raise _DamagedError(f"its {name} are not all dictionaries")
+    if "loops" in checkpoint and not isinstance(checkpoint["loops"].get("fit_loop"), dict):
+        raise _DamagedError("its loops have no fit_loop")
+    for name, value in checkpoint.get("state_dict", {}).items():
         if not isinstance(name, str):
             raise _DamagedError(f"its state_dict has the key {name!r}, needed names")
         if not isinstance(value, torch.Tensor) and not name.endswith(torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX):

@@ -52,6 +52,9 @@ from escnn_attention.training.quiet import quiet_lightning
 
 _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for one that was killed
 
+# What Lightning cannot do without: the first two always, the others to go on.
+_NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version")
+
 Task = Literal["classification", "point-classification", "point-regression", "point-dynamics"]
 
 _MODULES: dict[str, type[Scheduled]] = {
@@ -179,12 +182,9 @@ class ExperimentCLI(LightningCLI):
     def _check_checkpoint(self, path: Path) -> None:
         """The configuration fits what the checkpoint was trained with, so far as it must."""
         content = read_checkpoint(path)
-        needed = ("state_dict", "epoch") + (("optimizer_states",) if self.subcommand == "fit" else ())
-        for name in needed:
+        for name in _NEEDED[: None if self.subcommand == "fit" else 2]:
             if name not in content:
                 raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
-        if not isinstance(content["state_dict"], dict) or not isinstance(content["epoch"], int):
-            raise UserError(f"{self._told_apart(path)} is not a checkpoint of this package")
         trained = provenance_of(content)
         if trained is None:
             return

@@ -60,5 +60,8 @@ def test_other_names_of_the_same_weights_are_understood(trained):
     assert finished == 1
     assert all(torch.equal(value, training.network.state_dict()[name]) for name, value in network.state_dict().items())
     assert list(torch.load(path, weights_only=True)["state_dict"]) == list(state)
+    torch.save({"state_dict": state}, path)
+    with pytest.raises(UserError, match="is of another network than this version"):
+        read_network(description, path)
     with pytest.raises(UserError, match="is of another network than this version of escnn_attention builds"):
         read_network(describe_network("hybrid", "c4", 8, 10, 900), path)

@@ -41,7 +41,7 @@ def test_a_flipped_bit_is_refused(path, data):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([torch.zeros(2)], "its state_dict is a list, needed tensors by name"),
+        ([torch.zeros(2)], "its state_dict is a list, needed a dict"),
         ({3: torch.zeros(2)}, "its state_dict has the key 3, needed names"),
         ({"network.w": "x"}, "its state_dict has a str as network.w, needed a tensor"),
     ],

@@ -27,6 +27,10 @@ from tests import samples
 
 ROOT = Path(__file__).parents[3]
 
+# The parts of a checkpoint that Lightning needs.
+WHOLE = {"state_dict": {}, "epoch": 0, "optimizer_states": [], "lr_schedulers": [], "loops": {"fit_loop": {}}}
+WHOLE["pytorch-lightning_version"] = "2.6.0"
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -381,9 +385,8 @@ def test_no_code_that_a_checkpoint_names_is_run(configuration, tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     described = json.loads(json.dumps(description).replace("MARK", repr(str(mark))))
     trained = {"seed_everything": 3, "model": {"network": described}, "trainer": {}, "data": {}}
-    content = {"state_dict": {}, "epoch": 0, "optimizer_states": []}
+    content = {**WHOLE, "callbacks": {"_Provenance": {"configuration": trained}}}
     (tmp_path / "evil").mkdir()
-    content["callbacks"] = {"_Provenance": {"configuration": trained}}
     torch.save(content, tmp_path / "evil" / "best.ckpt")
     torch.save(content, tmp_path / "evil" / "last.ckpt")
     with pytest.raises(UserError, match=message):
@@ -568,12 +571,12 @@ def _holding(value):
         (lambda path: path.write_bytes(bytes(range(256))), "it is damaged|something else than tensors"),
         (_holding([1]), "it holds a list, not a checkpoint"),
         (_holding({"a": 1}), "is not a checkpoint to"),
-        (_holding({"state_dict": {}, "epoch": "x", "optimizer_states": []}), "is not a checkpoint of this package"),
-        (_holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": 5}), "another network"),
-        (
-            _holding({"state_dict": {}, "epoch": 0, "optimizer_states": [], "callbacks": {"_Provenance": {}}}),
-            "another network",
-        ),
+        (_holding({"state_dict": {}, "epoch": "x"}), "its epoch is a str, needed a int"),
+        (_holding({**WHOLE, "callbacks": 5}), "its callbacks is a int, needed a dict"),
+        (_holding({**WHOLE, "loops": {"a": 1}}), "its loops have no fit_loop"),
+        (_holding({**WHOLE, "lr_schedulers": [5]}), "its lr_schedulers are not all dictionaries"),
+        (_holding({k: v for k, v in WHOLE.items() if k != "loops"}), "to fit from: no 'loops'"),
+        (_holding({**WHOLE, "callbacks": {"_Provenance": {}}}), "another network"),
     ],
 )
 def test_damaged_checkpoints_are_said_to_be(configuration, tmp_path, damage, message):
