@@ -67,6 +67,7 @@ def read(path: Path, tensors: bool = False) -> Molecules:
     """
     with npz_file(path) as arrays:
         sizes, charges, positions = (arrays[name] for name in ("num_atoms", "charges", "positions"))
+        _check(path, "num_atoms", sizes, "iu", (np.size(sizes),))
         values, names = arrays["targets"], tuple(str(name) for name in arrays["target_names"])
         entries = None
         if tensors:
@@ -79,9 +80,8 @@ def read(path: Path, tensors: bool = False) -> Molecules:
             if sorted(order) != sorted(ENTRIES):
                 raise UserError(f"{path}: polarizability_names must be {', '.join(ENTRIES)}, found {', '.join(order)}")
             entries = arrays["polarizability"]
-            _check(path, "polarizability", entries, "f", (np.size(sizes), 6))
+            _check(path, "polarizability", entries, "f", (len(sizes), 6))
             entries = entries[:, [order.index(name) for name in ENTRIES]].astype(np.float64)
-    _check(path, "num_atoms", sizes, "iu", (np.size(sizes),))
     if not len(sizes) or sizes.min() < 1:
         raise UserError(f"{path}: num_atoms must be at least 1 of at least one molecule")
     atoms = int(sizes.sum(dtype=np.int64))

@@ -387,6 +387,7 @@ def test_without_a_download_the_error_says_what_to_put_where(tmp_path):
         ({"targets": lambda a: a["targets"] * np.nan}, "targets must be finite"),
         ({"target_names": lambda a: np.char.add(a["target_names"], "x")}, "target_names must have Dipole_debye"),
         ({"num_atoms": lambda a: a["num_atoms"] * 0}, "num_atoms must be at least 1"),
+        ({"num_atoms": np.array(3)}, r"num_atoms must be integers \(1,\), found int64 \(\)"),
         ({"num_atoms": np.array([object()])}, "allow_pickle"),
         ({"polarizability_names": np.array(list("abcdef"))}, "polarizability_names must be A_xx"),
         ({"polarizability": np.zeros((COUNT, 5))}, r"polarizability must be floats \(40, 6\)"),

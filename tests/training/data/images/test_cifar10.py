@@ -285,6 +285,19 @@ def test_members_that_lead_elsewhere_are_not_followed(tmp_path, files):
         CIFAR10(tmp_path).setup("fit")
 
 
+def test_a_member_that_is_linked_to_itself(tmp_path, files):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as members:
+        for name in files:
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.type, member.linkname = tarfile.LNKTYPE, member.name
+            members.addfile(member)
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content.getvalue())
+    with pytest.raises(UserError, match=r"cannot read .*cifar-10-binary\.tar\.gz") as caught:
+        CIFAR10(folder=tmp_path, batch_size=4).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
 def test_the_pickled_archive_is_not_the_one():
     assert cifar10.URL.startswith("https://")
     assert "binary" in cifar10.URL
