@@ -25,7 +25,9 @@ template <class T> struct Buffer {
         return *this;
     }
     ~Buffer() { std::free(data); }
-    void clear() const { std::memset(static_cast<void*>(data), 0, size * sizeof(T)); }
+    void clear() const {
+        if (size) std::memset(static_cast<void*>(data), 0, size * sizeof(T));
+    }
     T& operator[](int64_t i) const { return data[i]; }
     int64_t size = 0;
     T* data = nullptr;

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from escnn_attention.functional.native.fields import Fields
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "library"]
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "find_compiler", "library"]
 
 _logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     Raises:
         NotBuilt: there is no compiler, or it fails.
     """
-    compiler = _compiler()
+    compiler = find_compiler()
     processor, target = _processor(compiler)
     options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
     files = [source, *sorted(source.parent.rglob("*.h"))]
@@ -171,7 +171,12 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="escnn_attention")
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler: ``CXX``, or the first of g++, clang++ and c++.
+
+    Raises:
+        NotBuilt: there is none.
+    """
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
     for name in ("g++", "clang++", "c++"):

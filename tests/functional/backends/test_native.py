@@ -135,7 +135,7 @@ def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
 @pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors(monkeypatch, tmp_path, instructions):
     """What a processor without them gets."""
-    compiler = " ".join(compiled._compiler())
+    compiler = " ".join(compiled.find_compiler())
     if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
         pytest.skip("this processor has no wider ones")
     monkeypatch.setenv("CXX", f"{compiler} {instructions}")

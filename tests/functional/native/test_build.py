@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def compiler():
     try:
-        return compiled._compiler()
+        return compiled.find_compiler()
     except compiled.NotBuilt as reason:
         pytest.skip(str(reason))
 

@@ -347,7 +347,7 @@ def test_narrower_vectors(monkeypatch, tmp_path, instructions):
     """What a processor without them gets."""
     if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
         pytest.skip("this processor has no wider ones")
-    monkeypatch.setenv("CXX", f"{' '.join(compiled._compiler())} {instructions}")
+    monkeypatch.setenv("CXX", f"{' '.join(compiled.find_compiler())} {instructions}")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
     source = compiled.FOLDER / "points.cpp"
     for dtype, number in ((torch.float64, "double"), (torch.float32, "float")):

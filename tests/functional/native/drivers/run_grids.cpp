@@ -1,0 +1,91 @@
+// Attention on grids in all its modes, forward and backward, on memory of exactly the size that a call needs: a program
+// for sanitizers. It fails where a result is not finite.
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "attention.cpp"
+#include "room.h"
+
+namespace {
+
+struct Modes {
+    bool everything, summed, table, pose, shared;  // the table is of offsets, or waves where queries see everything
+    double dropout;
+};
+
+class Call {
+  public:
+    Call(const Modes& modes, const std::vector<int64_t>& shape, int64_t query_poses) : modes(modes), shape(shape) {
+        for (const int64_t n : shape) positions *= n;
+        a.heads = 3, a.images = 2, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
+        a.frames = modes.summed ? 4 : query_poses;
+        a.summed = modes.summed, a.dropout = modes.dropout, a.seed = 1234567890123, a.unit = 0.5;
+        a.parts = 2, a.threads = 3, a.everything = modes.everything, a.key_positions = positions;
+        if (modes.everything) {
+            this->shape = {positions};
+            a.rows = positions, a.num_waves = modes.table ? 6 : 0;
+        } else {
+            window();
+            a.pad = 1, a.rows = std::min<int64_t>(2, this->shape[0]);
+        }
+        a.dim = int64_t(this->shape.size()), a.shape = this->shape.data(), a.steps = steps.data();
+        a.spatial_heads = a.pose_heads = a.wave_heads = modes.shared ? 1 : a.heads;
+    }
+
+    // Whether all results are finite, and the call found the memory that it needed.
+    bool run() {
+        const int64_t places = a.heads * a.images * positions;
+        const int64_t of_q = places * a.query_poses * a.channels, of_k = places * a.key_poses * a.channels;
+        const int64_t of_out = places * a.frames * a.channels, of_amplitudes = places * a.query_poses * a.num_waves;
+        const int64_t tables = a.pose_heads * a.frames;
+        const int64_t of_spatial = tables * a.offsets * a.channels, of_waves = tables * positions * a.num_waves;
+        const int64_t of_pose = tables * a.key_poses * a.channels;
+        const bool spatial = modes.table && !modes.everything, waves = modes.table && modes.everything;
+        a.q = room.random(of_q), a.k = room.random(of_k), a.v = room.random(of_k);
+        if (spatial) a.spatial = room.random(of_spatial);
+        if (waves) a.waves = room.random(of_waves), a.amplitudes = room.random(of_amplitudes);
+        if (modes.pose) a.pose = room.random(of_pose);
+        a.out = room.zeros(of_out), a.sums = room.zeros(places * a.query_poses * (modes.summed ? a.frames : 1));
+        if (escnn_attention(&a)) return false;
+        a.grad = room.random(of_out);
+        a.grad_q = room.zeros(of_q), a.grad_k = room.zeros(of_k), a.grad_v = room.zeros(of_k);
+        if (spatial) a.grad_spatial = room.zeros<double>(of_spatial);
+        if (waves) a.grad_waves = room.zeros<double>(of_waves), a.grad_amplitudes = room.zeros(of_amplitudes);
+        if (modes.pose) a.grad_pose = room.zeros<double>(of_pose);
+        return !escnn_attention(&a) && room.is_finite();
+    }
+
+  private:
+    // Offsets of at most one step along each axis.
+    void window() {
+        a.offsets = 1;
+        for (size_t axis = 0; axis < shape.size(); axis++) a.offsets *= 3;
+        for (int64_t offset = 0; offset < a.offsets; offset++)
+            for (int64_t axis = 0, rest = offset; axis < int64_t(shape.size()); axis++, rest /= 3)
+                steps.push_back(rest % 3 - 1);
+    }
+
+    const Modes modes;
+    Arguments a{};
+    int64_t positions = 1;
+    std::vector<int64_t> shape, steps;
+    Room room;
+};
+
+}  // namespace
+
+// Of every so many modes one, if a number is given.
+int main(int number, char** arguments) {
+    const int every = number > 1 ? std::atoi(arguments[1]) : 1;
+    for (int bits = 0; bits < 64; bits += every) {
+        const auto bit = [&](int i) { return bool(bits >> i & 1); };
+        const Modes modes{bit(0), bit(1), bit(2), bit(3), bit(4), bit(5) ? 0.25 : 0.0};
+        for (const auto& shape : {std::vector<int64_t>{1}, {37}, {3, 5}, {2, 3, 4}})
+            for (int64_t query_poses : {1, 5})
+                if (!Call(modes, shape, query_poses).run())
+                    return std::printf("failed: modes %d, %d axes, %d query poses\n", bits, int(shape.size()),
+                                       int(query_poses)),
+                           1;
+    }
+}
