@@ -11,8 +11,9 @@ qm9.npz; elsewhere it is methanol, and weights are random.
 """
 
 import argparse
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,15 @@ from scipy.ndimage import zoom
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from escnn_attention import FourierEncoding, GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.models import GroupCNN, GSANet, HybridNet, PointTransformer, from_published_attgconv
+from escnn_attention import (
+    FieldLayerNorm,
+    FourierEncoding,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    SiLU,
+    assert_equivariant,
+)
+from escnn_attention.models import CNN, GroupCNN, GSANet, HybridNet, PointTransformer, from_published_attgconv
 from escnn_attention.plotting import (
     CloudStyle,
     animate_feature_maps,
@@ -68,17 +76,6 @@ def hybrid(gspace: GSpace, width: int) -> HybridNet:
     )
 
 
-def convolutional(channels: int = 24) -> torch.nn.Module:
-    """An ordinary network, which knows translations only."""
-    return torch.nn.Sequential(
-        *(torch.nn.Conv2d(1, channels, 5, padding=2), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
-        torch.nn.MaxPool2d(2),
-        *(torch.nn.Conv2d(channels, channels, 5, padding=2), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
-        *(torch.nn.Conv2d(channels, channels, 3, padding=1), torch.nn.BatchNorm2d(channels), torch.nn.ReLU()),
-        *(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)),
-    )
-
-
 def liftings(orders: tuple[int, ...]) -> dict[str, torch.nn.Module]:
     """Lifting layers of cyclic groups that have one and the same random weights."""
     layers: dict[str, torch.nn.Module] = {}
@@ -94,22 +91,57 @@ def liftings(orders: tuple[int, ...]) -> dict[str, torch.nn.Module]:
     return layers
 
 
+def learn(
+    network: torch.nn.Module,
+    batches: Iterable[Sequence[torch.Tensor | None]],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    rate: float,
+    steps: int,
+) -> None:
+    """Train for so many steps on batches of inputs and, last, what is to come out."""
+    optimizer = torch.optim.Adam(network.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(1, steps))
+    network.train()
+    for *inputs, answers in itertools.islice(batches, steps):
+        optimizer.zero_grad()
+        loss(network(*inputs), answers).backward()
+        optimizer.step()
+        schedule.step()
+    network.eval()
+
+
 def train(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> float:
     """Train on all images but the last, and return the accuracy on those."""
-    batches = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(images[:-TESTED], labels[:-TESTED]), batch_size=32, shuffle=True
-    )
-    optimizer = torch.optim.Adam(network.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=max(1, epochs * len(batches)))
-    network.train()
-    for _ in range(epochs):
-        for batch, answers in batches:
-            optimizer.zero_grad()
-            functional.cross_entropy(network(batch), answers).backward()
-            optimizer.step()
-            schedule.step()
+    data = torch.utils.data.TensorDataset(images[:-TESTED], labels[:-TESTED])
+    batches = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+    again = itertools.chain.from_iterable(itertools.repeat(batches))
+    learn(network, again, functional.cross_entropy, 3e-3, epochs * len(batches))
     with torch.no_grad():
-        return float((network.eval()(images[-TESTED:]).argmax(dim=1) == labels[-TESTED:]).float().mean())
+        return float((network(images[-TESTED:]).argmax(dim=1) == labels[-TESTED:]).float().mean())
+
+
+def draw_equivariance(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """What equivariance looks like: feature maps and attention of random layers, for a digit and the rotated one."""
+    gspace = gspaces.rot2dOnR2(4)
+    image, hidden = nn.FieldType(gspace, [gspace.trivial_repr]), nn.FieldType(gspace, 8 * [gspace.regular_repr])
+
+    def sequence(layer: nn.EquivariantModule) -> nn.SequentialModule:
+        return nn.SequentialModule(layer, FieldLayerNorm(hidden, "sample"), SiLU(hidden))
+
+    torch.manual_seed(5)  # of the first sixty, the seed whose maps differ most from pose to pose
+    lifting = sequence(LiftingSelfAttention(image, hidden, num_heads=4, kernel_size=7))
+    network = nn.SequentialModule(lifting, *sequence(GroupSelfAttention(hidden, hidden, num_heads=4, kernel_size=7)))
+    assert_equivariant(network, (1, 1, 32, 32), tolerance=1e-12)
+    torch.manual_seed(1)
+    wide = GroupSelfAttention(hidden, hidden, num_heads=4, kernel_size=15)
+
+    enlarged = np.pad(zoom(load_digits().images[DIGIT] / 16, 28 / 8, order=3).clip(0, 1), 2)
+    x = image(torch.tensor(enlarged, dtype=torch.float32)[None, None])
+    shown = {"after lifting": lifting, "after group attention": network}
+    save("equivariance.png", plot_feature_maps(x, shown, title="The image rotates: maps rotate, poses permute"))
+    title = "The image rotates, and so does where queries look"
+    looking = nn.SequentialModule(lifting, wide)
+    save("attention.png", plot_attention_maps(x, looking, wide, positions=[(9, 17), (20, 9)], title=title))
 
 
 def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
@@ -146,7 +178,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
     images, labels = digits(1.6)
     networks: dict[str, torch.nn.Module] = {}
     makers: dict[str, Callable[[], torch.nn.Module]] = {
-        "convolutions only": convolutional,
+        "convolutions only": lambda: CNN(1, 10, widths=(24, 24), convolutions=(1, 2), features=24),
         "with attention, C4": lambda: hybrid(c4, 16),
         "with attention, C8": lambda: hybrid(c8, 12),
     }
@@ -211,16 +243,19 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
     )
     made = make_constellations(4000, generator)
 
-    def constellations(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor]:
-        """Features, points, clouds, and the pattern that each point is of, which is what is learned."""
+    def constellations(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor | None]:
+        """Features, points, no edges, clouds, and the pattern that each point is of, which is what is learned."""
         clouds = [torch.tensor(12 * made.points[i][made.present[i]], dtype=torch.float32) for i in chosen]
         owners = torch.tensor(np.concatenate([made.owners[i][made.present[i]] for i in chosen]) % len(PATTERNS))
-        return [torch.cat([nearest(p) for p in clouds]), torch.cat(clouds), numbered(map(len, clouds)), owners]
+        features = torch.cat([nearest(p) for p in clouds])
+        return [features, torch.cat(clouds), None, numbered(map(len, clouds)), owners]
 
-    learn(network, lambda: constellations(generator.integers(3700, size=16)), functional.cross_entropy, 1e-2, quick)
-    features, points, batch, owners = constellations(np.arange(3700, 4000))
+    steps = 1 if quick else STEPS
+    batches = (constellations(generator.integers(3700, size=16)) for _ in itertools.count())
+    learn(network, batches, functional.cross_entropy, 1e-2, steps)
+    *tested, owners = constellations(np.arange(3700, 4000))
     with torch.no_grad():
-        right = (network.eval()(features, points, batch=batch).argmax(dim=1) == owners).float().mean()
+        right = (network(*tested).argmax(dim=1) == owners).float().mean()
     print(f"constellations: {float(right):.1%} of the points are told which pattern they are of", flush=True)
     points, lines = constellation(generator)
     cloud = nn.GeometricTensor(nearest(points), network.in_type, points)
@@ -245,15 +280,16 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
         train_on, test_on = order[:4000], order[4000:4300]
         mean, spread = dipoles[train_on].mean(), dipoles[train_on].std()
 
-        def molecules(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor]:
+        def molecules(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor | None]:
             atoms = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in chosen])
             target = torch.tensor((dipoles[chosen, None] - mean) / spread, dtype=torch.float32)
-            return [kinds(charges[atoms]), torch.tensor(positions[atoms]), numbered(sizes[chosen]), target]
+            return [kinds(charges[atoms]), torch.tensor(positions[atoms]), None, numbered(sizes[chosen]), target]
 
-        learn(network, lambda: molecules(generator.choice(train_on, 16)), functional.l1_loss, 3e-3, quick)
-        features, points, batch, target = molecules(test_on)
+        batches = (molecules(generator.choice(train_on, 16)) for _ in itertools.count())
+        learn(network, batches, functional.l1_loss, 3e-3, steps)
+        *tested, target = molecules(test_on)
         with torch.no_grad():
-            missed = (network.eval()(features, points, batch=batch) - target).abs().mean() * spread
+            missed = (network(*tested) - target).abs().mean() * spread
         print(f"QM9: dipole moments are predicted to {float(missed):.2f} D", flush=True)
         atoms = slice(ends[shown] - sizes[shown], ends[shown])
         elements, coords = charges[atoms].tolist(), torch.tensor(positions[atoms])
@@ -308,27 +344,12 @@ def constellation(generator: np.random.Generator) -> tuple[torch.Tensor, list[tu
     return torch.tensor(np.concatenate(points), dtype=torch.float32), lines
 
 
-def learn(
-    network: PointTransformer,
-    batches: Callable[[], list[torch.Tensor]],
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    rate: float,
-    quick: bool,
-) -> None:
-    """Train on features, points, clouds and what is to come out."""
-    steps = 1 if quick else STEPS
-    optimizer = torch.optim.Adam(network.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1)
-    network.train()
-    for _ in range(steps):
-        features, points, batch, answers = batches()
-        optimizer.zero_grad()
-        loss(network(features, points, batch=batch), answers).backward()
-        optimizer.step()
-        schedule.step()
-
-
-PICTURES = {"attention": draw_attention, "attentive": draw_attentive, "points": draw_points}
+PICTURES = {
+    "equivariance": draw_equivariance,
+    "attention": draw_attention,
+    "attentive": draw_attentive,
+    "points": draw_points,
+}
 
 
 def main() -> None:

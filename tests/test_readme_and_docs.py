@@ -5,7 +5,6 @@ import importlib.util
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -149,17 +148,3 @@ def test_links_of_the_readme_lead_somewhere():
     assert local
     for target in local:
         assert (ROOT / target).exists(), target
-
-
-def test_example_draws_the_pictures_of_the_site(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("sklearn")
-    path = ROOT / "examples" / "equivariance_figure.py"
-    spec = importlib.util.spec_from_file_location("equivariance_figure", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(tmp_path / "new"), "--dpi", "30"])
-    example.main()
-    drawn = {file.name for file in (tmp_path / "new").iterdir()}
-    assert drawn == {"attention.png", "equivariance.png"}
-    assert all((ROOT / "docs" / "_static" / name).exists() for name in drawn)
