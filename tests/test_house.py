@@ -22,15 +22,6 @@ LINES_OF_A_FUNCTION = 60
 ARGUMENTS = 10
 LOOSE_MODULES = 4
 
-# What breaks a rule for now: the name of the rule and what breaks it. Nothing is added here; what is mended is removed.
-EXCEPTIONS = """
-short_files: functional/backends/triton_kernels.py
-short_functions: functional/backends/triton_kernels.py forward
-short_functions: functional/backends/triton_kernels.py backward_queries
-short_functions: functional/backends/triton_kernels.py backward_keys
-short_functions: models/gsa_net.py GSANet.__init__
-"""
-
 
 @dataclass(frozen=True)
 class House:
@@ -252,10 +243,6 @@ for name in sys.argv[1:]:
 """
 
 
-def exceptions() -> set[str]:
-    return {line for line in EXCEPTIONS.splitlines() if line}
-
-
 @pytest.fixture(scope="module")
 def house() -> House:
     return House(ROOT / "escnn_attention", ROOT / "tests")
@@ -263,13 +250,8 @@ def house() -> House:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_package_keeps(house, rule):
-    broken = sorted({f"{rule}: {what}" for what in RULES[rule](house)} - exceptions())
+    broken = sorted(f"{rule}: {what}" for what in RULES[rule](house))
     assert not broken, "\n".join([RULES[rule].__doc__, *broken])
-
-
-def test_every_exception_is_still_needed(house):
-    broken = {f"{name}: {what}" for name, rule in RULES.items() for what in rule(house)}
-    assert not exceptions() - broken, "remove what is mended from EXCEPTIONS"
 
 
 def test_what_exported_networks_need_imports_no_escnn(house, run_python):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +31,36 @@ __all__ = ["GSANet"]
 _Self = TypeVar("_Self", bound="GSANet")
 
 _GAIN = math.sqrt(2)  # "He's initialisation"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage of the network.
+
+    Attributes:
+        expansion: by how much its first block multiplies the number of fields.
+        crops: the margin that each of its blocks takes off the grid.
+        pool: whether it ends in a pooling.
+    """
+
+    expansion: int
+    crops: Sequence[int]
+    pool: bool
+
+
+def _outline(
+    blocks: Sequence[int], expansion: Sequence[int] | None, crops: Sequence[int] | None, pool: Sequence[bool] | None
+) -> list[_Stage]:
+    """The stages, of the arguments of :class:`GSANet`."""
+    counts = [check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")]
+    factors = [check_int("expansion", n) for n in _listed("expansion", expansion, len(counts), "stage", 1)]
+    pooled = [_checked_bool("pool", value) for value in _listed("pool", pool, len(counts), "stage", False)]
+    margins = [check_int("crops", n, least=0) for n in _listed("crops", crops, sum(counts), "block", 0)]
+    if any(n > 1 and not count for n, count in zip(factors, counts, strict=True)):
+        raise ValueError("expansion: a stage without blocks has none to widen, needed 1 for it")
+    stops = list(accumulate(counts, initial=0))
+    of_stages = (margins[start:stop] for start, stop in pairwise(stops))
+    return [_Stage(*stage) for stage in zip(factors, of_stages, pooled, strict=True)]
 
 
 class GSANet(EquivariantClassifier):
@@ -117,16 +149,13 @@ class GSANet(EquivariantClassifier):
     ):
         image = image_type(gspace, in_channels)
         _checked_bool("norm_between", norm_between)
-        blocks = [
-            check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")
-        ]
-        expansion = _listed("expansion", expansion, len(blocks), "stage", 1)
-        pool = [_checked_bool("pool", value) for value in _listed("pool", pool, len(blocks), "stage", False)]
-        check_int("channels", channels)
-        crops = [check_int("crops", n, least=0) for n in _listed("crops", crops, sum(blocks), "block", 0)]
-        expansion = [check_int("expansion", n) for n in expansion]
-        if any(n > 1 and not count for n, count in zip(expansion, blocks, strict=True)):
-            raise ValueError("expansion: a stage without blocks has none to widen, needed 1 for it")
+        outline = _outline(blocks, expansion, crops, pool)
+        fields = _regular(gspace, check_int("channels", channels))
+        if encoding is None and channels // 2 < gspace.dimensionality + 1:
+            raise ValueError(
+                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a "
+                "channel for each coordinate and one for the poses"
+            )
         options: dict[str, Any] = {
             "num_heads": num_heads,
             "kernel_size": kernel_size,
@@ -135,41 +164,21 @@ class GSANet(EquivariantClassifier):
             "projection": "pointwise",
             "backend": backend,
         }
-
-        if encoding is None and channels // 2 < gspace.dimensionality + 1:
-            raise ValueError(
-                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a "
-                "channel for each coordinate and one for the poses"
-            )
-        fields = _regular(gspace, channels)
-        lifting = LiftingSelfAttention(
-            image, fields, head_fields=max(1, channels // 2), dropout=attention_dropout, **options
-        )
-        stages: dict[str, EquivariantModule] = {
-            "lifting": _sequence(
-                _dropout("input_dropout", image, input_dropout), lifting, FieldLayerNorm(fields, "sample"), SiLU(fields)
-            )
-        }
-        margins = iter(crops)
-        for stage, (count, factor, pooled) in enumerate(zip(blocks, expansion, pool, strict=True), start=1):
-            for i in range(count):
-                wider = _regular(gspace, len(fields) * factor) if i == 0 else fields
+        lifting = LiftingSelfAttention(image, fields, **_half("head", fields), dropout=attention_dropout, **options)
+        dropout = _dropout("input_dropout", image, input_dropout)
+        stages: dict[str, EquivariantModule] = {"lifting": _sequence(dropout, lifting, *_norm(fields))}
+        options |= {"query": query, "attention_dropout": attention_dropout, "dropout": value_dropout}
+        for number, stage in enumerate(outline, start=1):
+            wider = _regular(gspace, len(fields) * stage.expansion)
+            for i, crop in enumerate(stage.crops, start=1):
                 block = TransformerBlock(
-                    fields,
-                    wider,
-                    head_fields=max(1, len(wider) // 2),
-                    hidden_fields=max(1, len(wider) // 2),
-                    query=query,
-                    attention_dropout=attention_dropout,
-                    dropout=value_dropout,
-                    crop=next(margins),
-                    **options,
+                    fields, wider, **_half("head", wider), **_half("hidden", wider), crop=crop, **options
                 )
                 fields = wider
-                after = (FieldLayerNorm(fields, "sample"), SiLU(fields)) if norm_between else ()
-                stages[f"attention_{stage}_{i + 1}"] = _sequence(block, *after)
-            if pooled:
-                stages[f"pool_{stage}"] = _sequence(_dropout("pool_dropout", fields, pool_dropout), HalvingPool(fields))
+                stages[f"attention_{number}_{i}"] = _sequence(block, *(_norm(fields) if norm_between else ()))
+            if stage.pool:
+                dropout = _dropout("pool_dropout", fields, pool_dropout)
+                stages[f"pool_{number}"] = _sequence(dropout, HalvingPool(fields))
         classes = _regular(gspace, check_int("num_classes", num_classes))
         stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
         super().__init__(stages, None)
@@ -275,3 +284,13 @@ def _dropout(name: str, field_type: FieldType, p: float) -> tuple[EquivariantMod
 def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> SequentialModule:
     flat = [m for part in modules for m in (part if isinstance(part, tuple) else (part,))]
     return SequentialModule(*flat)
+
+
+def _half(what: str, fields: FieldType) -> dict[str, int]:
+    """The option of so many fields of one kind, half as many as there are."""
+    return {f"{what}_fields": max(1, len(fields) // 2)}
+
+
+def _norm(fields: FieldType) -> tuple[EquivariantModule, EquivariantModule]:
+    """What follows the lifting, and every block where it is wanted."""
+    return FieldLayerNorm(fields, "sample"), SiLU(fields)

@@ -147,46 +147,20 @@ def _store_vectors(x, poses, n, here, vectors, num_positions: tl.constexpr, C: t
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def forward(
-    # Given: (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,).
-    q,
-    k,
-    v,
-    known,
-    steps,
-    seed,
-    # Filled: (images, H, C, N), (images, T, N).
-    out,
-    sums,
-    # The number of the first image.
-    first,
-    num_positions: tl.constexpr,
-    n0: tl.constexpr,
-    n1: tl.constexpr,
-    n2: tl.constexpr,
-    J: tl.constexpr,
-    P: tl.constexpr,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    CP: tl.constexpr,
-    BN: tl.constexpr,
-    RH: tl.constexpr,
-    RJ: tl.constexpr,
-    SUMMED: tl.constexpr,
-    SPATIAL: tl.constexpr,
-    POSE: tl.constexpr,
-    RATE: tl.constexpr,
-):
+    q, k, v, known, steps, seed,  # (images, J, C, N), (images, P, C, N) twice, (images, T, K, N), (L, 4), (1,)
+    out, sums,  # filled: (images, H, C, N), (images, T, N)
+    first,  # the number of the first image
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
+    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+):  # fmt: skip
     """The output, and the logarithms of the sums of exponentials."""
     image, n, here = _block(num_positions, BN)
-    q += image * J * C * num_positions
-    k += image * P * C * num_positions
-    v += image * P * C * num_positions
-    out += image * H * C * num_positions
-    sums += image * T * num_positions
-    known += image * T * K * num_positions
+    vectors, pairs = image * C * num_positions, image * T * num_positions
+    q, out = q + J * vectors, out + H * vectors
+    k, v = k + P * vectors, v + P * vectors
+    sums, known = sums + pairs, known + K * pairs
     h = tl.program_id(1) * RH + tl.arange(0, RH)
     total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
     for first_j in range(0, J if SUMMED else 1, RJ):
@@ -225,55 +199,48 @@ def forward(
     _store_vectors(out, h, n, here, total, num_positions, C, CP)
 
 
+@triton.jit
+def _mean_change(
+    queries, grads, logarithm, k, v, known, steps, seed, t, n, here, image,
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    P: tl.constexpr, L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+):  # fmt: skip
+    """The means of the gradients of the probabilities of summed pairs, ``(RH, RJ, BN)``."""
+    mean = tl.zeros([RH, RJ, BN], queries.dtype)
+    for o in range(L):
+        other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
+        bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
+        for p in range(P):
+            key = _vector(k, p, other, seen, num_positions, C, CP)
+            score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, True, POSE)
+            value = _vector(v, p, other, seen, num_positions, C, CP)
+            change = tl.sum(grads * value[None], axis=1)[:, None, :]
+            if RATE > 0:
+                change = _drop(change, seed, n, o * P + p, t, image, RATE)
+            mean += _probability(score, logarithm, seen) * change
+    return mean
+
+
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def backward_queries(
-    # Given, as in the forward pass, with out and grad (images, H, C, N).
-    q,
-    k,
-    v,
-    known,
-    steps,
-    seed,
-    out,
-    sums,
-    grad,
-    # Filled: as q, (images, T, N), as known, where its last rows, of the poses, are zeros.
-    grad_q,
-    means,
-    grad_known,
+    q, k, v, known, steps, seed, out, sums, grad,  # as in the forward pass, with grad as out
+    grad_q, means, grad_known,  # filled: as q, as sums, and as known, where its last rows, of the poses, are zeros
     first,
-    num_positions: tl.constexpr,
-    n0: tl.constexpr,
-    n1: tl.constexpr,
-    n2: tl.constexpr,
-    J: tl.constexpr,
-    P: tl.constexpr,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    CP: tl.constexpr,
-    BN: tl.constexpr,
-    RH: tl.constexpr,
-    RJ: tl.constexpr,
-    SUMMED: tl.constexpr,
-    SPATIAL: tl.constexpr,
-    POSE: tl.constexpr,
-    RATE: tl.constexpr,
-):
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
+    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+):  # fmt: skip
     """The gradients of what a query has, and the means of the gradients of its probabilities."""
     image, n, here = _block(num_positions, BN)
-    q += image * J * C * num_positions
-    grad_q += image * J * C * num_positions
-    k += image * P * C * num_positions
-    v += image * P * C * num_positions
-    out += image * H * C * num_positions
-    grad += image * H * C * num_positions
-    sums += image * T * num_positions
-    means += image * T * num_positions
-    known += image * T * K * num_positions
-    grad_known += image * T * K * num_positions
+    vectors, pairs = image * C * num_positions, image * T * num_positions
+    q, grad_q = q + J * vectors, grad_q + J * vectors
+    k, v = k + P * vectors, v + P * vectors
+    out, grad = out + H * vectors, grad + H * vectors
+    sums, means = sums + pairs, means + pairs
+    known, grad_known = known + K * pairs, grad_known + K * pairs
     row = tl.program_id(1) * (RJ if SUMMED else RH) + tl.arange(0, RJ if SUMMED else RH)
     queries = _vectors(q, row, n, here, num_positions, C, CP)
     grad_queries = tl.zeros([RJ if SUMMED else RH, CP, BN], q.dtype.element_ty)
@@ -285,20 +252,10 @@ def backward_queries(
         mean = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
         if SUMMED:
             # Of the sum over the query poses there is an output, of each of them there is none.
-            for o in range(L):
-                other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
-                bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
-                for p in range(P):
-                    key = _vector(k, p, other, seen, num_positions, C, CP)
-                    score = _scores(
-                        queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
-                    )
-                    probability = _probability(score, logarithm, seen)
-                    value = _vector(v, p, other, seen, num_positions, C, CP)
-                    change = tl.sum(grads * value[None], axis=1)[:, None, :]
-                    if RATE > 0:
-                        change = _drop(change, seed, n, o * P + p, t, first + image, RATE)
-                    mean += probability * change
+            mean = _mean_change(
+                *(queries, grads, logarithm, k, v, known, steps, seed, t, n, here, first + image),
+                *(n0, n1, n2, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
+            )
         else:
             mean += tl.sum(grads * _vectors(out, h, n, here, num_positions, C, CP), axis=1)[:, None, :]
         tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
@@ -332,54 +289,24 @@ def backward_queries(
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
 def backward_keys(
-    q,
-    k,
-    v,
-    known,
-    steps,
-    seed,
-    sums,
-    means,
-    grad,
-    # Filled: as k and v.
-    grad_k,
-    grad_v,
+    q, k, v, known, steps, seed, sums, means, grad,
+    grad_k, grad_v,  # filled: as k and v
     first,
-    num_positions: tl.constexpr,
-    n0: tl.constexpr,
-    n1: tl.constexpr,
-    n2: tl.constexpr,
-    J: tl.constexpr,
-    P: tl.constexpr,
-    H: tl.constexpr,
-    L: tl.constexpr,
-    T: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    CP: tl.constexpr,
-    BN: tl.constexpr,
-    RH: tl.constexpr,
-    RJ: tl.constexpr,
-    RP: tl.constexpr,
-    SUMMED: tl.constexpr,
-    SPATIAL: tl.constexpr,
-    POSE: tl.constexpr,
-    RATE: tl.constexpr,
-):
+    n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
+    J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr, RP: tl.constexpr,
+    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+):  # fmt: skip
     """The gradients of keys and values: a thread has some poses of a position, and goes over the queries that see it.
 
     Of summed pairs it takes one key pose and tiles of pairs, RH by RJ; else RP key poses and a pair at a time.
     """
     image, n, here = _block(num_positions, BN)
-    q += image * J * C * num_positions
-    k += image * P * C * num_positions
-    v += image * P * C * num_positions
-    grad_k += image * P * C * num_positions
-    grad_v += image * P * C * num_positions
-    grad += image * H * C * num_positions
-    sums += image * T * num_positions
-    means += image * T * num_positions
-    known += image * T * K * num_positions
+    vectors, pairs = image * C * num_positions, image * T * num_positions
+    q, grad = q + J * vectors, grad + H * vectors
+    k, grad_k = k + P * vectors, grad_k + P * vectors
+    v, grad_v = v + P * vectors, grad_v + P * vectors
+    sums, means, known = sums + pairs, means + pairs, known + K * pairs
     p = tl.program_id(1) * RP + tl.arange(0, RP)
     keys = _vectors(k, p, n, here, num_positions, C, CP)
     values = _vectors(v, p, n, here, num_positions, C, CP)
