@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from escnn_attention.functional.bias import PositionalBias, Waves
-from escnn_attention.functional.points.bias import PairBias, PairTables, ScoreTerms
+from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables
 from escnn_attention.geometry.points import Cloud
 from escnn_attention.geometry.positions import Positions
 
@@ -131,7 +131,7 @@ class EncodingBias(PairBias):
         poses = self.tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
         return None if poses is None else poses.movedim(1, -1)
 
-    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         q = q / math.sqrt(q.shape[-1])
         features, readout = self._features(seen)
         reads = q
@@ -140,7 +140,7 @@ class EncodingBias(PairBias):
             rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
             reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
             reads = reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5)
-        return ScoreTerms(q, self._poses, None if features is None else reads, features)
+        return PairScores(q, self._poses, None if features is None else reads, features)
 
     def _features(self, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The function of the offset as features ``(1, H, F, G, A, P or 1, K)`` and their readout ``(M or 1, C, F)``.

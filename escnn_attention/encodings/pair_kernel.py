@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, ScoreTerms, products
+from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 
 __all__ = ["Combination", "Content", "Location", "PairKernel"]
@@ -158,7 +158,7 @@ class PairKernel(torch.nn.Module):
         seen: Tensor,
         pose: Tensor | None,
         halves: Halves | None = None,
-    ) -> ScoreTerms:
+    ) -> PairScores:
         """The terms of the scores of a chunk.
 
         Args:
@@ -169,16 +169,16 @@ class PairKernel(torch.nn.Module):
         """
         location = self._from_all_poses(seen, pose, halves)
         if self.content == "dot" and self.combine == "sum":
-            return ScoreTerms(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
+            return PairScores(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
         content = self._content(q, keys)
         if self.combine == "mlp":
-            return ScoreTerms(None, extra=self._join(content, location).squeeze(1))
+            return PairScores(None, extra=self._join(content, location).squeeze(1))
         if content is not None and self.content == "concat":
             content = _dot(F.silu(content), self.read_content)
         numbers = [x.squeeze(1) for x in (content, location) if x is not None]
         if len(numbers) == 1:
-            return ScoreTerms(None, extra=numbers[0])
-        return ScoreTerms(None, extra=numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1])
+            return PairScores(None, extra=numbers[0])
+        return PairScores(None, extra=numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1])
 
     def _from_all_poses(self, seen: Tensor, pose: Tensor | None, halves: Halves | None) -> Tensor | None:
         if halves is None or self.location != "mlp":
@@ -257,7 +257,7 @@ class _KernelBias(PairBias):
         # Two layers.
         return (1 if halved else 2) * self._kernel.hidden
 
-    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
 
 

@@ -286,7 +286,7 @@ def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> Se
     return SequentialModule(*flat)
 
 
-def _half(what: str, fields: FieldType) -> dict[str, int]:
+def _half(what: str, fields: FieldType) -> dict[str, Any]:
     """The option of so many fields of one kind, half as many as there are."""
     return {f"{what}_fields": max(1, len(fields) // 2)}
 

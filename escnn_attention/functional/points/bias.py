@@ -15,7 +15,7 @@ from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.geometry.points import Cloud
 
-__all__ = ["Halves", "PairBias", "PairTables", "Relate", "ScoreTerms", "against", "products"]
+__all__ = ["Halves", "PairBias", "PairScores", "PairTables", "Relate", "against", "products"]
 
 
 class Halves(NamedTuple):
@@ -110,7 +110,7 @@ class PairBias(ABC):
         return 1
 
     @abstractmethod
-    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The terms of the scores of a chunk.
 
         Args:
@@ -141,7 +141,7 @@ class PairBias(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no table")
 
 
-class ScoreTerms(NamedTuple):
+class PairScores(NamedTuple):
     r"""What the scores of a chunk are the sum of: ``(G, M, H, J, A, P, K)``, to which all terms broadcast.
 
     Attributes:
@@ -183,7 +183,7 @@ def against(reads: Tensor, features: Tensor) -> Tensor:
     """What features are worth to the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
 
     Args:
-        reads, features: as in :class:`ScoreTerms`.
+        reads, features: as in :class:`PairScores`.
     """
     heads, frames = features.shape[:2]
     if heads > 1:

@@ -18,7 +18,7 @@ from torch import Tensor
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.functional.points.bias import PairBias, ScoreTerms
+from escnn_attention.functional.points.bias import PairBias, PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
@@ -66,7 +66,7 @@ class Chunks:
         """What takes the rows of an index from tensors."""
         return _Rows(index, self.call.positions.num_positions if some.padded else None, some.first)
 
-    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
+    def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
         keys = self.rows(some, some.keys)
         measure = None if self.measure is None else keys(self.measure)

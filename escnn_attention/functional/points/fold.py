@@ -10,7 +10,7 @@ from torch import Tensor
 
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold_frames, fold_keys
-from escnn_attention.functional.points.bias import PairBias, ScoreTerms
+from escnn_attention.functional.points.bias import PairBias, PairScores
 
 __all__ = ["fold_points"]
 
@@ -27,9 +27,9 @@ class _Folded(PairBias):
         """The folded bias with another measure of the keys."""
         return _Folded(self._measured(log_measure))
 
-    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> ScoreTerms:
+    def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The products of queries and keys."""
-        return ScoreTerms(q / math.sqrt(q.shape[-1]))
+        return PairScores(q / math.sqrt(q.shape[-1]))
 
 
 def fold_points(call: Call) -> tuple[Call, Callable[[Tensor], Tensor]]:

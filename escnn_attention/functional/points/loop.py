@@ -7,7 +7,7 @@ from torch import Tensor
 
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.points import native
-from escnn_attention.functional.points.bias import PairBias, ScoreTerms, against
+from escnn_attention.functional.points.bias import PairBias, PairScores, against
 from escnn_attention.functional.points.chunks import Chunks, attend_in_chunks
 from escnn_attention.geometry.clouds import Chunk
 
@@ -44,7 +44,7 @@ def attention(call: Call) -> Tensor:
 class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
-    def combine(self, terms: ScoreTerms, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
+    def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
         summed = self.call.query == "all"
         query_poses = self.call.q.shape[3]

@@ -3,7 +3,7 @@
 ``points.cpp`` takes the keys of a query as many at a time as a vector of the processor has lanes, reads keys and
 values where they lie, and keeps no score but those of a few queries; the backward pass makes them again. What location
 adds to the scores comes as functions that queries read, or as numbers: see
-:class:`~escnn_attention.functional.points.bias.ScoreTerms`.
+:class:`~escnn_attention.functional.points.bias.PairScores`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
-from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 
 __all__ = ["Arguments", "attend", "prepared", "why_unsupported_grid"]
@@ -196,7 +196,7 @@ def _plainly(call: Arguments) -> Tensor:
         rows = points.index_select(0, call.keys.clamp(min=0).flatten()).unflatten(0, call.keys.shape)
         return rows.masked_fill((call.keys < 0).view(*call.keys.shape, *[1] * (points.dim() - 1)), 0.0)
 
-    terms = ScoreTerms(
+    terms = PairScores(
         of_queries(call.q),
         None if call.pose is None else call.pose[..., :key_poses].transpose(-1, -2).unsqueeze(2),
         of_queries(call.reads),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.values import Values, sum_values
 
 __all__ = ["Weights"]
@@ -54,7 +54,7 @@ class Weights:
         return keys.unsqueeze(self.own_axis).unsqueeze(4)
 
     def probabilities(
-        self, terms: ScoreTerms, keys: Callable[[], Tensor], unseen: Tensor | None, log_measure: Tensor | None
+        self, terms: PairScores, keys: Callable[[], Tensor], unseen: Tensor | None, log_measure: Tensor | None
     ) -> Tensor:
         """Probabilities, or shares of the scores, after dropout.
 

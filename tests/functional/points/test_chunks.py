@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from escnn_attention import working_memory
-from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.geometry.clouds import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 
@@ -38,7 +38,7 @@ def test_against_a_loop(backend, query, normalization, neighbours):
 
     def scores(q, keys, seen, mutual):
         offset = seen.sum(-1) * torch.arange(1.0, 4.0, dtype=torch.float64)[:, None, None, None]  # G, H, A, 1, K
-        return ScoreTerms(q, extra=offset.permute(1, 3, 0, 2, 4)[None, :, None])
+        return PairScores(q, extra=offset.permute(1, 3, 0, 2, 4)[None, :, None])
 
     def attend():
         return point_attention(
@@ -82,7 +82,7 @@ def test_no_points_and_no_neighbours(number):
     q = random(number, 2, 5, 4)
     empty = Lists(torch.zeros(2, 0, dtype=torch.long), number)
     out = point_attention(
-        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: ScoreTerms(q)
+        q, q, q, random(number, 2), empty, num_poses=5, relate=relate, scores=lambda q, k, s, m: PairScores(q)
     )
     assert torch.equal(out, torch.zeros(number, 2, 5, 4, dtype=torch.float64))
 
@@ -102,7 +102,7 @@ def test_pieces_are_dropped_and_made_again(backend, neighbours):
             neighbours,
             num_poses=3,
             relate=relate,
-            scores=lambda q, keys, seen, mutual: ScoreTerms(
+            scores=lambda q, keys, seen, mutual: PairScores(
                 q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
             ),
             backend=backend,

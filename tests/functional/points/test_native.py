@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from escnn_attention import working_memory
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
-from escnn_attention.functional.points.bias import ScoreTerms
+from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.clouds import Lists, WholeClouds
 from tests.functional.backends.test_native import _cpu_flags
@@ -378,7 +378,7 @@ def test_not_a_number_reaches_those_who_see_it():
             neighbours,
             num_poses=2,
             relate=lambda a, b: (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1),
-            scores=lambda q, keys, seen, mutual: ScoreTerms(q),
+            scores=lambda q, keys, seen, mutual: PairScores(q),
             backend=backend,
         )
 
@@ -427,7 +427,7 @@ def test_what_is_seen_does_not_outlive_a_piece(backend):
             WholeClouds(torch.zeros(12, dtype=torch.long)),
             num_poses=2,
             relate=relate,
-            scores=lambda q, keys, seen, mutual: ScoreTerms(
+            scores=lambda q, keys, seen, mutual: PairScores(
                 q, extra=seen.sum(-1).permute(1, 3, 0, 2, 4)[None, :, None]
             ),
             backend=backend,
@@ -443,7 +443,7 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
     arguments = {
         "num_poses": 2,
         "relate": lambda a, b: (b - a)[:, None, :, None].expand(-1, 2, -1, -1, -1, -1),
-        "scores": lambda q, keys, seen, mutual: ScoreTerms(q),
+        "scores": lambda q, keys, seen, mutual: PairScores(q),
         "backend": "native",
     }
     cloud = WholeClouds(torch.zeros(3, dtype=torch.long))
