@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from examples.attentive_convolutions import tables
-from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Seeds, Small
+from examples.experiments.options import Out, Small, training_command
 from examples.experiments.report import execute_all
 from examples.experiments.runs import Run
 
@@ -25,50 +25,33 @@ class Data(str, Enum):
     cifar10 = "cifar10"
 
 
-@app.command()
-def table1(
-    small: Small = False,
-    out: Out = _OUT,
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    accelerator: Accelerator = "auto",
-) -> None:
+@training_command(app)
+def table1(small: Small = False, out: Out = _OUT, **training: Any) -> None:
     """Table 1: rotated MNIST, the p4-CNN, its attentive versions, and larger ones."""
-    _execute("table1", tables.table_1(small), small, out, data_dir, epochs, seed, seeds, accelerator)
+    _execute("table1", tables.table_1(small), small, out, training)
 
 
-@app.command()
+@training_command(app)
 def table2(
     small: Small = False,
     out: Out = _OUT,
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    accelerator: Accelerator = "auto",
     learning_rate: Annotated[
         float | None,
         typer.Option(help="Of the All-CNNs, of which the paper has the best of 0.01, 0.05, 0.1, 0.25.", min=0.0),
     ] = None,
+    **training: Any,
 ) -> None:
     """Table 2: CIFAR-10 and CIFAR-10+, the All-CNN-C and the ResNet44."""
     if learning_rate is not None and small:
         raise typer.BadParameter("the small version has an optimiser of its own", param_hint="--learning-rate")
     name = "table2" if learning_rate is None else f"table2-lr{learning_rate:g}"
-    _execute(name, tables.table_2(small, learning_rate), small, out, data_dir, epochs, seed, seeds, accelerator)
+    _execute(name, tables.table_2(small, learning_rate), small, out, training)
 
 
-@app.command()
+@training_command(app)
 def table3(
     small: Small = False,
     out: Out = _OUT,
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    accelerator: Accelerator = "auto",
     data: Annotated[
         Data,
         typer.Option(
@@ -76,12 +59,13 @@ def table3(
             "paper is compared."
         ),
     ] = Data.pcam,
+    **training: Any,
 ) -> None:
     """Table 3: PatchCamelyon, the DenseNet."""
     if data is not Data.pcam and not small:
         raise typer.BadParameter("it takes the place of PatchCamelyon in the small version only", param_hint="--data")
     name = "table3" if data is Data.pcam else f"table3-{data.value}"
-    _execute(name, tables.table_3(small, data.value), small, out, data_dir, epochs, seed, seeds, accelerator)
+    _execute(name, tables.table_3(small, data.value), small, out, training)
 
 
 @app.command()
@@ -102,25 +86,5 @@ def costs(
     (out / "costs.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _execute(
-    name: str,
-    runs: list[Run],
-    small: bool,
-    out: Path,
-    data_dir: Path | None,
-    epochs: int | None,
-    seed: int,
-    seeds: int,
-    accelerator: str,
-) -> None:
-    execute_all(
-        name,
-        runs,
-        out,
-        small=tables.SMALL[name] if small else None,
-        data_dir=data_dir,
-        epochs=epochs,
-        seed=seed,
-        seeds=seeds,
-        accelerator=accelerator,
-    )
+def _execute(name: str, runs: list[Run], small: bool, out: Path, training: dict[str, Any]) -> None:
+    execute_all(name, runs, out, small=tables.SMALL[name] if small else None, **training)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,3 +21,35 @@ Seeds = Annotated[
     int, typer.Option(min=1, help="Train every network so many times, from --seed upwards: mean ± standard deviation.")
 ]
 Accelerator = Annotated[str, typer.Option(help="As Lightning's: auto, cpu, gpu.")]
+
+
+_TRAINING: dict[str, tuple[Any, Any]] = {
+    "data_dir": (Folder, None),
+    "epochs": (Epochs, None),
+    "seed": (Seed, 0),
+    "seeds": (Seeds, 1),
+    "accelerator": (Accelerator, "auto"),
+}
+"""The options that trainings have, and their defaults."""
+
+
+def training_command(app: typer.Typer, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a function as a command whose ``**training`` are options of a training: those of these names, or all."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        *own, _ = inspect.signature(function, eval_str=True).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for name in names or _TRAINING:
+            annotation, default = _TRAINING[name]
+            own.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
+
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            function(**given)
+
+        command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+        app.command()(command)
+        return function
+
+    return add

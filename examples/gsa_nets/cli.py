@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Seeds, Small
+from examples.experiments.options import Out, Small, training_command
 from examples.experiments.report import execute_all, marked
 from examples.gsa_nets import tables
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+_OUT = Path("runs/gsa_nets")
 
 
 class Data(str, Enum):
@@ -24,45 +26,22 @@ class Data(str, Enum):
     pcam = "pcam"
 
 
-@app.command()
-def table1(
-    small: Small = False,
-    out: Out = Path("runs/gsa_nets"),
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    accelerator: Accelerator = "auto",
-) -> None:
+@training_command(app)
+def table1(small: Small = False, out: Out = _OUT, **training: Any) -> None:
     """Table 1 and Figure 3, of the first seed: accuracy against the size of the neighbourhood."""
-    runs = tables.table_1(small)
-    caption = tables.SMALL if small else None
     from examples.gsa_nets.figures import draw_curves
 
-    execute_all(
-        "table1",
-        runs,
-        out,
-        small=caption,
-        data_dir=data_dir,
-        epochs=epochs,
-        seed=seed,
-        seeds=seeds,
-        accelerator=accelerator,
-        draw=functools.partial(draw_curves, out / f"{marked('figure3', caption, seed, seeds)}.png"),
-    )
+    caption = tables.SMALL if small else None
+    name = marked("figure3", caption, training["seed"], training["seeds"])
+    draw = functools.partial(draw_curves, out / f"{name}.png")
+    execute_all("table1", tables.table_1(small), out, small=caption, draw=draw, **training)
 
 
-@app.command()
+@training_command(app)
 def table2(
     data: Annotated[Data, typer.Option(help="The data set.")] = Data.rotmnist,
     small: Small = False,
-    out: Out = Path("runs/gsa_nets"),
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    seeds: Seeds = 1,
-    accelerator: Accelerator = "auto",
+    out: Out = _OUT,
     stand_in: Annotated[
         bool,
         typer.Option(
@@ -71,28 +50,18 @@ def table2(
             "of the paper is compared with them.",
         ),
     ] = False,
+    **training: Any,
 ) -> None:
     """Table 2: discretisations of the group, beside convolutional twins and hybrids of as many parameters."""
     if stand_in and (data is not Data.pcam or not small):
         raise typer.BadParameter("is for --data pcam --small only", param_hint="--stand-in")
     runs = tables.table_2(data.value, small, stand_in)
-    caption = tables.SMALL if small else None
     name = f"table2-{data.value}" + ("-stand-in" if stand_in else "")
-    execute_all(
-        name,
-        runs,
-        out,
-        small=caption,
-        data_dir=data_dir,
-        epochs=epochs,
-        seed=seed,
-        seeds=seeds,
-        accelerator=accelerator,
-    )
+    execute_all(name, runs, out, small=tables.SMALL if small else None, **training)
 
 
 @app.command()
-def figure1(out: Out = Path("runs/gsa_nets")) -> None:
+def figure1(out: Out = _OUT) -> None:
     """Figure 1: what rotations of the input do to the feature maps of a network."""
     from examples.gsa_nets.figures import draw_feature_maps
 
@@ -101,7 +70,7 @@ def figure1(out: Out = Path("runs/gsa_nets")) -> None:
 
 
 @app.command()
-def figure2(out: Out = Path("runs/gsa_nets")) -> None:
+def figure2(out: Out = _OUT) -> None:
     """Figure 2: steerability of attention, against convolution kernels that are interpolated."""
     from examples.gsa_nets.figures import draw_steerability
 

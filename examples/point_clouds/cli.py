@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from examples.experiments.options import Accelerator, Epochs, Folder, Out, Seed, Small
+from examples.experiments.options import Folder, Out, Small, training_command
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -23,19 +23,13 @@ class Solver(str, Enum):
     rk4 = "rk4"
 
 
-@app.command()
-def constellations(
-    small: Small = False,
-    out: Out = _OUT,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    accelerator: Accelerator = "auto",
-) -> None:
+@training_command(app, "epochs", "seed", "accelerator")
+def constellations(small: Small = False, out: Out = _OUT, **training: Any) -> None:
     """Count patterns in the plane: accuracy, also on rotated clouds."""
-    _run("constellations", out, small, None, epochs, seed, accelerator)
+    _run("constellations", out, small, None, training)
 
 
-@app.command()
+@training_command(app, "epochs", "seed", "accelerator")
 def springs(
     small: Small = False,
     out: Out = _OUT,
@@ -53,29 +47,20 @@ def springs(
             show_default="rk4, exact with --small",
         ),
     ] = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    accelerator: Accelerator = "auto",
+    **training: Any,
 ) -> None:
     """Learn the potential of six bodies from their motion: errors of roll-outs, and the energy."""
     changes = {} if solver is None else {"solver": solver.value}
-    _run("springs", out, small, data_dir, epochs, seed, accelerator, changes)
+    _run("springs", out, small, data_dir, training, changes)
 
 
-@app.command()
-def qm9(
-    small: Small = False,
-    out: Out = _OUT,
-    data_dir: Folder = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    accelerator: Accelerator = "auto",
-) -> None:
+@training_command(app, "epochs", "seed", "accelerator")
+def qm9(small: Small = False, out: Out = _OUT, data_dir: Folder = None, **training: Any) -> None:
     """Properties of molecules: μ, α, the HOMO, and the polarizability as a tensor."""
-    _run("qm9", out, small, data_dir, epochs, seed, accelerator)
+    _run("qm9", out, small, data_dir, training)
 
 
-@app.command()
+@training_command(app, "epochs", "seed", "accelerator")
 def shapes(
     small: Small = False,
     modelnet40: Annotated[
@@ -88,12 +73,10 @@ def shapes(
             help="Folder of ModelNet40; not for the solids, which are made.", show_default="$ESCNN_ATTENTION_DATA"
         ),
     ] = None,
-    epochs: Epochs = None,
-    seed: Seed = 0,
-    accelerator: Accelerator = "auto",
+    **training: Any,
 ) -> None:
     """Classify shapes that stand upright in training, and lie anyhow in the test."""
-    _run("modelnet40" if modelnet40 else "shapes", out, small, data_dir, epochs, seed, accelerator)
+    _run("modelnet40" if modelnet40 else "shapes", out, small, data_dir, training)
 
 
 def _run(
@@ -101,9 +84,7 @@ def _run(
     out: Path,
     small: bool,
     data_dir: Path | None,
-    epochs: int | None,
-    seed: int,
-    accelerator: str,
+    training: dict[str, Any],
     data: dict[str, Any] | None = None,
 ) -> None:
     # Imported late: --help and mistakes in the options are answered at once.
@@ -111,7 +92,7 @@ def _run(
     from examples.point_clouds.report import run_all
 
     try:
-        run_all(name, out, small=small, data_dir=data_dir, epochs=epochs, seed=seed, accelerator=accelerator, data=data)
+        run_all(name, out, small=small, data_dir=data_dir, data=data, **training)
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
