@@ -54,3 +54,19 @@ def test_other_weights_are_refused(tmp_path, state, message):
         save(tmp_path / "last.ckpt")
         with pytest.raises(UserError, match=message):
             read_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_a_full_disk_is_said_of_its_file(tmp_path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "last.ckpt"
+    write_checkpoint(path, {"epoch": 1})
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_checkpoint(path, {"state_dict": {"w": torch.zeros(5000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+    assert read_checkpoint(path) == {"epoch": 1}
