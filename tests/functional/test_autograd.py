@@ -23,12 +23,12 @@ from tests.functional.points.test_pair_mlp import draw
 NO_COMPILER = native.why_not_built(torch.float64)
 
 
-def on_a_grid(operator: Operator, summed: bool) -> tuple[Operator, Arguments]:
+def on_a_grid(operator: Operator, sum_query_poses: bool) -> tuple[Operator, Arguments]:
     q, k, v = (torch.randn(2, 1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     spatial, pose = (torch.randn(2, 2, n, 3, dtype=torch.float64, requires_grad=True) for n in (3, 2))
     rest = {"num_poses": 2, "shape": [4], "kernel_size": 3, "window": "square", "dilation": 1, "dropout": 0.0}
     empty = dict.fromkeys(("cos", "sin", "readout", "seed"))
-    call = Arguments(q, k, v, spatial=spatial, pose=pose, **empty, summed=summed, chunk=1000, **rest)
+    call = Arguments(q, k, v, spatial=spatial, pose=pose, **empty, sum_query_poses=sum_query_poses, chunk=1000, **rest)
     return operator, call
 
 

@@ -50,7 +50,7 @@ class Arguments(NamedTuple):
         num_poses: :math:`|H|`.
         shape: the grid.
         kernel_size, window, dilation: the window; a size of 0 is everything.
-        summed: whether every output pose has all query poses.
+        sum_query_poses: whether every output pose has all query poses.
         dropout: the probability.
         chunk: how many numbers are worked on at once.
     """
@@ -69,7 +69,7 @@ class Arguments(NamedTuple):
     kernel_size: int
     window: WindowShape
     dilation: int
-    summed: bool
+    sum_query_poses: bool
     dropout: float
     chunk: int
 
@@ -169,7 +169,7 @@ class GridLoop:
             kernel_size=window.kernel_size or 0,
             window=window.shape,
             dilation=window.dilation,
-            summed=call.query == "all",
+            sum_query_poses=call.query == "all",
             dropout=call.dropout,
             chunk=chunk,
         )
@@ -178,7 +178,7 @@ class GridLoop:
 
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
-    query: QueryMode = "all" if call.summed else "own"
+    query: QueryMode = "all" if call.sum_query_poses else "own"
     natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
     if not (call.kernel_size or call.spatial is not None):
         return _everything_at_once(natural, call, query)
@@ -205,7 +205,9 @@ def isolating_nonfinite(
         finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
         zero = torch.zeros_like(spoilt)
-        even = call._replace(q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, summed=False, dropout=0)
+        even = call._replace(
+            q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, sum_query_poses=False, dropout=0
+        )
         reached = forward_pass(even)[0] > 0
         k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
         out, sums = forward_pass(call._replace(k=k, v=v))

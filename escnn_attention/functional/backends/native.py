@@ -131,7 +131,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "images": images,
         "query_poses": query_poses,
         "key_poses": k.shape[3],
-        "frames": call.num_poses,
+        "num_poses": call.num_poses,
         "offsets": len(steps),
         "channels": channels,
         "num_waves": 0 if waves is None else waves.shape[-1],
@@ -145,7 +145,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "parts": parts,
         "threads": _threads(),
         "seed": 0 if call.seed is None else int(call.seed),
-        "summed": call.summed,
+        "sum_query_poses": call.sum_query_poses,
         "dropout": call.dropout,
         "unit": 1 / LOG2E,
     }
@@ -170,9 +170,9 @@ def _amplitudes(q: Tensor, readout: Tensor) -> Tensor:
 def _rows(call: Arguments, pad: int) -> int:
     """The rows of a band, as many as the chunk allows for."""
     query_poses, channels = call.q.shape[3:]
-    frames = call.num_poses * (query_poses if call.summed else 1)
+    pairs_of_poses = call.num_poses * (query_poses if call.sum_query_poses else 1)
     row = math.prod(n + pad for n in call.shape[1:])
-    of_queries = (2 * query_poses + call.num_poses) * channels + frames
+    of_queries = (2 * query_poses + call.num_poses) * channels + pairs_of_poses
     of_keys = 4 * call.k.shape[3] * channels
     return max(1, min(call.shape[0], (call.chunk // row - 2 * pad * of_keys) // (of_queries + of_keys)))
 
@@ -180,7 +180,7 @@ def _rows(call: Arguments, pad: int) -> int:
 def _empty_sums(call: Arguments) -> Tensor:
     """Room for the logarithms of the sums."""
     heads, batch, positions, poses, _ = call.q.shape
-    return call.q.new_empty(heads, batch, call.num_poses if call.summed else 1, poses, positions)
+    return call.q.new_empty(heads, batch, call.num_poses if call.sum_query_poses else 1, poses, positions)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:

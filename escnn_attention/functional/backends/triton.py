@@ -141,7 +141,7 @@ def _empty_sums(call: Arguments) -> Tensor:
 
 def _pairs(call: Arguments) -> int:
     """How many pairs of an output and a query pose there are."""
-    return call.num_poses * (call.q.shape[3] if call.summed else 1)
+    return call.num_poses * (call.q.shape[3] if call.sum_query_poses else 1)
 
 
 def _rows(call: Arguments) -> int:
@@ -197,7 +197,7 @@ def _table(call: Arguments, rows: slice) -> Tensor | None:
         table = table[start : start + rows.stop - rows.start]
     else:
         table = table.expand(rows.stop - rows.start, -1, -1, -1)
-    return table.flatten(1, 2).unsqueeze(1) if call.summed else table
+    return table.flatten(1, 2).unsqueeze(1) if call.sum_query_poses else table
 
 
 def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
@@ -209,7 +209,7 @@ def _fill_terms(terms: list[Tensor | None], of_tables: list[Tensor], call: Argum
     """Write the gradients of the offsets' and the poses' terms, from those of the tables of all images."""
     of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
     # (M, B, J, H · K, C) where every output pose meets every query pose, else (M, B, H, K, C)
-    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([1, 2] if call.summed else [1])
+    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([1, 2] if call.sum_query_poses else [1])
     of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
     start = 0
     for term, to in zip((call.spatial, call.pose), terms[:2], strict=True):
@@ -242,7 +242,7 @@ def _launch(
     blocks = -(-q.shape[2] // shape.positions)
     programs = {
         "forward": call.num_poses // shape.output,
-        "backward_queries": q.shape[3] // shape.query if call.summed else call.num_poses // shape.output,
+        "backward_queries": q.shape[3] // shape.query if call.sum_query_poses else call.num_poses // shape.output,
         "backward_keys": call.k.shape[3] // shape.key,
     }[name]
     steps = _steps(tuple(call.shape), call.kernel_size, call.window, call.dilation, q.device)
@@ -279,7 +279,7 @@ def _shape(name: str, call: Arguments) -> _Shape:
     positions = max(1, 32 // _power(-(-numbers // _NUMBERS)))
     if _interpreted():
         positions = _power(math.prod(call.shape))
-    if call.summed:
+    if call.sum_query_poses:
         return _Shape(positions, output, query, 1)
     # Elsewhere a thread with keys has several of them and a pair of poses at a time, and one with queries no tiles.
     return _Shape(positions, 1, 1, key) if name == "backward_keys" else _Shape(positions, output, 1, 1)
@@ -296,7 +296,7 @@ def _constants(name: str, call: Arguments, shape: _Shape) -> dict[str, float]:
         **{"T": _pairs(call), "K": _rows(call)},
         **{"C": call.q.shape[-1], "CP": _power(call.q.shape[-1])},
         **{"BN": shape.positions, "RH": shape.output, "RJ": shape.query},
-        "SUMMED": call.summed,
+        "SUMMED": call.sum_query_poses,
         "SPATIAL": call.spatial is not None,
         "POSE": call.pose is not None,
         "RATE": call.dropout,

@@ -19,7 +19,7 @@ struct TableGradient {
 };
 
 template <class Pass> int run(const Arguments& call, const Layout& layout, const TableGradient& spatial) {
-    const TableGradient pose{call.grad_pose, call.pose_heads, call.frames * call.key_poses * call.channels};
+    const TableGradient pose{call.grad_pose, call.pose_heads, call.num_poses * call.key_poses * call.channels};
     // Every part of a batch has gradients of tables of its own, which are added in order: whatever the threads did
     // first, the result is the same.
     const int64_t tasks = call.heads * call.parts;
@@ -43,9 +43,9 @@ template <class T> int run(const Arguments& call) {
         const Layout layout(call, WIDTH<T>, sizeof(T));
         if (call.everything)
             return run<EverythingPass<T>>(
-                call, layout, {call.grad_waves, call.wave_heads, call.frames * layout.positions * call.num_waves});
+                call, layout, {call.grad_waves, call.wave_heads, call.num_poses * layout.positions * call.num_waves});
         return run<WindowPass<T>>(
-            call, layout, {call.grad_spatial, call.spatial_heads, call.frames * call.offsets * call.channels});
+            call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
     } catch (const std::bad_alloc&) {
         return 1;
     }

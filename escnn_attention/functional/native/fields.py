@@ -114,7 +114,7 @@ _GRIDS = Fields(
     Field("images", "int64_t", "B"),
     Field("query_poses", "int64_t", "J"),
     Field("key_poses", "int64_t", "P"),
-    Field("frames", "int64_t", "H"),
+    Field("num_poses", "int64_t", "H"),
     Field("offsets", "int64_t", "L"),
     Field("channels", "int64_t", "C"),
     Field("num_waves", "int64_t", "F"),
@@ -128,7 +128,7 @@ _GRIDS = Fields(
     Field("parts", "int64_t", "of a batch, in each of which the gradients of tables are added up"),
     Field("threads", "int64_t", "how many"),
     Field("seed", "int64_t", "of dropout"),
-    Field("summed", "int64_t", "whether every output pose has all query poses"),
+    Field("sum_query_poses", "int64_t", "whether every output pose has all query poses"),
     Field("dropout", "double", "the probability"),
     Field("unit", "double", "of the scores, in which gradients are wanted"),
 )

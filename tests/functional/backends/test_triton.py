@@ -134,20 +134,20 @@ def test_programs_of_any_shape(monkeypatch, query, order, key_poses, positions, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
 @pytest.mark.parametrize("order", [1, 3, 4, 6, 24])
-def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch, order, summed, dtype):
+def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch, order, sum_query_poses, dtype):
     monkeypatch.setattr(triton, "_interpreted", lambda: False)
     for channels in (1, 10, 32, 48, 256):
         q = torch.empty(1, 1, 6, order, channels, dtype=dtype)
-        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, summed, 0.0, 1)
+        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, sum_query_poses, 0.0, 1)
         shapes = [triton._shape(name, call) for name in ("forward", "backward_queries", "backward_keys")]
         assert len({shape.positions for shape in shapes}) == 1
         for shape in shapes:
             assert 32 % shape.positions == 0
             assert all(order % n == 0 for n in (shape.output, shape.query, shape.key))
             assert shape.key == 1 or shape.output == shape.query == 1
-            assert summed or shape.query == 1
+            assert sum_query_poses or shape.query == 1
             held = max(shape[1:]) * channels * q.element_size() // 4
             assert held * shape.positions / 32 <= 48 or shape.positions == 1
 
@@ -329,7 +329,7 @@ from escnn_attention.functional.backends import triton, triton_kernels
 import torch
 
 types = {"first": "i32", "steps": "*i32", "seed": "*i64"}
-for name, summed, channels, (dtype, number), dropout in itertools.product(
+for name, sum_query_poses, channels, (dtype, number), dropout in itertools.product(
     triton_kernels.__all__, (False, True), (10, 32), ((torch.float32, "*fp32"), (torch.float64, "*fp64")), (False, True)
 ):
     if dropout and (channels == 32 or number == "*fp64"):
@@ -337,7 +337,7 @@ for name, summed, channels, (dtype, number), dropout in itertools.product(
     q = torch.empty(1, 1, 576, 4, channels, dtype=dtype)
     table = torch.empty(1, 4, 9, channels)
     rate = 0.1 if dropout else 0.0
-    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, rate, 1)
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, sum_query_poses, rate, 1)
     shape = triton._shape(name, call)
     constants = triton._constants(name, call, shape)
     kernel = getattr(triton_kernels, name)
@@ -353,7 +353,7 @@ for name, summed, channels, (dtype, number), dropout in itertools.product(
         target=GPUTarget("cuda", 80, 32),
         options={"num_warps": 1},
     )
-    print(name, summed, channels, number, dropout, built.metadata.shared, len(built.asm["cubin"]) > 0)
+    print(name, sum_query_poses, channels, number, dropout, built.metadata.shared, len(built.asm["cubin"]) > 0)
 """
 
 
@@ -363,10 +363,10 @@ def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monk
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     lines = [line.split() for line in run_python(_COMPILE).splitlines()]
     assert len(lines) == 30
-    for name, summed, channels, number, dropout, shared, built in lines:
-        assert built == "True", (name, summed, channels, number, dropout)
+    for name, sum_query_poses, channels, number, dropout, shared, built in lines:
+        assert built == "True", (name, sum_query_poses, channels, number, dropout)
         if int(channels) * (2 if number == "*fp64" else 1) <= 12:
-            assert int(shared) == 0, (name, summed, channels, number, dropout)
+            assert int(shared) == 0, (name, sum_query_poses, channels, number, dropout)
 
 
 @needs_cuda

@@ -31,7 +31,7 @@ extern "C" struct Arguments {
     int64_t images;  // B
     int64_t query_poses;  // J
     int64_t key_poses;  // P
-    int64_t frames;  // H
+    int64_t num_poses;  // H
     int64_t offsets;  // L
     int64_t channels;  // C
     int64_t num_waves;  // F
@@ -45,7 +45,7 @@ extern "C" struct Arguments {
     int64_t parts;  // of a batch, in each of which the gradients of tables are added up
     int64_t threads;  // how many
     int64_t seed;  // of dropout
-    int64_t summed;  // whether every output pose has all query poses
+    int64_t sum_query_poses;  // whether every output pose has all query poses
     double dropout;  // the probability
     double unit;  // of the scores, in which gradients are wanted
 };

@@ -12,18 +12,18 @@ template <class T> struct Bias {
 
     Bias(const Arguments& call, bool backward)
             : key_poses(call.key_poses),
-              spatial(call.spatial, call.spatial_heads, call.frames, call.offsets, call.channels, backward),
-              pose(call.pose, call.pose_heads, call.frames, call.key_poses, call.channels, backward),
+              spatial(call.spatial, call.spatial_heads, call.num_poses, call.offsets, call.channels, backward),
+              pose(call.pose, call.pose_heads, call.num_poses, call.key_poses, call.channels, backward),
               by_offset(call.offsets * GROUP),
               by_pose(call.key_poses * GROUP) {}
 
     void begin(int64_t head) { spatial.begin(head), pose.begin(head); }
 
-    // Of queries (C, G), each seen from its own output pose, `frame` and those that follow, or all from that one: to
+    // Of queries (C, G), each seen from its own output pose, `out_pose` and those that follow, or all from that one: to
     // `by_offset` and `by_pose`.
-    template <int G> void forward(const W* x, const Window<T>& window, int64_t frame, bool own) const {
-        if (spatial) multiply<T, G>(x, offsets(window, frame, own), by_offset.data);
-        if (pose) multiply<T, G>(x, pose.of(frame, own, key_poses, nullptr), by_pose.data);
+    template <int G> void forward(const W* x, const Window<T>& window, int64_t out_pose, bool own) const {
+        if (spatial) multiply<T, G>(x, offsets(window, out_pose, own), by_offset.data);
+        if (pose) multiply<T, G>(x, pose.of(out_pose, own, key_poses, nullptr), by_pose.data);
     }
     // A score of nothing for keys that are not on the grid, beside or without what offsets add.
     template <int G> void add_mask(const Window<T>& window, const Buffer<T>& mask, bool beside) const {
@@ -36,14 +36,15 @@ template <class T> struct Bias {
 
     // From gradients of scores (keys, G), what the queries and the tables have of theirs; it overwrites what forward
     // gave.
-    template <int G> void backward(const W* x, const Window<T>& window, int64_t frame, bool own, const W* grad,
+    template <int G> void backward(const W* x, const Window<T>& window, int64_t out_pose, bool own, const W* grad,
                                    W* grad_x) const {
         sum_scores<T, G>(grad, window.places, key_poses, by_offset.data, of_poses());
         if (spatial)
-            multiply_backward<T, G>(x, offsets(window, frame, own), by_offset.data, grad_x, spatial.gradient(frame));
+            multiply_backward<T, G>(x, offsets(window, out_pose, own), by_offset.data, grad_x,
+                                    spatial.gradient(out_pose));
         if (pose)
-            multiply_backward<T, G>(x, pose.of(frame, own, key_poses, nullptr), by_pose.data, grad_x,
-                                    pose.gradient(frame));
+            multiply_backward<T, G>(x, pose.of(out_pose, own, key_poses, nullptr), by_pose.data, grad_x,
+                                    pose.gradient(out_pose));
     }
 
     const int64_t key_poses;
@@ -51,8 +52,8 @@ template <class T> struct Bias {
     const Buffer<W> by_offset, by_pose;
 
   private:
-    Table<T> offsets(const Window<T>& window, int64_t frame, bool own) const {
-        return spatial.of(frame, own, window.places, window.near.data());
+    Table<T> offsets(const Window<T>& window, int64_t out_pose, bool own) const {
+        return spatial.of(out_pose, own, window.places, window.near.data());
     }
 };
 

@@ -21,19 +21,19 @@ template <class T> struct EverythingPass {
             : call(call),
               packing{layout},
               waves(call, layout),
-              pose_tables(call.pose, call.pose_heads, call.frames, call.key_poses, call.channels, call.grad),
+              pose_tables(call.pose, call.pose_heads, call.num_poses, call.key_poses, call.channels, call.grad),
               dropout(call.dropout),
-              own(!call.summed),
+              own(!call.sum_query_poses),
               alike(call.key_poses == 1 || !(call.waves || call.pose)),
               channels(call.channels),
               query_poses(call.query_poses),
-              frames(call.frames),
-              rows(query_poses * (own ? 1 : frames)),
+              num_poses(call.num_poses),
+              rows(query_poses * (own ? 1 : num_poses)),
               num_queries(layout.positions),
               num_keys(call.key_positions * call.key_poses),
               most_keys(std::max(MOST_KEYS, call.key_poses)) {
         const int64_t places = layout.queries, per_query = padded<T>(channels);
-        q = Buffer<T>(places * query_poses * channels), out = Buffer<T>(places * frames * channels);
+        q = Buffer<T>(places * query_poses * channels), out = Buffer<T>(places * num_poses * channels);
         log_sums = Buffer<T>(places * rows);
         if (waves) amplitudes = Buffer<T>(places * query_poses * call.num_waves);
         queries = Buffer<W>(channels * query_poses), waves_of_queries = Buffer<W>(call.num_waves * query_poses);
@@ -41,11 +41,11 @@ template <class T> struct EverythingPass {
         if (!own) content = Buffer<W>(most_keys * query_poses);
         most = Buffer<W>(rows), total = Buffer<W>(rows), outputs = Buffer<W>(channels * rows);
         if (!call.grad) return;
-        finished = Buffer<T>(places * frames * channels);
+        finished = Buffer<T>(places * num_poses * channels);
         grad_q = Buffer<T>(q.size), grad_amplitudes = Buffer<T>(amplitudes.size);
         grad_k = Buffer<T>(num_keys * per_query), grad_v = Buffer<T>(num_keys * per_query);
-        grad_out = Buffer<W>(channels * frames), inner = Buffer<W>(rows);
-        transposed_queries = Buffer<W>(per_query * query_poses), transposed_grad = Buffer<W>(per_query * frames);
+        grad_out = Buffer<W>(channels * num_poses), inner = Buffer<W>(rows);
+        transposed_queries = Buffer<W>(per_query * query_poses), transposed_grad = Buffer<W>(per_query * num_poses);
         grads = Buffer<W>(most_keys * GROUP), weights = Buffer<W>(most_keys * GROUP);
         grad_queries = Buffer<W>(queries.size), grad_waves_of_queries = Buffer<W>(waves_of_queries.size);
         if (!own) grad_content = Buffer<W>(content.size), of_values = Buffer<W>(most_keys * GROUP);
@@ -55,7 +55,7 @@ template <class T> struct EverythingPass {
     void work(int64_t head, int64_t number) {
         waves.begin(head), pose_tables.begin(head);
         const int64_t image = head * call.images + number, of_q = image * num_queries * query_poses;
-        const int64_t of_out = image * num_queries * frames * channels;
+        const int64_t of_out = image * num_queries * num_poses * channels;
         k = static_cast<const T*>(call.k) + image * num_keys * channels;
         v = static_cast<const T*>(call.v) + image * num_keys * channels;
         T* logs = static_cast<T*>(call.sums) + image * num_queries * rows;
@@ -67,12 +67,12 @@ template <class T> struct EverythingPass {
         T* outputs_of_image = static_cast<T*>(call.out) + of_out;
         if (!call.grad) {
             each_vector([&] { forward(); });
-            packing.unpack(out, frames, channels, 0, false, outputs_of_image);
+            packing.unpack(out, num_poses, channels, 0, false, outputs_of_image);
             return packing.unpack_rows(log_sums, rows, 0, logs);
         }
         packing.pack_rows(logs, rows, 0, log_sums);
-        pack(outputs_of_image, frames, channels, finished);
-        pack(static_cast<const T*>(call.grad) + of_out, frames, channels, out);
+        pack(outputs_of_image, num_poses, channels, finished);
+        pack(static_cast<const T*>(call.grad) + of_out, num_poses, channels, out);
         grad_k.clear(), grad_v.clear();
         each_vector([&] { backward(); });
         const T unit = T(call.unit);
@@ -120,9 +120,9 @@ template <class T> struct EverythingPass {
     // Calls f(how many, output pose, query pose, row) for rows of scores in groups. Each query is seen from its own
     // pose, or a group from that one.
     template <class F> void each_row(F f) {
-        for (int64_t frame = 0; frame < (own ? 1 : frames); frame++)
+        for (int64_t out_pose = 0; out_pose < (own ? 1 : num_poses); out_pose++)
             each_group(query_poses, [&](auto size, int64_t pose) {
-                f(size, own ? pose : frame, pose, frame * query_poses + pose);
+                f(size, own ? pose : out_pose, pose, out_pose * query_poses + pose);
             });
     }
 
@@ -140,12 +140,12 @@ template <class T> struct EverythingPass {
                                    content.data + most_keys * pose);
         });
     }
-    template <int G> void make_scores(int64_t frame, int64_t pose) {
+    template <int G> void make_scores(int64_t out_pose, int64_t pose) {
         const W* x = queries.data + channels * pose;
         if (waves)
-            waves.template forward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, frame, own);
+            waves.template forward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, out_pose, own);
         if (pose_tables && !alike)
-            multiply<T, G>(x, pose_tables.of(frame, own, call.key_poses, nullptr), by_pose.data);
+            multiply<T, G>(x, pose_tables.of(out_pose, own, call.key_poses, nullptr), by_pose.data);
         const W *of_place = by_place(), *of_pose = by_key_pose();
         if (own) return multiply_keys<T, G>(stretch, k, channels, x, of_place, of_pose, scores.data);
         const W* from = content.data + most_keys * pose;
@@ -160,7 +160,7 @@ template <class T> struct EverythingPass {
                 }
     }
     // From gradients of scores, in `grads`, to those of waves and poses and what queries have by them.
-    template <int G> void differentiate_bias(int64_t frame, int64_t pose) {
+    template <int G> void differentiate_bias(int64_t out_pose, int64_t pose) {
         if (!waves && (!pose_tables || alike)) return;
         if (alike)
             std::copy_n(grads.data, stretch.num_keys() * G, waves.by_position.data);
@@ -168,12 +168,12 @@ template <class T> struct EverythingPass {
             sum_scores<T, G>(grads.data, stretch.places, stretch.key_poses, waves.by_position.data,
                              pose_tables ? by_pose.data : nullptr);
         if (waves)
-            waves.template backward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, frame, own,
+            waves.template backward<G>(waves_of_queries.data + call.num_waves * pose, place, stretch, out_pose, own,
                                        grad_waves_of_queries.data + call.num_waves * pose);
         if (pose_tables && !alike)
             multiply_backward<T, G>(queries.data + channels * pose,
-                                    pose_tables.of(frame, own, call.key_poses, nullptr), by_pose.data,
-                                    grad_queries.data + channels * pose, pose_tables.gradient(frame));
+                                    pose_tables.of(out_pose, own, call.key_poses, nullptr), by_pose.data,
+                                    grad_queries.data + channels * pose, pose_tables.gradient(out_pose));
     }
 
     W kept_of(int64_t row, int64_t n) const {
@@ -185,9 +185,9 @@ template <class T> struct EverythingPass {
         std::fill_n(most.data, rows, all(MASKED<T>)), total.clear(), outputs.clear();
         each_stretch([&] {
             if (!own) make_content();
-            each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+            each_row([&](auto size, int64_t out_pose, int64_t pose, int64_t row) {
                 constexpr int G = size;
-                make_scores<G>(frame, pose);
+                make_scores<G>(out_pose, pose);
                 add_exponentials<G>(row);
                 combine_keys<T, G>(stretch, v, channels, scores.data, outputs.data + channels * row);
             });
@@ -221,14 +221,14 @@ template <class T> struct EverythingPass {
     }
     // Of each row, or their sums over the query poses.
     void write_outputs() {
-        each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+        each_row([&](auto size, int64_t out_pose, int64_t pose, int64_t row) {
             constexpr int G = size;
             W* of_row = outputs.data + channels * row;
             for (int64_t c = 0; c < channels; c++)
                 for (int g = 0; g < G; g++) of_row[c * G + g] *= total[row + g];
-            if (own) return packing.template scatter<G>(of_row, frames, channels, pose, place, out);
+            if (own) return packing.template scatter<G>(of_row, num_poses, channels, pose, place, out);
             for (int64_t c = 0; c < channels; c++) {
-                T* at = out.data + (c * frames + frame) * packing.layout.queries + place;
+                T* at = out.data + (c * num_poses + out_pose) * packing.layout.queries + place;
                 W y = pose ? load(at) : W{};
                 for (int g = 0; g < G; g++) y += of_row[c * G + g];
                 store(at, y);
@@ -238,11 +238,11 @@ template <class T> struct EverythingPass {
 
     void backward() {
         grad_queries.clear(), grad_waves_of_queries.clear();
-        each_group(frames, [&](auto size, int64_t frame) {
+        each_group(num_poses, [&](auto size, int64_t out_pose) {
             constexpr int G = size;
-            W* of_group = grad_out.data + channels * frame;
-            packing.template gather<G>(out, frames, channels, frame, place, of_group);
-            transpose_queries<T, G>(of_group, channels, transposed_grad.data + padded<T>(channels) * frame);
+            W* of_group = grad_out.data + channels * out_pose;
+            packing.template gather<G>(out, num_poses, channels, out_pose, place, of_group);
+            transpose_queries<T, G>(of_group, channels, transposed_grad.data + padded<T>(channels) * out_pose);
         });
         each_group(query_poses, [&](auto size, int64_t pose) {
             transpose_queries<T, size>(queries.data + channels * pose, channels,
@@ -273,17 +273,17 @@ template <class T> struct EverythingPass {
 
     void backward_own() {
         // The sum of probabilities times their gradients is the product of the output with its gradient.
-        for (int64_t pose = 0; pose < frames; pose++) {
+        for (int64_t pose = 0; pose < num_poses; pose++) {
             inner[pose] = W{};
             for (int64_t c = 0; c < channels; c++) {
-                const int64_t at = (c * frames + pose) * packing.layout.queries + place;
+                const int64_t at = (c * num_poses + pose) * packing.layout.queries + place;
                 inner[pose] += load(out.data + at) * load(finished.data + at);
             }
         }
         each_stretch([&] {
-            each_row([&](auto size, int64_t frame, int64_t pose, int64_t row) {
+            each_row([&](auto size, int64_t out_pose, int64_t pose, int64_t row) {
                 constexpr int G = size;
-                make_scores<G>(frame, pose);
+                make_scores<G>(out_pose, pose);
                 normalize<G>(row);
                 multiply_keys<T, G>(stretch, v, channels, grad_out.data + channels * pose, nullptr, nullptr,
                                     grads.data);
@@ -294,7 +294,7 @@ template <class T> struct EverythingPass {
                         grads[n * G + g] = weight * grads[n * G + g] - p * inner[row + g];
                     }
                 add_to_keys<G>(dropout.on ? weights.data : scores.data, transposed_grad, pose, grad_v);
-                differentiate_bias<G>(frame, pose);
+                differentiate_bias<G>(out_pose, pose);
                 combine_keys<T, G>(stretch, k, channels, grads.data, grad_queries.data + channels * pose);
                 add_to_keys<G>(grads.data, transposed_queries, pose, grad_k);
             });
@@ -305,26 +305,26 @@ template <class T> struct EverythingPass {
     // in `scores` and the gradients of weights, (keys, F), in `of_values`; and `after` all of a group of output poses.
     template <class F, class After> void each_frame(F f, After after) {
         make_content();
-        each_group(frames, [&](auto number, int64_t first_frame) {
-            multiply_keys<T, number>(stretch, v, channels, grad_out.data + channels * first_frame, nullptr, nullptr,
+        each_group(num_poses, [&](auto number, int64_t first_out_pose) {
+            multiply_keys<T, number>(stretch, v, channels, grad_out.data + channels * first_out_pose, nullptr, nullptr,
                                      of_values.data);
             weights.clear();
             for (int64_t i = 0; i < number; i++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
-                    make_scores<size>(first_frame + i, pose);
-                    normalize<size>((first_frame + i) * query_poses + pose);
-                    f(number, i, size, first_frame + i, pose);
+                    make_scores<size>(first_out_pose + i, pose);
+                    normalize<size>((first_out_pose + i) * query_poses + pose);
+                    f(number, i, size, first_out_pose + i, pose);
                 });
-            after(number, first_frame);
+            after(number, first_out_pose);
         });
     }
     void backward_all() {
         inner.clear();
         each_stretch([&] {
             each_frame(
-                [&](auto number, int64_t i, auto size, int64_t frame, int64_t pose) {
+                [&](auto number, int64_t i, auto size, int64_t out_pose, int64_t pose) {
                     constexpr int F = number, G = size;
-                    const int64_t row = frame * query_poses + pose;
+                    const int64_t row = out_pose * query_poses + pose;
                     W sums[G] = {};
                     for (int64_t n = 0; n < stretch.num_keys(); n++)
                         for (int g = 0; g < G; g++)
@@ -336,9 +336,9 @@ template <class T> struct EverythingPass {
         each_stretch([&] {
             grad_content.clear();
             each_frame(
-                [&](auto number, int64_t i, auto size, int64_t frame, int64_t pose) {
+                [&](auto number, int64_t i, auto size, int64_t out_pose, int64_t pose) {
                     constexpr int F = number, G = size;
-                    const int64_t row = frame * query_poses + pose;
+                    const int64_t row = out_pose * query_poses + pose;
                     W* of_content = grad_content.data + most_keys * pose;
                     for (int64_t n = 0; n < stretch.num_keys(); n++) {
                         W summed = weights[n * F + i];
@@ -349,9 +349,11 @@ template <class T> struct EverythingPass {
                         }
                         weights[n * F + i] = summed;
                     }
-                    differentiate_bias<G>(frame, pose);
+                    differentiate_bias<G>(out_pose, pose);
                 },
-                [&](auto number, int64_t frame) { add_to_keys<number>(weights.data, transposed_grad, frame, grad_v); });
+                [&](auto number, int64_t out_pose) {
+                    add_to_keys<number>(weights.data, transposed_grad, out_pose, grad_v);
+                });
             each_group(query_poses, [&](auto size, int64_t pose) {
                 const W* grad = grad_content.data + most_keys * pose;
                 combine_keys<T, size>(stretch, k, channels, grad, grad_queries.data + channels * pose);
@@ -369,7 +371,7 @@ template <class T> struct EverythingPass {
     Tables<T> pose_tables;
     const Dropout<T> dropout;
     const bool own, alike;  // alike: all keys, of whatever poses
-    const int64_t channels, query_poses, frames, rows, num_queries, num_keys, most_keys;
+    const int64_t channels, query_poses, num_poses, rows, num_queries, num_keys, most_keys;
     const T *k = nullptr, *v = nullptr;  // of the image
     uint32_t key = 0;                    // of dropout
     int64_t place = 0;                   // of the first query of the vector

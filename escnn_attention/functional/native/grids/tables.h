@@ -74,21 +74,21 @@ template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* w
 template <class T> struct Tables {
     using W = V<T>;
 
-    Tables(const void* all, int64_t heads, int64_t frames, int64_t size, int64_t channels, bool backward)
-            : all(static_cast<const T*>(all)), heads(heads), frames(frames), size(size), channels(channels) {
-        if (backward && all) grad = Buffer<W>(frames * size * channels);
+    Tables(const void* all, int64_t heads, int64_t num_poses, int64_t size, int64_t channels, bool backward)
+            : all(static_cast<const T*>(all)), heads(heads), num_poses(num_poses), size(size), channels(channels) {
+        if (backward && all) grad = Buffer<W>(num_poses * size * channels);
     }
     explicit operator bool() const { return all; }
 
     void begin(int64_t head) {
-        if (all) data = all + head % heads * frames * size * channels;
+        if (all) data = all + head % heads * num_poses * size * channels;
     }
-    // The tables of queries that are each seen from its own pose, `frame` and those that follow, or the one table of
+    // The tables of queries that are each seen from its own pose, `out_pose` and those that follow, or the one table of
     // all; of them `number` rows, the first or those that are named.
-    Table<T> of(int64_t frame, bool own, int64_t number, const int64_t* rows) const {
-        return {data + frame * size * channels, own ? size * channels : 0, channels, number, rows};
+    Table<T> of(int64_t out_pose, bool own, int64_t number, const int64_t* rows) const {
+        return {data + out_pose * size * channels, own ? size * channels : 0, channels, number, rows};
     }
-    W* gradient(int64_t frame) const { return grad.data + frame * size * channels; }
+    W* gradient(int64_t out_pose) const { return grad.data + out_pose * size * channels; }
 
     // The gradients since the last call, the lanes summed.
     void take(double* to) const {
@@ -98,7 +98,7 @@ template <class T> struct Tables {
 
   private:
     const T *all, *data = nullptr;
-    const int64_t heads, frames, size, channels;
+    const int64_t heads, num_poses, size, channels;
     Buffer<W> grad;
 };
 

@@ -24,73 +24,73 @@ template <class T> struct Waves {
               positions(layout.positions),
               number(call.num_waves),
               half(call.num_waves / 2),
-              table(call.waves, call.wave_heads, call.frames, positions, number, false),
+              table(call.waves, call.wave_heads, call.num_poses, positions, number, false),
               by_position(GROUP * MOST_KEYS),
               wide(GROUP * number),
               grad_wide(GROUP * number),
               transposed(GROUP * padded<T>(number)) {
         if (!call.waves) return;
-        phases = Buffer<T>(call.frames * number * queries);
+        phases = Buffer<T>(call.num_poses * number * queries);
         if (!call.grad) return;
-        grad_phases = Buffer<T>(call.frames * number * queries);
-        grad_keys = Buffer<T>(call.frames * positions * padded<T>(number));
+        grad_phases = Buffer<T>(call.num_poses * number * queries);
+        grad_keys = Buffer<T>(call.num_poses * positions * padded<T>(number));
     }
     explicit operator bool() const { return call.waves; }
 
     void begin(int64_t head) {
         if (!call.waves) return;
         table.begin(head);
-        for (int64_t frame = 0; frame < call.frames; frame++) {
-            const T* row = table.of(frame, false, 0, nullptr).data;
+        for (int64_t out_pose = 0; out_pose < call.num_poses; out_pose++) {
+            const T* row = table.of(out_pose, false, 0, nullptr).data;
             for (int64_t n = 0; n < positions; n++)
-                for (int64_t f = 0; f < number; f++) phases[(frame * number + f) * queries + n] = *row++;
+                for (int64_t f = 0; f < number; f++) phases[(out_pose * number + f) * queries + n] = *row++;
         }
     }
 
-    // The vectors of queries of amplitudes (number, G), each seen from its own output pose, `frame` and those that
+    // The vectors of queries of amplitudes (number, G), each seen from its own output pose, `out_pose` and those that
     // follow, or all from that one: to `wide`, and their products with the keys of a stretch to `by_position`.
     template <int G>
-    void forward(const W* amplitudes, int64_t place, const Stretch<T>& stretch, int64_t frame, bool own) const {
+    void forward(const W* amplitudes, int64_t place, const Stretch<T>& stretch, int64_t out_pose, bool own) const {
         for (int64_t f = 0; f < half; f++)
             for (int g = 0; g < G; g++) {
                 const W a = amplitudes[f * G + g], b = amplitudes[(half + f) * G + g];
-                const W cos = phase(frame + own * g, f, place), sin = phase(frame + own * g, half + f, place);
+                const W cos = phase(out_pose + own * g, f, place), sin = phase(out_pose + own * g, half + f, place);
                 wide[f * G + g] = a * cos - b * sin, wide[(half + f) * G + g] = a * sin + b * cos;
             }
-        multiply<T, G>(wide.data, rows(stretch, frame, own), by_position.data);
+        multiply<T, G>(wide.data, rows(stretch, out_pose, own), by_position.data);
     }
 
     // From the gradients of those products, in `by_position`, to those of the amplitudes and of the waves.
-    template <int G> void backward(const W* amplitudes, int64_t place, const Stretch<T>& stretch, int64_t frame,
+    template <int G> void backward(const W* amplitudes, int64_t place, const Stretch<T>& stretch, int64_t out_pose,
                                    bool own, W* grad_amplitudes) const {
         std::fill_n(grad_wide.data, number * G, W{});
-        combine_rows<T, G>(rows(stretch, frame, own), by_position.data, grad_wide.data);
+        combine_rows<T, G>(rows(stretch, out_pose, own), by_position.data, grad_wide.data);
         for (int64_t f = 0; f < half; f++)
             for (int g = 0; g < G; g++) {
                 const W a = amplitudes[f * G + g], b = amplitudes[(half + f) * G + g];
                 const W of_cos = grad_wide[f * G + g], of_sin = grad_wide[(half + f) * G + g];
-                const W cos = phase(frame + own * g, f, place), sin = phase(frame + own * g, half + f, place);
-                add(frame + own * g, f, place, of_cos * a + of_sin * b);
-                add(frame + own * g, half + f, place, of_sin * a - of_cos * b);
+                const W cos = phase(out_pose + own * g, f, place), sin = phase(out_pose + own * g, half + f, place);
+                add(out_pose + own * g, f, place, of_cos * a + of_sin * b);
+                add(out_pose + own * g, half + f, place, of_sin * a - of_cos * b);
                 grad_amplitudes[f * G + g] += of_cos * cos + of_sin * sin;
                 grad_amplitudes[(half + f) * G + g] += of_sin * cos - of_cos * sin;
             }
         transpose_queries<T, G>(wide.data, number, transposed.data);
         if (!own)
             return distribute<T, G>(by_position.data, G, stretch.positions, transposed.data, G, number,
-                                    keys(stretch, frame));
+                                    keys(stretch, out_pose));
         for (int g = 0; g < G; g++)
             distribute<T, 1>(by_position.data + g, G, stretch.positions, transposed.data + g * width, G, number,
-                             keys(stretch, frame + g));
+                             keys(stretch, out_pose + g));
     }
 
     // The gradients of the waves since the last call.
     void take(double* to) const {
-        for (int64_t frame = 0; frame < call.frames && grad_keys.size; frame++)
+        for (int64_t out_pose = 0; out_pose < call.num_poses && grad_keys.size; out_pose++)
             for (int64_t n = 0; n < positions; n++)
                 for (int64_t f = 0; f < number; f++)
-                    *to++ = double(grad_keys[(frame * positions + n) * padded<T>(number) + f]) +
-                            grad_phases[(frame * number + f) * queries + n];
+                    *to++ = double(grad_keys[(out_pose * positions + n) * padded<T>(number) + f]) +
+                            grad_phases[(out_pose * number + f) * queries + n];
         grad_keys.clear(), grad_phases.clear();
     }
 
@@ -98,20 +98,20 @@ template <class T> struct Waves {
     const int64_t queries, positions, number, half;  // places for queries; cosines and sines, and each of them
 
   private:
-    W phase(int64_t frame, int64_t f, int64_t place) const {
-        return load(phases.data + (frame * number + f) * queries + place);
+    W phase(int64_t out_pose, int64_t f, int64_t place) const {
+        return load(phases.data + (out_pose * number + f) * queries + place);
     }
-    void add(int64_t frame, int64_t f, int64_t place, W x) const {
-        T* at = grad_phases.data + (frame * number + f) * queries + place;
+    void add(int64_t out_pose, int64_t f, int64_t place, W x) const {
+        T* at = grad_phases.data + (out_pose * number + f) * queries + place;
         store(at, load(at) + x);
     }
-    Table<T> rows(const Stretch<T>& stretch, int64_t frame, bool own) const {
-        Table<T> all = table.of(frame, own, stretch.positions, nullptr);
+    Table<T> rows(const Stretch<T>& stretch, int64_t out_pose, bool own) const {
+        Table<T> all = table.of(out_pose, own, stretch.positions, nullptr);
         all.data += stretch.first_position * number;
         return all;
     }
-    T* keys(const Stretch<T>& stretch, int64_t frame) const {
-        return grad_keys.data + (frame * positions + stretch.first_position) * padded<T>(number);
+    T* keys(const Stretch<T>& stretch, int64_t out_pose) const {
+        return grad_keys.data + (out_pose * positions + stretch.first_position) * padded<T>(number);
     }
 
     Tables<T> table;

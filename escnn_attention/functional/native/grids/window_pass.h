@@ -3,9 +3,9 @@
 // Lanes of a vector are queries side by side, and the scores of as many queries as a vector has lanes exist at a time,
 // in a buffer in the cache. Query poses are taken in groups of up to four, which share the loads of a key.
 //
-// A query contributes to the output of its own pose. Or all query poses contribute to every output pose, a frame from
-// which each of them is seen: then the products of queries and keys are those of all frames, and weights are summed
-// over the query poses before they meet the values.
+// A query contributes to the output of its own pose; or all query poses contribute to every output pose, from which each
+// of them is seen: then the products of queries and keys are those of all output poses, and weights are summed over the query
+// poses before they meet the values.
 
 #pragma once
 
@@ -29,20 +29,22 @@ template <class T> struct WindowPass {
               channels(call.channels),
               query_poses(call.query_poses),
               key_poses(call.key_poses),
-              frames(call.frames),
+              num_poses(call.num_poses),
               most_keys(call.offsets * call.key_poses) {
         const int64_t of_q = layout.queries * query_poses * channels, of_k = layout.keys * key_poses * channels;
         mask = Buffer<T>(layout.keys);
         q = Buffer<T>(of_q), k = Buffer<T>(of_k), v = Buffer<T>(of_k);
-        out = Buffer<T>(layout.queries * frames * channels), log_sums = Buffer<T>(layout.queries * rows());
+        out = Buffer<T>(layout.queries * num_poses * channels), log_sums = Buffer<T>(layout.queries * rows());
         query_group = Buffer<W>(channels * query_poses), out_group = Buffer<W>(channels * GROUP);
         scores = Buffer<W>(most_keys * GROUP);
-        if (call.summed) content = Buffer<W>(most_keys * query_poses), summed = Buffer<W>(most_keys * GROUP);
+        if (call.sum_query_poses)
+            content = Buffer<W>(most_keys * query_poses), weight_sums = Buffer<W>(most_keys * GROUP);
         if (!call.grad) return;
         grad_q = Buffer<T>(of_q), grad_k = Buffer<T>(of_k), grad_v = Buffer<T>(of_k);
         grad_query_group = Buffer<W>(channels * query_poses), grads = Buffer<W>(most_keys * GROUP);
-        if (dropout.on && !call.summed) kept = Buffer<W>(most_keys * GROUP);
-        if (call.summed) grad_content = Buffer<W>(most_keys * query_poses), of_values = Buffer<W>(most_keys * GROUP);
+        if (dropout.on && !call.sum_query_poses) kept = Buffer<W>(most_keys * GROUP);
+        if (call.sum_query_poses)
+            grad_content = Buffer<W>(most_keys * query_poses), of_values = Buffer<W>(most_keys * GROUP);
     }
 
     // One head of one image.
@@ -51,7 +53,7 @@ template <class T> struct WindowPass {
         const int64_t image = head * call.images + number;
         const int64_t of_q = image * layout.positions * query_poses * channels;
         const int64_t of_k = image * layout.positions * key_poses * channels;
-        const int64_t of_out = image * layout.positions * frames * channels;
+        const int64_t of_out = image * layout.positions * num_poses * channels;
         T* logs = static_cast<T*>(call.sums) + image * layout.positions * rows();
         key = Dropout<T>::key(call.seed, image);
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
@@ -61,15 +63,15 @@ template <class T> struct WindowPass {
             packing.pack(static_cast<const T*>(call.k) + of_k, key_poses, channels, band, true, k);
             packing.pack(static_cast<const T*>(call.v) + of_k, key_poses, channels, band, true, v);
             if (!call.grad) {
-                each_vector([&] { call.summed ? forward_all() : forward_own(); });
-                packing.unpack(out, frames, channels, band, false, static_cast<T*>(call.out) + of_out);
+                each_vector([&] { call.sum_query_poses ? forward_all() : forward_own(); });
+                packing.unpack(out, num_poses, channels, band, false, static_cast<T*>(call.out) + of_out);
                 packing.unpack_rows(log_sums, rows(), band, logs);
                 continue;
             }
             packing.pack_rows(logs, rows(), band, log_sums);
-            packing.pack(static_cast<const T*>(call.grad) + of_out, frames, channels, band, false, out);
+            packing.pack(static_cast<const T*>(call.grad) + of_out, num_poses, channels, band, false, out);
             grad_k.clear(), grad_v.clear();
-            each_vector([&] { call.summed ? backward_all() : backward_own(); });
+            each_vector([&] { call.sum_query_poses ? backward_all() : backward_own(); });
             const T unit = T(call.unit);
             packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q, unit);
             packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, unit);
@@ -83,8 +85,8 @@ template <class T> struct WindowPass {
     }
 
   private:
-    // Rows of scores of a query: those of a query pose, and of a frame where all contribute to each.
-    int64_t rows() const { return query_poses * (call.summed ? frames : 1); }
+    // Rows of scores of a query: those of a query pose, and of an output pose where all contribute to each.
+    int64_t rows() const { return query_poses * (call.sum_query_poses ? num_poses : 1); }
     T* logs_of(int64_t row) const { return log_sums.data + row * layout.queries + place; }
 
     template <class F> void each_vector(F f) {
@@ -140,7 +142,7 @@ template <class T> struct WindowPass {
             for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
             for (int64_t c = 0; c < channels; c++)
                 for (int g = 0; g < G; g++) out_group[c * G + g] *= total[g];
-            packing.template scatter<G>(out_group.data, frames, channels, pose, place, out);
+            packing.template scatter<G>(out_group.data, num_poses, channels, pose, place, out);
         });
     }
 
@@ -148,7 +150,7 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             scores_own<G>(pose);
-            packing.template gather<G>(out, frames, channels, pose, place, out_group.data);
+            packing.template gather<G>(out, num_poses, channels, pose, place, out_group.data);
             multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
             const T* logs = logs_of(pose);
             const int64_t num_keys = window.num_keys;
@@ -173,7 +175,7 @@ template <class T> struct WindowPass {
         });
     }
 
-    // The products of all query poses with the keys, which all frames share: group by group, (keys, G) each.
+    // The products of all query poses with the keys, which all output poses share: group by group, (keys, G) each.
     void make_content() {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
@@ -184,9 +186,9 @@ template <class T> struct WindowPass {
                                 content.data + most_keys * pose);
         });
     }
-    // The scores of a group of query poses seen from a frame, to `scores`.
-    template <int G> void scores_all(int64_t frame, int64_t pose) {
-        bias.template forward<G>(query_group.data + channels * pose, window, frame, false);
+    // The scores of a group of query poses seen from an output pose, to `scores`.
+    template <int G> void scores_all(int64_t out_pose, int64_t pose) {
+        bias.template forward<G>(query_group.data + channels * pose, window, out_pose, false);
         const W* from = content.data + most_keys * pose;
         for (int64_t l = 0; l < window.places; l++)
             for (int64_t p = 0; p < key_poses; p++)
@@ -200,24 +202,24 @@ template <class T> struct WindowPass {
 
     void forward_all() {
         make_content();
-        each_group(frames, [&](auto number, int64_t first_frame) {
+        each_group(num_poses, [&](auto number, int64_t first_out_pose) {
             constexpr int F = number;
-            std::fill_n(summed.data, window.num_keys * F, W{});
+            std::fill_n(weight_sums.data, window.num_keys * F, W{});
             for (int f = 0; f < F; f++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     constexpr int G = size;
-                    const int64_t row = (first_frame + f) * query_poses + pose;
-                    scores_all<G>(first_frame + f, pose);
+                    const int64_t row = (first_out_pose + f) * query_poses + pose;
+                    scores_all<G>(first_out_pose + f, pose);
                     W total[G];
                     exponentials<G>(scores.data, total, logs_of(row));
                     drop<G>(row, scores.data);
                     for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
                     for (int64_t n = 0; n < window.num_keys; n++)
-                        for (int g = 0; g < G; g++) summed[n * F + f] += scores[n * G + g] * total[g];
+                        for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * total[g];
                 });
             std::fill_n(out_group.data, channels * F, W{});
-            combine_keys<T, F>(window, v.data, channels, summed.data, out_group.data);
-            packing.template scatter<F>(out_group.data, frames, channels, first_frame, place, out);
+            combine_keys<T, F>(window, v.data, channels, weight_sums.data, out_group.data);
+            packing.template scatter<F>(out_group.data, num_poses, channels, first_out_pose, place, out);
         });
     }
 
@@ -225,21 +227,21 @@ template <class T> struct WindowPass {
         make_content();
         std::fill_n(grad_content.data, most_keys * query_poses, W{});
         std::fill_n(grad_query_group.data, channels * query_poses, W{});
-        each_group(frames, [&](auto number, int64_t first_frame) {
+        each_group(num_poses, [&](auto number, int64_t first_out_pose) {
             constexpr int F = number;
-            packing.template gather<F>(out, frames, channels, first_frame, place, out_group.data);
+            packing.template gather<F>(out, num_poses, channels, first_out_pose, place, out_group.data);
             multiply_keys<T, F>(window, v.data, channels, out_group.data, nullptr, nullptr, of_values.data);
-            std::fill_n(summed.data, window.num_keys * F, W{});
+            std::fill_n(weight_sums.data, window.num_keys * F, W{});
             for (int f = 0; f < F; f++)
                 each_group(query_poses, [&](auto size, int64_t pose) {
                     constexpr int G = size;
-                    scores_all<G>(first_frame + f, pose);
-                    differentiate_all<F, G>(f, (first_frame + f) * query_poses + pose,
+                    scores_all<G>(first_out_pose + f, pose);
+                    differentiate_all<F, G>(f, (first_out_pose + f) * query_poses + pose,
                                             grad_content.data + most_keys * pose);
-                    bias.template backward<G>(query_group.data + channels * pose, window, first_frame + f, false,
+                    bias.template backward<G>(query_group.data + channels * pose, window, first_out_pose + f, false,
                                               grads.data, grad_query_group.data + channels * pose);
                 });
-            window.template distribute<F>(summed.data, out_group.data, channels, grad_v);
+            window.template distribute<F>(weight_sums.data, out_group.data, channels, grad_v);
         });
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
@@ -259,7 +261,7 @@ template <class T> struct WindowPass {
         for (int g = 0; g < G; g++) log[g] = load(logs + g * layout.queries), of_row[g] = row_key(row + g);
         for (int64_t n = 0; n < window.num_keys; n++) {
             const W value = of_values[n * F + f];
-            W together = summed[n * F + f];
+            W together = weight_sums[n * F + f];
             for (int g = 0; g < G; g++) {
                 const W p = exp2<T>(scores[n * G + g] - log[g]);
                 const W left = dropout.on ? p * kept_of(of_row[g], n) : p;
@@ -267,7 +269,7 @@ template <class T> struct WindowPass {
                 inner[g] += grad, together += left;
                 scores[n * G + g] = p, grads[n * G + g] = grad;
             }
-            summed[n * F + f] = together;
+            weight_sums[n * F + f] = together;
         }
         for (int64_t n = 0; n < window.num_keys; n++)
             for (int g = 0; g < G; g++) {
@@ -282,11 +284,11 @@ template <class T> struct WindowPass {
     Window<T> window;
     Bias<T> bias;
     const Dropout<T> dropout;
-    const int64_t channels, query_poses, key_poses, frames, most_keys;
+    const int64_t channels, query_poses, key_poses, num_poses, most_keys;
     uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
     int64_t place = 0;            // of the first query of the vector, in the band
     Buffer<T> mask, q, k, v, out, log_sums, grad_q, grad_k, grad_v;                   // of the band
-    Buffer<W> query_group, out_group, scores, content, summed;                        // of the vector
+    Buffer<W> query_group, out_group, scores, content, weight_sums;                        // of the vector
     Buffer<W> grad_query_group, grads, kept, grad_content, of_values;
 };
 

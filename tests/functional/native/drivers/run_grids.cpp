@@ -10,7 +10,7 @@
 namespace {
 
 struct Modes {
-    bool everything, summed, table, pose, shared;  // the table is of offsets, or waves where queries see everything
+    bool everything, sum_query_poses, table, pose, shared;  // table: of offsets, or waves where queries see everything
     double dropout;
 };
 
@@ -19,8 +19,8 @@ class Call {
     Call(const Modes& modes, const std::vector<int64_t>& shape, int64_t query_poses) : modes(modes), shape(shape) {
         for (const int64_t n : shape) positions *= n;
         a.heads = 3, a.images = 2, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
-        a.frames = modes.summed ? 4 : query_poses;
-        a.summed = modes.summed, a.dropout = modes.dropout, a.seed = 1234567890123, a.unit = 0.5;
+        a.num_poses = modes.sum_query_poses ? 4 : query_poses;
+        a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = 1234567890123, a.unit = 0.5;
         a.parts = 2, a.threads = 3, a.everything = modes.everything, a.key_positions = positions;
         if (modes.everything) {
             this->shape = {positions};
@@ -37,8 +37,8 @@ class Call {
     bool run() {
         const int64_t places = a.heads * a.images * positions;
         const int64_t of_q = places * a.query_poses * a.channels, of_k = places * a.key_poses * a.channels;
-        const int64_t of_out = places * a.frames * a.channels, of_amplitudes = places * a.query_poses * a.num_waves;
-        const int64_t tables = a.pose_heads * a.frames;
+        const int64_t of_out = places * a.num_poses * a.channels, of_amplitudes = places * a.query_poses * a.num_waves;
+        const int64_t tables = a.pose_heads * a.num_poses;
         const int64_t of_spatial = tables * a.offsets * a.channels, of_waves = tables * positions * a.num_waves;
         const int64_t of_pose = tables * a.key_poses * a.channels;
         const bool spatial = modes.table && !modes.everything, waves = modes.table && modes.everything;
@@ -46,7 +46,8 @@ class Call {
         if (spatial) a.spatial = room.random(of_spatial);
         if (waves) a.waves = room.random(of_waves), a.amplitudes = room.random(of_amplitudes);
         if (modes.pose) a.pose = room.random(of_pose);
-        a.out = room.zeros(of_out), a.sums = room.zeros(places * a.query_poses * (modes.summed ? a.frames : 1));
+        const int64_t rows = a.query_poses * (modes.sum_query_poses ? a.num_poses : 1);
+        a.out = room.zeros(of_out), a.sums = room.zeros(places * rows);
         if (escnn_attention(&a)) return false;
         a.grad = room.random(of_out);
         a.grad_q = room.zeros(of_q), a.grad_k = room.zeros(of_k), a.grad_v = room.zeros(of_k);
