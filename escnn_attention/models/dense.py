@@ -11,7 +11,7 @@ from escnn_attention.models.exports import exported
 from escnn_attention.nn.arguments import check_input, check_regular, check_type
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import Crop
-from escnn_attention.plain.dense import DenseBlock as PlainDenseBlock
+from escnn_attention.plain.blocks import DenseBlock as PlainDenseBlock
 
 __all__ = ["DenseBlock"]
 

@@ -11,7 +11,7 @@ from escnn_attention.models.exports import exported
 from escnn_attention.nn.arguments import check_input, check_regular, check_same_gspace, check_type
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.resample import HalvingPool
-from escnn_attention.plain.residual import ResidualBlock as PlainResidualBlock
+from escnn_attention.plain.blocks import ResidualBlock as PlainResidualBlock
 
 __all__ = ["ResidualBlock"]
 

@@ -12,11 +12,11 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from escnn_attention.equivariance.report import equivariance_report
 from escnn_attention.nn.arguments import check_field, check_input, check_shape
 
-__all__ = ["GridModule", "PlainModule"]
+__all__ = ["FieldModule", "GridModule", "PlainModule"]
 
 
-class GridModule(EquivariantModule):
-    """An equivariant module on feature fields that are sampled on a grid, and that leaves the grid as it is.
+class FieldModule(EquivariantModule):
+    """An equivariant module between two types of feature fields on the same space.
 
     Attributes:
         in_type: the type of the input.
@@ -32,6 +32,10 @@ class GridModule(EquivariantModule):
         self.in_type = in_type
         self.out_type = out_type
         self.space = in_type.gspace
+
+
+class GridModule(FieldModule):
+    """An equivariant module on feature fields that are sampled on a grid, and that leaves the grid as it is."""
 
     pointwise: bool = False
     """Whether every position is treated by itself, so that features at scattered points are as welcome as a grid."""

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from escnn.group import GroupElement
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.module import FieldModule
 from escnn_attention.plain.point_attention import PointAttention
 
-__all__ = ["PointLayer", "PointModule"]
+__all__ = ["PointLayer", "PointModule", "check_at_points"]
 
 
-class PointModule(EquivariantModule):
-    """An equivariant module on feature fields at scattered points, which leaves the points where they are.
-
-    Attributes:
-        in_type: the type of the input.
-        out_type: the type of the output.
-        space: the gspace of both.
-    """
-
-    in_type: FieldType
-    out_type: FieldType
-
-    def __init__(self, in_type: FieldType, out_type: FieldType):
-        super().__init__()
-        self.in_type = in_type
-        self.out_type = out_type
-        self.space = in_type.gspace
+class PointModule(FieldModule):
+    """An equivariant module on feature fields at scattered points, which leaves the points where they are."""
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape, ``(N, in_type.size)``."""
@@ -59,25 +46,27 @@ class PointModule(EquivariantModule):
         Raises:
             AssertionError: an error is too large.
         """
-        module = copy.deepcopy(self).double().eval()
         group = self.space.fibergroup
-        dimension = self.space.dimensionality
-        x = GeometricTensor(
-            torch.randn(12, self.in_type.size, dtype=torch.float64),
-            self.in_type,
-            torch.randn(12, dimension, dtype=torch.float64),
-        )
-        errors: list[tuple[GroupElement, float]] = []
-        with torch.no_grad():
-            y = module(x)
-            for element in group.testing_elements():
-                error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
-                limit = atol + rtol * float(y.tensor.abs().max())
-                assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}" + (
-                    "; samples are exact for the elements that permute them only" if group.continuous else ""
-                )
-                errors.append((element, float(error.mean())))
-        return errors
+        why = "; samples are exact for the elements that permute them only" if group.continuous else ""
+        coords = torch.randn(12, self.space.dimensionality, dtype=torch.float64)
+        return check_at_points(self, coords, group.testing_elements(), atol, rtol, why)
+
+
+def check_at_points(
+    module: PointModule, coords: Tensor, elements: Iterable[GroupElement], atol: float, rtol: float, why: str = ""
+) -> list[tuple[GroupElement, float]]:
+    """The mean errors of elements for random features at points, each error below its limit: else it says why."""
+    module = copy.deepcopy(module).double().eval()
+    x = GeometricTensor(torch.randn(len(coords), module.in_type.size, dtype=coords.dtype), module.in_type, coords)
+    errors = []
+    with torch.no_grad():
+        y = module(x)
+        limit = atol + rtol * float(y.tensor.abs().max())
+        for element in elements:
+            error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
+            assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}{why}"
+            errors.append((element, float(error.mean())))
+    return errors
 
 
 class PointLayer(PointModule):

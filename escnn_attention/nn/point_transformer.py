@@ -20,7 +20,7 @@ from escnn_attention.nn.options import AttentionLike, changed, check_options, ch
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule
 from escnn_attention.nn.transformer import dropout_of, export_of, pointwise_network, shortcut_of
-from escnn_attention.plain.point_transformer import PointTransformerBlock as PlainPointTransformerBlock
+from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = ["PointBlock", "PointTransformerBlock", "block_options"]
@@ -164,9 +164,8 @@ class PointTransformerBlock(PointBlock):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
         self.eval()
-        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
         return PlainPointTransformerBlock(
-            self.norm.export(), self.attention.export(), shortcut, export_of(self.feed_forward)
+            self.norm.export(), self.attention.export(), self.shortcut.export(), export_of(self.feed_forward)
         ).eval()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
@@ -21,7 +20,7 @@ from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.clouds import check_points_mode
 from escnn_attention.nn.heads import is_scalar
-from escnn_attention.nn.point_module import PointLayer, PointModule
+from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
 from escnn_attention.nn.stabiliser import Stabiliser
 from escnn_attention.plain.local_frames import LocalFrames
 from escnn_attention.plain.sphere_attention import SphereAttention
@@ -199,19 +198,8 @@ def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
 
 def check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple[GroupElement, float]]:
     """The errors of random rotations of random points, each of them below its limit."""
-    module = copy.deepcopy(module).double().eval()
     points = torch.nn.functional.normalize(torch.randn(24, 3, dtype=torch.float64), dim=-1)
-    x = GeometricTensor(torch.randn(24, module.in_type.size, dtype=torch.float64), module.in_type, points)
-    errors = []
-    with torch.no_grad():
-        y = module(x)
-        for _ in range(8):
-            element = module.space.fibergroup.sample()
-            error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
-            limit = atol + rtol * float(y.tensor.abs().max())
-            assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}"
-            errors.append((element, float(error.mean())))
-    return errors
+    return check_at_points(module, points, (module.space.fibergroup.sample() for _ in range(8)), atol, rtol)
 
 
 def _chord(radius: float) -> float:

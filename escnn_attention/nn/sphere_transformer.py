@@ -122,9 +122,8 @@ class SphereTransformerBlock(PointBlock):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
         self.eval()
-        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
         norms = torch.nn.ModuleList(cast(FieldLayerNorm, norm).export() for norm in self.norms)
-        return PlainBlock(norms, self.attention.export(), shortcut, copy.deepcopy(self.network)).eval()
+        return PlainBlock(norms, self.attention.export(), self.shortcut.export(), copy.deepcopy(self.network)).eval()
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the block nearly commutes: see :meth:`SphereSelfAttention.check_equivariance`."""

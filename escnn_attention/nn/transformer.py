@@ -29,9 +29,9 @@ from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLin
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.nn.silu import SiLU
+from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind
-from escnn_attention.plain.transformer import TransformerBlock as PlainTransformerBlock
 
 __all__ = ["TransformerBlock", "dropout_of", "export_of", "pointwise_network", "shortcut_of"]
 
@@ -196,8 +196,9 @@ class TransformerBlock(GridModule):
         """
         self.eval()
         attention = torch.nn.Sequential(self.before.export(), self.attention.export(), export_of(self.after))
-        shortcut = torch.nn.Identity() if self.in_type == self.out_type else self.shortcut.export()
-        return PlainTransformerBlock(attention, shortcut, self.crop.export(), export_of(self.feed_forward)).eval()
+        return PlainTransformerBlock(
+            attention, self.shortcut.export(), self.crop.export(), export_of(self.feed_forward)
+        ).eval()
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, crop={self.crop.margin}"

@@ -1,11 +1,11 @@
-"""An exported classifier."""
+"""What classifiers end in, on plain tensors, and what they export."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["Classifier", "invariant"]
+__all__ = ["Classifier", "PoseMean", "invariant"]
 
 
 def invariant(x: Tensor, order: int) -> Tensor:
@@ -14,6 +14,21 @@ def invariant(x: Tensor, order: int) -> Tensor:
     Maps ``(B, fields · order, *space)`` to ``(B, fields)``.
     """
     return x.unflatten(1, (-1, order)).amax(dim=2).flatten(2).mean(dim=2)
+
+
+class PoseMean(torch.nn.Module):
+    """Replaces features ``(B, fields * poses, *space)`` by their mean over the poses, at every pose."""
+
+    def __init__(self, poses: int):
+        super().__init__()
+        self.poses = poses
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (-1, self.poses))
+        return x.mean(2, keepdim=True).expand_as(x).flatten(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.poses}"
 
 
 class Classifier(torch.nn.Module):

@@ -10,9 +10,9 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.points.bias import Relate
 from escnn_attention.geometry.points import Points
+from escnn_attention.plain.blocks import PointTransformerBlock
 from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
 from escnn_attention.plain.point_attention import PointAttention, from_poses
-from escnn_attention.plain.point_transformer import PointTransformerBlock
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = ["SphereAttention", "SphereFeedForward", "SphereTransformerBlock"]

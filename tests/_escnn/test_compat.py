@@ -62,7 +62,7 @@ WITHOUT_ESCNN = """
 import sys
 sys.modules["escnn"] = None
 import escnn_attention
-import escnn_attention.functional, escnn_attention.plain.self_attention, escnn_attention.plain.transformer
+import escnn_attention.functional, escnn_attention.plain.self_attention, escnn_attention.plain.blocks
 assert not any(name.startswith("escnn.") for name in sys.modules)
 for name in escnn_attention.__all__:
     try:

@@ -1,10 +1,23 @@
 import torch
 
+from escnn_attention.plain.blocks import DenseBlock, ResidualBlock, TransformerBlock
 from escnn_attention.plain.resample import Crop
-from escnn_attention.plain.transformer import TransformerBlock
 
 
-def test_is_two_residual_branches():
+def test_a_residual_block_is_a_sum():
+    branch, shortcut = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(ResidualBlock(branch, shortcut)(x), branch(x) + shortcut(x))
+
+
+def test_new_channels_of_a_dense_block_come_first():
+    convolution = torch.nn.Conv2d(2, 3, 3)
+    x = torch.randn(4, 2, 6, 6)
+    y = DenseBlock(convolution, Crop(1))(x)
+    torch.testing.assert_close(y, torch.cat([convolution(x), x[..., 1:-1, 1:-1]], 1))
+
+
+def test_a_transformer_block_is_two_residual_branches():
     attention, shortcut, feed_forward = (torch.nn.Linear(3, 3) for _ in range(3))
     block = TransformerBlock(attention, shortcut, torch.nn.Identity(), feed_forward)
     x = torch.randn(4, 3)

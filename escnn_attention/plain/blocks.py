@@ -1,0 +1,83 @@
+"""Blocks with shortcuts, on plain tensors: what the blocks of ``nn`` and ``models`` export."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from escnn_attention.plain.point_module import PointModule
+
+__all__ = ["DenseBlock", "PointTransformerBlock", "ResidualBlock", "TransformerBlock"]
+
+
+class ResidualBlock(torch.nn.Module):
+    """A residual block, ``shortcut(x) + branch(x)``."""
+
+    def __init__(self, branch: torch.nn.Module, shortcut: torch.nn.Module):
+        super().__init__()
+        self.branch = branch
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.shortcut(x) + self.branch(x)
+        return y
+
+
+class DenseBlock(torch.nn.Module):
+    """The channels of ``branch(x)`` in front of those of ``crop(x)``."""
+
+    def __init__(self, branch: torch.nn.Module, crop: torch.nn.Module):
+        super().__init__()
+        self.branch = branch
+        self.crop = crop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.branch(x), self.crop(x)], dim=1)
+
+
+class TransformerBlock(torch.nn.Module):
+    """A transformer block: ``y = crop(shortcut(x) + attention(x))``, then ``y + feed_forward(y)``."""
+
+    def __init__(
+        self,
+        attention: torch.nn.Module,
+        shortcut: torch.nn.Module,
+        crop: torch.nn.Module,
+        feed_forward: torch.nn.Module,
+    ):
+        super().__init__()
+        self.attention = attention
+        self.shortcut = shortcut
+        self.crop = crop
+        self.feed_forward = feed_forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.crop(self.shortcut(x) + self.attention(x))
+        return y + self.feed_forward(y)
+
+
+class PointTransformerBlock(PointModule):
+    """A transformer block on points: ``y = shortcut(x) + attention(norm(x))``, then ``y + feed_forward(y)``."""
+
+    def __init__(
+        self,
+        norm: torch.nn.Module,
+        attention: torch.nn.Module,
+        shortcut: torch.nn.Module,
+        feed_forward: torch.nn.Module,
+    ):
+        super().__init__()
+        self.norm = norm
+        self.attention = attention
+        self.shortcut = shortcut
+        self.feed_forward = feed_forward
+
+    def of_all(
+        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+    ) -> Tensor:
+        y = self.shortcut(x) + self.attention(self.norm(x), coords, edge_index, batch, None, measure)
+        return y + self._feed(y, coords)
+
+    def _feed(self, y: Tensor, coords: Tensor) -> Tensor:
+        z: Tensor = self.feed_forward(y)
+        return z
