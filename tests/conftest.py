@@ -9,6 +9,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.sampling import mark_undrawn
+
 # Without a GPU Triton's kernels are interpreted; it looks when they are first imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -68,8 +70,10 @@ def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., s
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs a C++ compiler where there is none."""
+@pytest.hookimpl(tryfirst=True)  # before pytest picks by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw from the sweeps, and leave out what needs a C++ compiler where there is none."""
+    mark_undrawn(items, config.option.hypothesis_seed, draw=config.option.markexpr != "exhaustive")
     from escnn_attention.functional.backends.native import why_not_built
 
     reason = why_not_built(torch.float64)

@@ -50,7 +50,7 @@ def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, wi
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
-@pytest.mark.parametrize("kinds", [{"waves", "pose"}, {"waves"}, {"pose", "shared"}, set()], ids=str)
+@pytest.mark.parametrize("kinds", [{"waves", "pose"}, {"waves"}, {"pose", "shared"}, set()])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 def test_global_attention_in_several_stretches_of_keys(query, kinds, dtype, tolerance):
     """Some of whole vectors of queries and some not, of one key pose and several, of groups that are not full."""
@@ -132,6 +132,7 @@ def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors(monkeypatch, tmp_path, instructions):
     """What a processor without them gets."""

@@ -3,6 +3,8 @@
 Interpreted, an operation takes as long for many positions as for one: the cases have few offsets and poses.
 """
 
+import itertools
+import json
 import math
 
 import pytest
@@ -18,12 +20,14 @@ from escnn_attention.geometry.positions import Window
 from tests import spaces
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
+from tests.sampling import cover
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
 
 
 @interpreted
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "shape", "window", "kinds"),
@@ -41,7 +45,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 )
 def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds):
     channels = 4 if "rotary" in kinds else 3
-    arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels), query)
+    arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels, batch=1), query)
     assert refusal("triton", *arguments) is None
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
 
@@ -50,7 +54,7 @@ def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds
 @pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
 def test_frames_and_lifting_agree_with_the_reference(keys, query):
     poses = 1 if keys == "all" else 3
-    arguments = (*case(3, poses, poses, (5,), Window(3), {"spatial"}), query, keys)
+    arguments = (*case(3, poses, poses, (4,), Window(3), {"spatial"}, heads=1, batch=1), query, keys)
     assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
 
 
@@ -86,7 +90,7 @@ def test_agrees_with_the_reference_on_many_random_calls(arguments):
 @interpreted
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
-    tensors, grid, terms = case(2, 2, 2, (7,), Window(5), {"spatial", "pose"}, dtype=dtype)
+    tensors, grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, batch=1, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)
     got = outputs_and_gradients("triton", tensors, grid, terms, "all")
     assert all(t.dtype == dtype for t in got)
@@ -95,13 +99,14 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
 
 @interpreted
 def test_autocast_changes_no_product_inside():
-    arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, dtype=torch.float32), "all")
+    arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, heads=1, batch=1, dtype=torch.float32), "all")
     plain = outputs_and_gradients("triton", *arguments)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same(outputs_and_gradients("triton", *arguments), plain, 1e-6)
 
 
 @interpreted
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("size", [1e3, 1e8])
 def test_scores_of_any_size(query, size):
@@ -113,6 +118,7 @@ def test_scores_of_any_size(query, size):
 
 
 @interpreted
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "positions", "output", "other"),
@@ -153,15 +159,17 @@ def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch
 
 
 @interpreted
+@pytest.mark.sampled(1)  # the launch is one for both
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
     arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
-    whole = outputs_and_gradients("triton", *arguments)
     launched = []
     launch = triton._launch
     monkeypatch.setattr(triton, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
+    whole = outputs_and_gradients("triton", *arguments)
+    assert [len(range(3)[rows]) for rows in launched] == [3, 3, 3]
     image = 2 * (3 + 2) * 5 * (2 if query == "all" else 1)
-    for images, chunks in ((1, [1] * 3), (2, [2, 1]), (100, [3])):
+    for images, chunks in ((1, [1] * 3), (2, [2, 1])):
         launched.clear()
         with working_memory(2 * 8 * image * images):
             assert_same(outputs_and_gradients("triton", *arguments), whole)
@@ -185,13 +193,12 @@ def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
         torch.testing.assert_close(function(*inputs), whole)
     weight = torch.randn_like(whole)
     grads = torch.autograd.grad((whole * weight).sum(), inputs)
-    for _ in range(3):
-        direction = [torch.randn_like(t) for t in inputs]
-        with torch.no_grad():
-            ends = (function(*(t + s * 1e-6 * d for t, d in zip(inputs, direction, strict=True))) for s in (1, -1))
-            ahead, behind = ((end * weight).sum() for end in ends)
-        slope = sum((g * d).sum() for g, d in zip(grads, direction, strict=True))
-        assert slope.item() == pytest.approx(((ahead - behind) / 2e-6).item(), rel=1e-6)
+    direction = [torch.randn_like(t) for t in inputs]
+    with torch.no_grad():
+        ends = (function(*(t + s * 1e-6 * d for t, d in zip(inputs, direction, strict=True))) for s in (1, -1))
+        ahead, behind = ((end * weight).sum() for end in ends)
+    slope = sum((g * d).sum() for g, d in zip(grads, direction, strict=True))
+    assert slope.item() == pytest.approx(((ahead - behind) / 2e-6).item(), rel=1e-6)
 
 
 @interpreted
@@ -246,6 +253,7 @@ def test_is_one_node_for_compilers():
 
 
 @interpreted
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize("name", ["flip", "C2", "C4"])
 def test_layers_are_equivariant(name, query):
@@ -321,7 +329,8 @@ class TestRefuses:
 
 
 _COMPILE = """
-import itertools
+import json
+import sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -329,15 +338,12 @@ from escnn_attention.functional.backends import triton, triton_kernels
 import torch
 
 types = {"first": "i32", "steps": "*i32", "seed": "*i64"}
-for name, sum_query_poses, channels, (dtype, number), dropout in itertools.product(
-    triton_kernels.__all__, (False, True), (10, 32), ((torch.float32, "*fp32"), (torch.float64, "*fp64")), (False, True)
-):
-    if dropout and (channels == 32 or number == "*fp64"):
-        continue
-    q = torch.empty(1, 1, 576, 4, channels, dtype=dtype)
+numbers = {32: torch.float32, 64: torch.float64}
+for name, sum_query_poses, (channels, bits, dropout) in json.loads(sys.argv[1]):
+    number = f"*fp{bits}"
+    q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
     table = torch.empty(1, 4, 9, channels)
-    rate = 0.1 if dropout else 0.0
-    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, sum_query_poses, rate, 1)
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, sum_query_poses, dropout, 1)
     shape = triton._shape(name, call)
     constants = triton._constants(name, call, shape)
     kernel = getattr(triton_kernels, name)
@@ -353,20 +359,28 @@ for name, sum_query_poses, channels, (dtype, number), dropout in itertools.produ
         target=GPUTarget("cuda", 80, 32),
         options={"num_warps": 1},
     )
-    print(name, sum_query_poses, channels, number, dropout, built.metadata.shared, len(built.asm["cubin"]) > 0)
+    print(built.metadata.shared, len(built.asm["cubin"]) > 0)
 """
 
+# A kernel, whether it sums over query poses, and channels, bits of a number and the rate of dropout.
+_COMPILED = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 64, 0.0)]
+_COMPILED = list(itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _COMPILED))
 
-def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path):
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, whole):
     """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    lines = [line.split() for line in run_python(_COMPILE).splitlines()]
-    assert len(lines) == 30
-    for name, sum_query_poses, channels, number, dropout, shared, built in lines:
-        assert built == "True", (name, sum_query_poses, channels, number, dropout)
-        if int(channels) * (2 if number == "*fp64" else 1) <= 12:
-            assert int(shared) == 0, (name, sum_query_poses, channels, number, dropout)
+    drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed)
+    kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
+    assert len(kernels) >= 5
+    lines = [line.split() for line in run_python(_COMPILE, json.dumps(kernels)).splitlines()]
+    for kernel, (shared, built) in zip(kernels, lines, strict=True):
+        _, _, (channels, bits, _) = kernel
+        assert built == "True", kernel
+        if channels * bits / 32 <= 12:
+            assert int(shared) == 0, kernel
 
 
 @needs_cuda
