@@ -2,7 +2,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.sampling import mark_undrawn
+from tests.without_escnn import WithoutEscnn
 
 # Without a GPU Triton's kernels are interpreted; it looks when they are first imported.
 if not torch.cuda.is_available():
@@ -49,6 +50,7 @@ def start_python() -> Callable[..., subprocess.Popen]:
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -68,6 +70,16 @@ def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., s
         return output
 
     return run
+
+
+@pytest.fixture(scope="session")
+def without_escnn(
+    start_python: Callable[..., subprocess.Popen], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WithoutEscnn]:
+    """Calls an exported network where escnn is not installed."""
+    calls = WithoutEscnn(start_python, tmp_path_factory.mktemp("without_escnn"))
+    yield calls
+    calls.close()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest picks by markers

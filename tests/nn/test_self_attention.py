@@ -2,8 +2,6 @@ import copy
 import itertools
 import math
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -750,22 +748,6 @@ class TestExport:
         with torch.no_grad():
             layer.plain.project_in.weight.zero_()
         assert torch.equal(exported(x.tensor), before)
-
-    def test_runs_where_escnn_is_not_installed(self, tmp_path):
-        layer = attention_for(PLANE["D4"](), size=3).float()
-        x = random_field(layer.in_type, 6, 6, dtype=torch.float32).tensor
-        torch.save(
-            {"network": layer.export(), "x": x, "y": layer(layer.in_type(x)).tensor.detach()}, tmp_path / "net.pt"
-        )
-        script = (
-            "import sys; sys.modules['escnn'] = None\n"
-            "import torch\n"
-            f"saved = torch.load({str(tmp_path / 'net.pt')!r}, weights_only=False)\n"
-            "torch.testing.assert_close(saved['network'](saved['x']), saved['y'])\n"
-            "print('same')"
-        )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert done.stdout.strip() == "same", done.stderr
 
     def test_compiles_in_one_graph(self):
         for options in ({"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}):

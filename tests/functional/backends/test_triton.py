@@ -339,11 +339,11 @@ import torch
 
 types = {"first": "i32", "steps": "*i32", "seed": "*i64"}
 numbers = {32: torch.float32, 64: torch.float64}
-for name, sum_query_poses, (channels, bits, dropout) in json.loads(sys.argv[1]):
+for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
     number = f"*fp{bits}"
     q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
     table = torch.empty(1, 4, 9, channels)
-    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, sum_query_poses, dropout, 1)
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, dropout, 1)
     shape = triton._shape(name, call)
     constants = triton._constants(name, call, shape)
     kernel = getattr(triton_kernels, name)
