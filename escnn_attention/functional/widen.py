@@ -20,13 +20,13 @@ query knows and something that the key knows:
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import PositionalBias, QueryMode
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window, WindowShape
 
@@ -173,16 +173,8 @@ def _classes(positions: Positions) -> tuple[Tensor, Tensor]:
     return _class_tables(positions.shape, window.kernel_size, window.shape, window.dilation, device)
 
 
-# As the tables of a grid: made once for each size, and constants to a compiler.
-@torch.compiler.assume_constant_result
+@constant_tables
 def _class_tables(
-    shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    return _cached_class_tables(shape, kernel_size, window_shape, dilation, device)
-
-
-@lru_cache(maxsize=64)
-def _cached_class_tables(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     number = torch.arange(math.prod(shape))

@@ -1,18 +1,59 @@
-"""What is worked out of coordinates once for a whole network, such as who the neighbours of a point are."""
+"""What is worked out once: tables of sizes for good, and what follows from coordinates for a pass through a network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["cached", "shared_geometry"]
+__all__ = ["cached", "constant_tables", "shared_geometry"]
 
 _T = TypeVar("_T")
+
+_MOST_TABLES = 256
+"""How many results of each function are kept."""
+
+
+def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
+    """Remember the tensors that a function makes of numbers, strings, types and devices alone.
+
+    Compilers take them as the constants that they are, instead of tracing how they were made. They are plain tensors,
+    in whatever mode they are first asked for: those of inference mode could not be saved for a backward pass later, and
+    those of an export have no numbers.
+    """
+
+    def make_apart(*arguments: Any) -> _T:
+        # Modes, transforms, default devices and autocast belong to the thread that is in them.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(make, *arguments).result()
+
+    remembered = lru_cache(maxsize=_MOST_TABLES)(make_apart)
+
+    @torch.compiler.assume_constant_result
+    @wraps(make)
+    def find(*arguments: Any) -> _T:
+        return _as_in_mode(remembered(*arguments))
+
+    return find
+
+
+def _as_in_mode(tables: _T) -> _T:
+    """The tables, or stand-ins without numbers where there is a mode that lets nothing else through."""
+    if is_in_torch_dispatch_mode():
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, FakeTensorMode) and not mode.allow_non_fake_inputs:
+                return tree_map_only(Tensor, mode.from_tensor, tables)
+    return tables
+
 
 _found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
 

@@ -177,7 +177,7 @@ class Neighbourhood:
 
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
-            return torch.zeros(2, 0, dtype=torch.long)
+            return cloud.new_zeros(2, 0)
         points = x.double().numpy()
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
         cloud = cloud.unique(return_inverse=True)[1]
@@ -188,7 +188,7 @@ class Neighbourhood:
         if self.num_neighbours is None:
             assert self.radius is not None
             pairs = torch.as_tensor(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
-            own = torch.arange(len(x)).expand(2, -1)
+            own = torch.arange(len(x), device=x.device).expand(2, -1)
             return torch.cat([pairs, pairs.flip(0), own], dim=1)
         number = min(self.num_neighbours, len(x))
         bound = np.inf if self.radius is None else np.nextafter(self.radius, np.inf)
@@ -197,7 +197,7 @@ class Neighbourhood:
         found = distance.isfinite()
         keys = torch.where(found, nearest, 0)
         found &= cloud[keys] == cloud[:, None]
-        queries = torch.arange(len(x))[:, None].expand_as(keys)
+        queries = torch.arange(len(x), device=x.device)[:, None].expand_as(keys)
         # Where so many others lie at the same place, one of them gives way.
         absent = ~((keys == queries) & found).any(1)
         keys[absent, 0] = queries[absent, 0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.positions import Blocks, Positions, Window, WindowShape
 
 __all__ = ["Grid", "trimmed"]
@@ -135,14 +135,14 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
     return Window(2 * most + 1, "square", window.dilation if most else 1), rows
 
 
-@torch.compiler.assume_constant_result
+@constant_tables
 def _rows_within(dim: int, most: int, kernel_size: int, window_shape: WindowShape) -> Tensor:
     """The rows of a window's offsets of at most so many steps along each axis."""
     box = _indices([torch.arange(-most, most + 1)] * dim) + kernel_size // 2
     row = torch.zeros(len(box), dtype=torch.long)
     for axis in range(dim):
         row = row * kernel_size + box[:, axis]
-    lookup = _cached_tables((1,) * dim, kernel_size, window_shape, 1, torch.float64, torch.device("cpu"))[1]
+    lookup = _tables((1,) * dim, kernel_size, window_shape, 1, torch.float64, torch.device("cpu"))[1]
     return lookup[row]
 
 
@@ -172,9 +172,7 @@ def _half_extent(shape: tuple[int, ...]) -> float:
     return (max((1, *shape)) - 1) / 2 or 1.0
 
 
-# The tables depend on sizes only and are made once for each. Compilers take them as the constants that they are,
-# instead of tracing how they were made; for them the arguments are plain numbers and strings.
-@torch.compiler.assume_constant_result
+@constant_tables
 def _tables(
     shape: tuple[int, ...],
     kernel_size: int | None,
@@ -188,18 +186,6 @@ def _tables(
     The index of every position, ``(N, d)``; the row of every offset in the box around the window, -1 where it is not
     in it; the offsets and the coordinates of :class:`Positions`.
     """
-    return _cached_tables(shape, kernel_size, window_shape, dilation, dtype, device)
-
-
-@lru_cache(maxsize=64)
-def _cached_tables(
-    shape: tuple[int, ...],
-    kernel_size: int | None,
-    window_shape: WindowShape,
-    dilation: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     reach, _ = _reach(shape, Window(kernel_size, window_shape, dilation))
     index = _indices([torch.arange(n) for n in shape])
     box = _indices([torch.arange(-r, r + 1) for r in reach])
@@ -214,18 +200,11 @@ def _cached_tables(
     return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype)
 
 
-@torch.compiler.assume_constant_result
+@constant_tables
 def _tiles(
     shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, places and shared rows of the tiles of a grid: see :class:`Blocks`."""
-    return _cached_tiles(shape, kernel_size, window_shape, dilation, device)
-
-
-@lru_cache(maxsize=64)
-def _cached_tiles(
-    shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     radius = kernel_size // 2
     # Neighbouring queries share most of their keys: a tile of them against all keys around it reads a key once for all.
     # Larger windows pay for larger tiles; a tile of one position in a window of one has no keys to share.
@@ -241,7 +220,7 @@ def _cached_tiles(
     row = torch.zeros(offset.shape[:-1], dtype=torch.long)
     for axis in range(len(shape)):
         row = row * kernel_size + offset[..., axis].clamp(-radius, radius) + radius
-    lookup = _cached_tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
+    lookup = _tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
     shared = lookup[row].masked_fill((offset.abs() > radius).any(-1), -1)
     return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
 

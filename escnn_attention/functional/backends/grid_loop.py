@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.backends import blocked
 from escnn_attention.functional.bias import PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid, trimmed
 from escnn_attention.geometry.positions import Window, WindowShape
 
@@ -243,7 +243,7 @@ def empty_gradients(call: Arguments) -> list[Tensor | None]:
     return [None if t is None else torch.empty_like(t) for t in call.leaves]
 
 
-@lru_cache(maxsize=64)
+@constant_tables
 def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> tuple[Tensor, int]:
     """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
     if not shape:

@@ -110,7 +110,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     heads, images, positions, query_poses, channels = q.shape
     everything = _sees_everything(call)
     if everything:
-        shape, steps, pad, rows = [positions], torch.zeros(0, 1, dtype=torch.long), 0, positions
+        shape, steps, pad, rows = [positions], torch.zeros(0, 1, dtype=torch.long, device="cpu"), 0, positions
         parts = min(images, max(1, _PARTS // heads))
     else:
         steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
@@ -124,7 +124,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "pose": None if call.pose is None else call.pose.contiguous(),
         "waves": waves,
         "amplitudes": None if call.readout is None else _amplitudes(q, call.readout),
-        "shape": torch.tensor(shape),
+        "shape": torch.tensor(shape, device="cpu"),
         "steps": steps,
         "dim": len(shape),
         "heads": heads,
@@ -192,7 +192,7 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
     grad_q, grad_k, grad_v = torch.empty_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
     tables = {
-        name: None if t is None else torch.zeros(t.shape, dtype=torch.float64)
+        name: None if t is None else torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
         for name, t in zip(_TABLES, (call.spatial, call.pose, _waves(call)), strict=True)
     }
     grad_amplitudes = None if call.readout is None else torch.empty_like(_amplitudes(call.q, call.readout))

@@ -133,6 +133,6 @@ def _absolute(
         pose = bias.pose[:, poses]
         of_queries = pose[:, :, : q.shape[4]]
         if own and pose.shape[2] > 1:
-            of_queries = pose[:, torch.arange(len(poses)), poses][:, :, None]
+            of_queries = pose[:, torch.arange(len(poses), device=pose.device), poses][:, :, None]
         q, k = q + of_queries[:, None, None], k + pose[:, None, None]
     return q, k

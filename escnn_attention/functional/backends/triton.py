@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache, lru_cache
+from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from torch import Tensor
 from escnn_attention.functional.backends.grid_loop import Arguments, GridLoop, steps_of, why_not_a_table
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid, trimmed
 from escnn_attention.geometry.positions import WindowShape
 
@@ -93,7 +94,8 @@ def attention(call: Call) -> Tensor:
     assert isinstance(call.positions, Grid)
     chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q.element_size(), copies=2)
     window, _ = trimmed(call.positions.shape, call.positions.window)
-    _prepare(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
+    # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
+    _steps(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
     return _loop(call, chunk)
 
 
@@ -309,15 +311,7 @@ def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-# Made before the operator is called: what is made inside belongs to a graph that may be recorded there.
-@torch.compiler.assume_constant_result
-def _prepare(
-    shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device
-) -> None:
-    _steps(shape, kernel_size, window, dilation, device)
-
-
-@lru_cache(maxsize=256)
+@constant_tables
 def _steps(
     shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device
 ) -> Tensor:

@@ -143,7 +143,7 @@ def prepared(arguments: Arguments) -> Arguments:
         queries=arguments.queries.long().contiguous(),
         keys=arguments.keys.long().contiguous(),
         log_measure=None if measure is None else measure.to(dtype).contiguous(),
-        seed=torch.randint(2**62, (1,)) if arguments.dropout else None,
+        seed=torch.randint(2**62, (1,), device=arguments.v.device) if arguments.dropout else None,
     )
 
 
