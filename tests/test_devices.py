@@ -3,148 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
-from escnn import gspaces
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv
+from escnn.nn import EquivariantModule
 from torch import Tensor, nn
 
 import escnn_attention as ea
 from escnn_attention import models
-from tests import spaces
 from tests.functional.cuda import needs_cuda
-
-C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
-SO2, SO3, ON_R3 = gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3(), gspaces.rot2dOnR3(3)
-FIELDS, SCALARS, SCALES = spaces.regular(D4, 2), spaces.scalars(D4, 2), ea.Scales(2, 2)
-EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8, 1], [1, 2, 0, 0, 5, 6, 7, 8, 4, 1]])
-BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
-MASK = torch.tensor([True, True, True, False, True, True, True, False, True])
-
-
-@dataclass(frozen=True)
-class Case:
-    """A module, the shape of its features, and what else it takes."""
-
-    make: Callable[[], nn.Module]
-    shape: tuple[int, ...] = (2, 9, 9)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    points: bool = False
-    unit: bool = False
-    training: bool = False
-
-
-def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
-    return Case(make, arguments=arguments, points=True, unit=unit)
-
-
-def points(encoding: Any = None, space: Any = None, layer: Any = ea.PointSelfAttention, **options: Any):
-    def make() -> nn.Module:
-        fields = spaces.regular(space or D4, 2)
-        return layer(fields, fields, 2, head_fields=3, encoding=encoding, **options)
-
-    return make
-
-
-def vectors(space: Any) -> FieldType:
-    return FieldType(space, [space.trivial_repr, space.fibergroup.irrep(1), space.trivial_repr])
-
-
-def attention(encoding: Any = None, size: int | None = 3, **options: Any):
-    return lambda: ea.GroupSelfAttention(spaces.mixed(D4), FIELDS, 2, size, head_fields=3, encoding=encoding, **options)
-
-
-def from_convolution() -> nn.Module:
-    fields = spaces.regular(C4, 1)
-    return ea.attention_from_convolution(copy.deepcopy(R2Conv(fields, fields, 3, padding=1)))
-
-
-def point_transformer(**options: Any):
-    return lambda: models.PointTransformer(ON_R3, 2, 3, fields=2, num_blocks=2, num_heads=2, **options)
-
-
-def hamiltonian() -> nn.Module:
-    potential = models.PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=2, pool="sum")
-    return models.HamiltonianNetwork(potential)
-
-
-CASES = {
-    "AttentiveConv": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, attention_size=3, ratio=1)),
-    "AttentiveConv, channel": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, spatial=False, ratio=1)),
-    "AttentiveConv, spatial": Case(lambda: ea.AttentiveConv(SCALARS, FIELDS, 3, channel=False)),
-    "Crop": Case(lambda: ea.Crop(FIELDS, 1)),
-    "DilationLiftingSelfAttention": Case(lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3)),
-    "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),
-    "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
-    "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
-    "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
-    "GroupSelfAttention": Case(attention()),
-    "GroupSelfAttention, all": Case(attention(query="all")),
-    "GroupSelfAttention, global": Case(attention(size=None, query="all")),
-    "GroupSelfAttention, separable": Case(attention("separable", query="all")),
-    "GroupSelfAttention, Fourier": Case(attention(ea.FourierEncoding(4), None)),
-    "GroupSelfAttention, rotary": Case(attention("rotary", None, keys="own")),
-    "GroupSelfAttention, absolute": Case(attention("absolute", None)),
-    "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
-    "GroupSelfAttention, turned": Case(
-        lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=ea.Samples(6, turn="random")),
-        training=True,
-    ),
-    "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
-    "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
-    "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
-    "PointAttentiveConv": on_points(points(layer=ea.PointAttentiveConv, kernel_features=3), batch=BATCH),
-    "PointSelfAttention": on_points(points(), batch=BATCH),
-    "PointSelfAttention, all": on_points(points(query="all")),
-    "PointSelfAttention, radius": on_points(points(radius=1.5), batch=BATCH, mask=MASK),
-    "PointSelfAttention, neighbours": on_points(points(num_neighbours=3, space=ON_R3), batch=BATCH, mask=MASK),
-    "PointSelfAttention, edges": on_points(points("separable"), edge_index=EDGES),
-    "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
-    "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
-    "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
-    "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),
-    "PointSelfAttention, SO(3)": on_points(
-        lambda: ea.PointSelfAttention(vectors(SO3), vectors(SO3), 2, head_fields=1, samples=12), batch=BATCH
-    ),
-    "PointTransformerBlock": on_points(lambda: ea.PointTransformerBlock(FIELDS, SCALARS, num_heads=2, radius=2.0)),
-    "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
-    "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
-    "PoseLinear": Case(lambda: ea.PoseLinear(spaces.mixed(D4), FIELDS)),
-    "ScalePooling": Case(lambda: ea.ScalePooling(FIELDS, SCALES), shape=(2, 9, 9)),
-    "SiLU": Case(lambda: ea.SiLU(FIELDS)),
-    "SphereSelfAttention": on_points(
-        lambda: ea.SphereSelfAttention(vectors(SO3), vectors(SO3), samples=4, head_fields=1), unit=True
-    ),
-    "SphereTransformerBlock": on_points(
-        lambda: ea.SphereTransformerBlock(vectors(SO3), vectors(SO3), num_heads=2, samples=4, head_fields=1), unit=True
-    ),
-    "TransformerBlock": Case(lambda: ea.TransformerBlock(FIELDS, FIELDS, 2, 3)),
-    "attention_from_convolution": Case(from_convolution),
-    "AllCNNC": Case(lambda: models.AllCNNC(C4, 2, 3, width=1), shape=(2, 16, 16)),
-    "GSANet": Case(
-        lambda: models.GSANet(D4, 2, 3, channels=6, blocks=(1, 1), pool=(True, False), num_heads=2, kernel_size=3)
-    ),
-    "GroupCNN": Case(lambda: models.GroupCNN(C4, 2, 3, width=2, attention="full", ratio=1), shape=(2, 28, 28)),
-    "GroupDenseNet": Case(lambda: models.GroupDenseNet(C4, 2, 3, width=2, blocks=2), shape=(2, 32, 32)),
-    "HybridNet": Case(
-        lambda: models.HybridNet(C4, 2, 3, widths=(2, 3), convolutions=(1, 1), attention=(0, 1), num_heads=1)
-    ),
-    "ResNet44": Case(
-        lambda: models.ResNet44(C4, 2, 3, width=(1, 2, 3), blocks=1, attention="features"), shape=(2, 16, 16)
-    ),
-    "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
-    "PointTransformer": on_points(point_transformer(), batch=BATCH, mask=MASK),
-    "PointTransformer, tensors": on_points(
-        lambda: models.PointTransformer(
-            ON_R3, 2, FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)]), fields=2, num_blocks=1, num_heads=1
-        ),
-        batch=BATCH,
-    ),
-}
+from tests.layers import CASES, Case
 
 
 def test_no_layer_is_left_out():
@@ -161,57 +29,16 @@ def test_no_layer_is_left_out():
 def computed(case: Case, module: nn.Module, device: str, dtype: torch.dtype, autocast: bool = False) -> list[Tensor]:
     """The output, and the gradients of a loss by the features, the coordinates and the weights."""
     module = copy.deepcopy(module).to(device, dtype)
-    generator = torch.Generator().manual_seed(1)
+    inputs = [t.requires_grad_() for t in case.inputs(module, device, dtype)]
     torch.manual_seed(2)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def there(value: Any) -> Any:
-        value = value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    arguments = {name: there(value) for name, value in case.arguments.items()}
-    inputs = []
-    lower = torch.autocast(device, torch.bfloat16, enabled=autocast)
-    if isinstance(module, models.HamiltonianNetwork):
-        inputs = [there(drawn(9, 2)), there(drawn(9, 2)), there(drawn(9, 2).abs() + 0.5)]
-        with lower:
-            out = module(*[t.requires_grad_() for t in inputs], **arguments)
-        out = out if isinstance(out, Tensor) else torch.stack(list(out))
-    else:
-        in_type = module.in_type
-        channels = in_type.size
-        if case.points:
-            coords = drawn(9, in_type.gspace.dimensionality)
-            coords = coords / coords.norm(dim=1, keepdim=True) if case.unit else coords
-            inputs = [there(drawn(9, channels)), there(coords)]
-            x = GeometricTensor(inputs[0].requires_grad_(), in_type, inputs[1].requires_grad_())
-        else:
-            batch, *rest = case.shape
-            inputs = [there(drawn(batch, channels, *rest))]
-            x = GeometricTensor(inputs[0].requires_grad_(), in_type)
-        with lower:
-            out = module(x, **arguments)
-        out = out if isinstance(out, Tensor) else out.tensor
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        out = case.output(module, *inputs)
     assert out.device.type == device
     assert autocast or out.dtype == dtype
     weights = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
-    (out * there(weights)).sum().backward()
+    (out * weights.to(out)).sum().backward()
     wanted = [*inputs, *module.parameters()]
     return [out, *[torch.zeros_like(t) if t.grad is None else t.grad for t in wanted]]
-
-
-def drawn(case: Case) -> nn.Module:
-    torch.manual_seed(0)
-    module = case.make().double()
-    for layer in module.modules():
-        # In eval mode escnn keeps kernels, which would belong to other weights.
-        layer.train(case.training or isinstance(layer, R2Conv))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return module
 
 
 @needs_cuda
@@ -219,7 +46,7 @@ def drawn(case: Case) -> nn.Module:
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_on_a_gpu(name, dtype, tolerance):
     case = CASES[name]
-    module = drawn(case)
+    module = case.drawn()
     expected = computed(case, module, "cpu", torch.float64)
     for a, b in zip(computed(case, module, "cuda", dtype), expected, strict=True):
         assert (a.detach().double().cpu() - b).norm() <= tolerance * max(b.norm(), 1e-2)
@@ -229,7 +56,7 @@ def test_the_same_on_a_gpu(name, dtype, tolerance):
 @pytest.mark.parametrize("name", CASES)
 def test_mixed_precision_on_a_gpu(name):
     case = CASES[name]
-    module = drawn(case)
+    module = case.drawn()
     expected = computed(case, module, "cpu", torch.float64)[0]
     out, *gradients = computed(case, module, "cuda", torch.float32, autocast=True)
     assert (out.detach().double().cpu() - expected).norm() <= 0.1 * expected.norm()

@@ -43,10 +43,12 @@ def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
 def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both factors in the precision of matrix products: that of autocast where it is on, else that of ``a``.
 
-    Autocast converts what PyTorch's own products take, and leaves functions like :class:`_Matmul` alone.
+    Autocast converts what PyTorch's own products take, but for double precision, and leaves functions like
+    :class:`_Matmul` alone.
     """
     device = a.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else a.dtype
+    lower = torch.is_autocast_enabled(device) and a.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(device) if lower else a.dtype
     return a.to(dtype), b.to(dtype)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "WholeClouds",
     "among",
     "cloud_slices",
+    "numbers_of",
     "where_present",
 ]
 
@@ -169,7 +170,7 @@ class Neighbourhood:
             coords: ``(N, d)``.
             batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
         """
-        x = coords.detach()
+        x = numbers_of("coords", coords)
         cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
         if self.is_global:
             return WholeClouds(cloud)
@@ -178,22 +179,22 @@ class Neighbourhood:
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
-        points = x.double().numpy()
+        points = np.from_dlpack(numbers_of("coords", x.double()))  # .numpy() looks at no result within a transform
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
-        cloud = cloud.unique(return_inverse=True)[1]
+        clouds = np.from_dlpack(numbers_of("batch", cloud.unique(return_inverse=True)[1]))
         # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
         apart = 2 * max(extent, self.radius or 0.0, 1.0)
-        points = np.concatenate([points, apart * cloud.numpy()[:, None]], axis=1)
+        points = np.concatenate([points, apart * clouds[:, None]], axis=1)
         tree = cKDTree(points)
         if self.num_neighbours is None:
             assert self.radius is not None
-            pairs = torch.as_tensor(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
+            pairs = torch.from_numpy(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
             own = torch.arange(len(x), device=x.device).expand(2, -1)
             return torch.cat([pairs, pairs.flip(0), own], dim=1)
         number = min(self.num_neighbours, len(x))
         bound = np.inf if self.radius is None else np.nextafter(self.radius, np.inf)
         distance, nearest = tree.query(points, k=number, distance_upper_bound=bound)
-        distance, nearest = (torch.as_tensor(a).view(len(x), number) for a in (distance, nearest))
+        distance, nearest = (torch.from_numpy(a).view(len(x), number) for a in (distance, nearest))
         found = distance.isfinite()
         keys = torch.where(found, nearest, 0)
         found &= cloud[keys] == cloud[:, None]
@@ -231,6 +232,28 @@ class Neighbourhood:
 
 # The distances that are worked out at once on a GPU.
 _DISTANCES = 2**22
+
+
+def numbers_of(name: str, values: Tensor) -> Tensor:
+    """The numbers of a tensor, which what is decided by them may look at, without derivatives of any kind.
+
+    Args:
+        name: of the argument, for an error.
+        values: an ordinary tensor, or one that ``grad`` or ``jvp`` of ``torch.func`` have wrapped.
+
+    Raises:
+        ValueError: ``torch.vmap`` goes over the tensor, and each of several calls would decide for itself.
+    """
+    values = values.detach()  # which a transform wraps like any other result
+    while torch._C._functorch.is_functorch_wrapped_tensor(values):
+        if torch._C._functorch.is_batchedtensor(values):
+            raise ValueError(
+                f"{name}: got a tensor that torch.vmap goes over, and who sees whom depends on its numbers; needed all "
+                "clouds end to end in one call, with the number of the cloud of each point in batch, or vmap over the "
+                "features alone"
+            )
+        values = torch._C._functorch.get_unwrapped(values)
+    return values
 
 
 def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
+from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import count_clouds, pool_clouds
 
@@ -120,6 +121,8 @@ class HamiltonianNetwork(torch.nn.Module):
 
     def forces(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
         """The forces −∂V/∂q ``(N, d)``, also where gradients are switched off; differentiable where they are not."""
+        if is_transformed():  # which know no gradients but their own
+            return -torch.func.grad(lambda x: self.potential_energy(x, features, batch).sum())(positions)
         differentiable = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             positions, features = _ordinary(positions), _ordinary(features)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_option
 from escnn_attention.functional import check_backend
+from escnn_attention.geometry.clouds import numbers_of
 from escnn_attention.geometry.points import Points
 
 __all__ = ["check_cloud", "check_points_mode"]
@@ -29,14 +30,25 @@ def check_cloud(
     number = len(coords)
     if number == 0:
         raise ValueError("input: got a cloud without points, needed at least one")
-    for name, value in (("edge_index", edge_index), ("batch", batch), ("mask", mask), ("measure", measure)):
+    others = {"edge_index": edge_index, "batch": batch, "mask": mask, "measure": measure}
+    for name, value in others.items():
         if value is not None and not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}, needed a tensor or None")
+    coords = numbers_of("coords", coords)
+    others = {name: None if value is None else numbers_of(name, value) for name, value in others.items()}
+    _check_numbers(coords, **others)
+
+
+def _check_numbers(
+    coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None, measure: Tensor | None
+) -> None:
+    """What comes with the features has shapes, types and numbers that fit the points."""
+    number = len(coords)
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
         raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
     if mask is not None and not bool(mask.any()):
         raise ValueError("mask: hides all points, needed at least one that is there")
-    finite = coords.detach().isfinite().all(-1)
+    finite = coords.isfinite().all(-1)
     if not bool((finite if mask is None else finite | ~mask).all()):
         raise ValueError("coords: got numbers that are not finite; leave points out by mask")
     if edge_index is not None:

@@ -15,7 +15,7 @@ from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.clouds import check_points_mode
@@ -187,7 +187,7 @@ class SphereSelfAttention(PointLayer):
 
 def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
     """The points of ``x`` lie on the unit sphere."""
-    lengths = x.coords.detach().norm(dim=-1)
+    lengths = numbers_of("coords", x.coords).norm(dim=-1)
     off = (lengths - 1).abs() > 1e-3
     if bool((off if mask is None else off & mask).any()):
         raise ValueError(

@@ -1,9 +1,12 @@
 """What is worked out once for a whole network."""
 
+from functools import lru_cache
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from escnn_attention.geometry.cache import cached, shared_geometry
+from escnn_attention.geometry.cache import cached, constant_tables, shared_geometry
 from escnn_attention.geometry.clouds import Neighbourhood
 
 
@@ -34,3 +37,73 @@ def test_what_is_shared_is_found_once():
     with pytest.raises(RuntimeError, match="stop"), shared_geometry():
         raise RuntimeError("stop")
     assert cached(make, x, None, 1) == len(made)
+
+
+def squares(number: int) -> tuple[torch.Tensor, int]:
+    return torch.arange(number).double().square(), number
+
+
+def export(find) -> torch.Tensor:
+    class Times(torch.nn.Module):
+        def forward(self, x):
+            return x * find(3)[0]
+
+    x = torch.ones(3, dtype=torch.float64)
+    return torch.export.export(Times(), (x,)).module()(x)
+
+
+def fake(find) -> None:
+    with FakeTensorMode():
+        assert isinstance(find(3)[0] + torch.ones(3), FakeTensor)
+
+
+def within(context):
+    def ask(find) -> None:
+        with context:
+            find(3)
+
+    return ask
+
+
+MODES = {
+    "inference": within(torch.inference_mode()),
+    "default device": within(torch.device("meta")),
+    "export": export,
+    "fake": fake,
+    "grad": lambda find: torch.func.grad(lambda x: (x * find(3)[0]).sum())(torch.ones(3)),
+}
+
+
+def is_plain(table: torch.Tensor) -> bool:
+    """Whether the table has its numbers, and can be saved for a backward pass."""
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    try:
+        (x * table).sum().backward()
+        return table.tolist() == x.grad.tolist() == [0, 1, 4] and type(table) is torch.Tensor
+    except (AssertionError, RuntimeError):
+        return False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tables_are_plain_whoever_asks_first(mode):
+    find = constant_tables(squares)
+    MODES[mode](find)
+    table, number = find(3)
+    assert is_plain(table)
+    assert number == 3
+    assert find(3)[0] is table
+    assert find(4)[0] is not table
+
+
+@pytest.mark.parametrize("mode", ["inference", "default device", "fake"])
+def test_a_table_that_was_made_in_a_mode_is_noticed(mode):
+    find = lru_cache(squares)
+    MODES[mode](find)
+    assert not is_plain(find(3)[0])
+
+
+def test_errors_of_tables_reach_who_asks():
+    find = constant_tables(squares)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            find("three")

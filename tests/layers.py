@@ -1,0 +1,188 @@
+"""Every layer and network, and what each of them takes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor, R2Conv
+from torch import Tensor, nn
+
+import escnn_attention as ea
+from escnn_attention import models
+from tests import spaces
+
+C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+SO2, SO3, ON_R3 = gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3(), gspaces.rot2dOnR3(3)
+FIELDS, SCALARS, SCALES = spaces.regular(D4, 2), spaces.scalars(D4, 2), ea.Scales(2, 2)
+EDGES = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7, 8, 1], [1, 2, 0, 3, 5, 6, 7, 8, 4, 1]])
+BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+MASK = torch.tensor([True, True, True, False, True, True, True, False, True])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, the shape of its features, and what else it takes."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (2, 9, 9)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    points: bool = False
+    unit: bool = False
+    training: bool = False
+
+    def drawn(self) -> nn.Module:
+        """The module in float64, with weights that are all in use."""
+        torch.manual_seed(0)
+        module = self.make().double()
+        for layer in module.modules():
+            # In eval mode escnn keeps kernels, which would belong to other weights.
+            layer.train(self.training or isinstance(layer, R2Conv))
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return module
+
+    def inputs(self, module: nn.Module, device: str = "cpu", dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """Tensors that the module has gradients for: features, or features and coordinates."""
+        generator = torch.Generator().manual_seed(1)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        if isinstance(module, models.HamiltonianNetwork):
+            found = [drawn(9, 2), drawn(9, 2), drawn(9, 2).abs() + 0.5]
+        elif self.points:
+            features, coords = drawn(9, module.in_type.size), drawn(9, module.in_type.gspace.dimensionality)
+            found = [features, coords / coords.norm(dim=1, keepdim=True) if self.unit else coords]
+        else:
+            found = [drawn(self.shape[0], module.in_type.size, *self.shape[1:])]
+        return [t.to(device, dtype) for t in found]
+
+    def output(self, module: nn.Module, *inputs: Tensor) -> Tensor:
+        """The output of the module for such tensors, with the other arguments in their precision, on their device."""
+        arguments = {name: there(value, inputs[0]) for name, value in self.arguments.items()}
+        if not isinstance(module, models.HamiltonianNetwork):
+            inputs = (GeometricTensor(inputs[0], module.in_type, *inputs[1:]),)
+        out = module(*inputs, **arguments)
+        return out.tensor if isinstance(out, GeometricTensor) else out
+
+
+def there(value: Any, like: Tensor) -> Any:
+    """An argument in the precision and on the device of a tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+
+
+def on_points(make: Callable[[], nn.Module], unit: bool = False, **arguments: Any) -> Case:
+    return Case(make, arguments=arguments, points=True, unit=unit)
+
+
+def points(encoding: Any = None, space: Any = None, layer: Any = ea.PointSelfAttention, **options: Any):
+    def make() -> nn.Module:
+        fields = spaces.regular(space or D4, 2)
+        return layer(fields, fields, 2, head_fields=3, encoding=encoding, **options)
+
+    return make
+
+
+def vectors(space: Any) -> FieldType:
+    return FieldType(space, [space.trivial_repr, space.fibergroup.irrep(1), space.trivial_repr])
+
+
+def attention(encoding: Any = None, size: int | None = 3, **options: Any):
+    return lambda: ea.GroupSelfAttention(spaces.mixed(D4), FIELDS, 2, size, head_fields=3, encoding=encoding, **options)
+
+
+def from_convolution() -> nn.Module:
+    fields = spaces.regular(C4, 1)
+    return ea.attention_from_convolution(copy.deepcopy(R2Conv(fields, fields, 3, padding=1)))
+
+
+def point_transformer(**options: Any):
+    return lambda: models.PointTransformer(ON_R3, 2, 3, fields=2, num_blocks=2, num_heads=2, **options)
+
+
+def hamiltonian() -> nn.Module:
+    potential = models.PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=2, pool="sum")
+    return models.HamiltonianNetwork(potential)
+
+
+CASES = {
+    "AttentiveConv": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, attention_size=3, ratio=1)),
+    "AttentiveConv, channel": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, spatial=False, ratio=1)),
+    "AttentiveConv, spatial": Case(lambda: ea.AttentiveConv(SCALARS, FIELDS, 3, channel=False)),
+    "Crop": Case(lambda: ea.Crop(FIELDS, 1)),
+    "DilationLiftingSelfAttention": Case(lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3)),
+    "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),
+    "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
+    "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
+    "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
+    "GroupSelfAttention": Case(attention()),
+    "GroupSelfAttention, all": Case(attention(query="all")),
+    "GroupSelfAttention, global": Case(attention(size=None, query="all"), shape=(2, 5, 5)),
+    "GroupSelfAttention, separable": Case(attention("separable", query="all")),
+    "GroupSelfAttention, Fourier": Case(attention(ea.FourierEncoding(4), None)),
+    "GroupSelfAttention, rotary": Case(attention("rotary", None, keys="own")),
+    "GroupSelfAttention, absolute": Case(attention("absolute", None)),
+    "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
+    "GroupSelfAttention, turned": Case(
+        lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=ea.Samples(6, turn="random")),
+        training=True,
+    ),
+    "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
+    "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
+    "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
+    "PointAttentiveConv": on_points(points(layer=ea.PointAttentiveConv, kernel_features=3), batch=BATCH),
+    "PointSelfAttention": on_points(points(), batch=BATCH),
+    "PointSelfAttention, all": on_points(points(query="all")),
+    "PointSelfAttention, radius": on_points(points(radius=1.5), batch=BATCH, mask=MASK),
+    "PointSelfAttention, neighbours": on_points(points(num_neighbours=3, space=ON_R3), batch=BATCH, mask=MASK),
+    "PointSelfAttention, edges": on_points(points("separable"), edge_index=EDGES),
+    "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
+    "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
+    "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
+    "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),
+    "PointSelfAttention, SO(3)": on_points(
+        lambda: ea.PointSelfAttention(vectors(SO3), vectors(SO3), 2, head_fields=1, samples=12), batch=BATCH
+    ),
+    "PointTransformerBlock": on_points(lambda: ea.PointTransformerBlock(FIELDS, SCALARS, num_heads=2, radius=2.0)),
+    "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
+    "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
+    "PoseLinear": Case(lambda: ea.PoseLinear(spaces.mixed(D4), FIELDS)),
+    "ScalePooling": Case(lambda: ea.ScalePooling(FIELDS, SCALES), shape=(2, 9, 9)),
+    "SiLU": Case(lambda: ea.SiLU(FIELDS)),
+    "SphereSelfAttention": on_points(
+        lambda: ea.SphereSelfAttention(vectors(SO3), vectors(SO3), samples=4, head_fields=1), unit=True
+    ),
+    "SphereTransformerBlock": on_points(
+        lambda: ea.SphereTransformerBlock(vectors(SO3), vectors(SO3), num_heads=2, samples=4, head_fields=1), unit=True
+    ),
+    "TransformerBlock": Case(lambda: ea.TransformerBlock(FIELDS, FIELDS, 2, 3)),
+    "attention_from_convolution": Case(from_convolution),
+    "AllCNNC": Case(lambda: models.AllCNNC(C4, 2, 3, width=1), shape=(2, 16, 16)),
+    "GSANet": Case(
+        lambda: models.GSANet(D4, 2, 3, channels=6, blocks=(1, 1), pool=(True, False), num_heads=2, kernel_size=3)
+    ),
+    "GroupCNN": Case(lambda: models.GroupCNN(C4, 2, 3, width=2, attention="full", ratio=1), shape=(2, 28, 28)),
+    "GroupDenseNet": Case(lambda: models.GroupDenseNet(C4, 2, 3, width=2, blocks=2), shape=(2, 32, 32)),
+    "HybridNet": Case(
+        lambda: models.HybridNet(C4, 2, 3, widths=(2, 3), convolutions=(1, 1), attention=(0, 1), num_heads=1)
+    ),
+    "ResNet44": Case(
+        lambda: models.ResNet44(C4, 2, 3, width=(1, 2, 3), blocks=1, attention="features"), shape=(2, 16, 16)
+    ),
+    "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
+    "PointTransformer": on_points(point_transformer(), batch=BATCH, mask=MASK),
+    "PointTransformer, tensors": on_points(
+        lambda: models.PointTransformer(
+            ON_R3, 2, FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)]), fields=2, num_blocks=1, num_heads=1
+        ),
+        batch=BATCH,
+    ),
+}

@@ -1,0 +1,238 @@
+"""Every layer and network in any mode of PyTorch, one after the other: what one call leaves behind spoils no other.
+
+Tables that are remembered are the danger: made in inference mode they cannot be saved for a backward pass, made in an
+export they have no numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jvp, vmap
+
+from escnn_attention import models
+from escnn_attention.functional import backends_for
+from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.points import Points
+from tests.layers import CASES, Case
+
+Function = Callable[..., Tensor]
+
+# Networks with steerable convolutions, whose modules escnn tells apart by the numbers of their bases: functions of
+# their weights are for exports.
+_WITH_BASES = (models.AllCNNC, models.GroupCNN, models.GroupDenseNet, models.HybridNet, models.ResNet44)
+
+
+def eager(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor:
+    return output(module, *inputs)
+
+
+def no_grad(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return output(module, *inputs)
+
+
+def inference(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor:
+    with torch.inference_mode():
+        return output(module, *inputs).clone()
+
+
+def autocast(output: Function, module: nn.Module, inputs: list[Tensor]) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        output(module, *inputs)
+
+
+def another_default_device(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor:
+    """Where tensors without numbers are made that nothing is said of."""
+    with torch.device("meta"):
+        return output(module, *inputs)
+
+
+def fake(output: Function, module: nn.Module, inputs: list[Tensor]) -> None:
+    """Without numbers, where none decide what is done: neighbours, random rotations, escnn's bases."""
+    if len(inputs) > 1 or module.training or isinstance(module, _WITH_BASES):
+        return
+    with FakeTensorMode() as mode:
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        fakes = {name: mode.from_tensor(t) for name, t in tensors.items()}
+        inputs = [mode.from_tensor(t) for t in inputs]
+        expected = _of_weights(output, module, fakes)(*inputs)
+        assert type(expected) is type(inputs[0])
+
+
+def transformed_by_grad(output: Function, module: nn.Module, inputs: list[Tensor]) -> None:
+    weights, step = _step(output, module)
+    found = grad(step, argnums=tuple(range(1 + len(inputs))))(weights, *inputs)
+    _assert_same([*found[0].values(), *found[1:]], _gradients(step, weights, inputs))
+
+
+def transformed_by_jvp(output: Function, module: nn.Module, inputs: list[Tensor]) -> None:
+    weights, step = _step(output, module)
+    tangents = [torch.randn_like(t) for t in inputs]
+    state = torch.get_rng_state()
+    _, found = jvp(lambda *some: step(weights, *some), tuple(inputs), tuple(tangents))
+    torch.set_rng_state(state)
+    of_inputs = _gradients(step, weights, inputs)[len(weights) :]
+    _assert_same([found], [sum((a * b).sum() for a, b in zip(tangents, of_inputs, strict=True))])
+
+
+def transformed_by_vmap(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
+    """Over features; and gradients for each of them. Coordinates decide who sees whom, which is for one call."""
+    features, *rest = inputs
+    several = torch.stack([features, 2 * features, features])
+    if isinstance(module, models.HamiltonianNetwork):  # which has positions there
+        return None
+
+    def of_features(features: Tensor) -> Tensor:
+        return output(module, features, *rest)
+
+    vmap(grad(lambda features: of_features(features).square().sum()), randomness="same")(several)
+    torch.manual_seed(2)
+    return vmap(of_features, randomness="same")(several)[2]
+
+
+def _of_weights(output: Function, module: nn.Module, weights: dict[str, Tensor]) -> Function:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return output(self.module, *inputs)
+
+    named = {f"module.{name}": t for name, t in weights.items()}
+    return lambda *inputs: functional_call(Wrapped(), named, inputs)
+
+
+def _step(output: Function, module: nn.Module) -> tuple[dict[str, Tensor], Function]:
+    if isinstance(module, _WITH_BASES):
+        module = copy.deepcopy(module).export()
+        return _step(lambda plain, x: plain(x), module)
+    weights = {name: t.detach() for name, t in module.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+        torch.manual_seed(2)
+        return _of_weights(output, module, weights)(*inputs).sin().sum()
+
+    return weights, loss
+
+
+def _gradients(loss: Function, weights: dict[str, Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
+    wanted = [*weights.values(), *(t.clone().requires_grad_() for t in inputs)]
+    found = torch.autograd.grad(loss(weights, *wanted[len(weights) :]), wanted, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
+
+
+def exported(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
+    """A layer on grids by ``torch.export``."""
+    if len(inputs) > 1 or module.training:
+        return None
+    plain = copy.deepcopy(module).export()
+    return torch.export.export(plain, tuple(inputs)).module()(*inputs)
+
+
+def compiled(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
+    if len(inputs) > 1 or module.training:
+        return None
+    torch._dynamo.reset()
+    return torch.compile(copy.deepcopy(module).export(), backend="aot_eager")(*inputs)
+
+
+MODES = (
+    *(eager, no_grad, inference, autocast, another_default_device, fake),
+    *(transformed_by_grad, transformed_by_jvp, transformed_by_vmap),
+)
+
+
+CACHES = [found for found in gc.get_objects() if type(found) is functools._lru_cache_wrapper]
+
+
+def forget() -> None:
+    """Empty what the package remembers of calls."""
+    for found in CACHES:
+        if found.__module__ == constant_tables.__module__:
+            found.cache_clear()
+
+
+def _assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+def trained(case: Case, module: nn.Module) -> list[Tensor]:
+    """The output, and the gradients of a loss."""
+    inputs = [t.requires_grad_() for t in case.inputs(module)]
+    torch.manual_seed(2)
+    out = case.output(module, *inputs)
+    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    found = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
+    return [out.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True))]
+
+
+def check(case: Case, modes: list[Callable[..., Tensor | None]], backend: str = "auto") -> None:
+    """The same values in each mode as of a layer that was never called, and the same gradients afterwards."""
+    module = case.drawn()
+    for part in module.modules():
+        if hasattr(part, "backend"):
+            part.backend = backend
+    fresh = copy.deepcopy(module)
+    forget()
+    outputs = []
+    for mode in modes:
+        torch.manual_seed(2)
+        outputs.append(mode(case.output, module, case.inputs(module)))
+    gradients = trained(case, module)
+    forget()
+    expected = trained(case, fresh)
+    _assert_same(gradients, expected)
+    for mode, found in zip(modes, outputs, strict=True):
+        if found is not None:
+            torch.testing.assert_close(found.detach(), expected[0], rtol=1e-8, atol=1e-9, msg=mode.__name__)
+
+
+@pytest.fixture
+def draw(request) -> random.Random:
+    """Another order at every run, which the number in the header of the tests brings back."""
+    return random.Random(f"{request.config.option.hypothesis_seed} {request.node.name}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_mode_spoils_another(name, draw):
+    check(CASES[name], draw.sample(MODES, 2))
+
+
+def test_no_export_and_no_compiler_spoils_another_mode(draw):
+    check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", sorted({"auto", *backends_for(Grid), *backends_for(Points)} - {"triton"}))
+@pytest.mark.parametrize("name", CASES)
+def test_no_mode_spoils_another_whatever_serves(name, backend, draw):
+    case = CASES[name]
+    try:
+        check(case, [], backend)
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    modes = [*MODES, exported, compiled]
+    check(case, draw.sample(modes, len(modes)), backend)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.points])
+def test_who_sees_whom_is_for_one_call(name):
+    case = CASES[name]
+    module = case.drawn()
+    features, *rest = case.inputs(module)
+    coords = rest[0] if rest else features
+    with pytest.raises(ValueError, match=r"coords: got a tensor that torch\.vmap goes over.*of each point in batch"):
+        vmap(lambda coords: case.output(module, features, coords, *rest[1:]))(torch.stack([coords, coords]))
