@@ -21,6 +21,7 @@ def built(*arguments):
         pytest.skip(str(reason))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loop", sanitize.LOOPS)
 def test_nothing_is_found(compiler, tmp_path, loop):
     done = sanitize.run(built(compiler, "address", loop, tmp_path), every=7)

@@ -68,6 +68,7 @@ def same(a, b):
 
 
 @copies
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", GSPACES.values(), ids=GSPACES)
 def test_types_are_copied_by_what_they_are(make, copied):
     gspace = make()
@@ -88,6 +89,7 @@ def test_types_are_copied_by_what_they_are(make, copied):
 
 
 @copies
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", GSPACES.values(), ids=GSPACES)
 def test_elements_are_copied(make, copied):
     elements = list(make().fibergroup.testing_elements())[:10]

@@ -1,4 +1,5 @@
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -387,6 +388,16 @@ def written_out(layer, x, query):
         for h in (elements[:1] if lifted else elements)
     }
     interval = 1 if lifted else core.interval
+
+    @functools.cache
+    def encoded(h, steps, s, t, p):
+        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
+        delta = torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / (s * reach)
+        offset = core.encoding.offsets(turn @ delta)
+        if lifted:
+            return offset
+        return offset + core.encoding.poses()[:, t * len(elements) + elements.index(~h @ p)]
+
     out = []
     for i in range(n):
         s = layer.scales.base**i
@@ -394,19 +405,15 @@ def written_out(layer, x, query):
         for place in places:
             total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
             for (a, h), m in itertools.product(enumerate(elements), range(heads)):
-                turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
                 for own in [elements[0]] if lifted else [h] if query == "own" else elements:
                     q = projected[place, 0 if lifted else i, own][0][m]
                     scores, values = [], []
                     for other, t, p in itertools.product(places, range(interval), elements[:1] if lifted else elements):
-                        steps = [b - c for b, c in zip(other, place, strict=True)]
+                        steps = tuple(b - c for b, c in zip(other, place, strict=True))
                         share = cell(steps, s)
                         if share == 0 or (not lifted and i + t >= n):
                             continue
-                        delta = torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / (s * reach)
-                        rho = core.encoding.offsets(turn @ delta)[m]
-                        if not lifted:
-                            rho = rho + core.encoding.poses()[m][t * len(elements) + elements.index(~h @ p)]
+                        rho = encoded(h, steps, s, t, p)[m]
                         _, v, k = projected[other, 0 if lifted else i + t, p]
                         measure = share * (layer.scales.base ** (-2 * t) if layer.measure == "haar" else 1.0)
                         scores.append(q @ (k[m] + rho) / math.sqrt(fields) + math.log(measure))

@@ -1,4 +1,5 @@
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -63,12 +64,11 @@ def attention_for(space, *, lifting=False, encoding="mlp", size=None, **options)
 
 
 class TestEquivariance:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("query", ["own", "all"])
     @pytest.mark.parametrize("name", ALL)
     def test_every_group(self, name, query):
         space = ALL[name]()
-        if query == "all" and space.fibergroup.order() > 12:
-            pytest.skip("part of the exhaustive sweep")
         for size in (None,) if space.dimensionality == 0 else (None, 3):
             layer = attention_for(space, query=query, size=size)
             x = random_field(layer.in_type, *shape_of(space, 3))
@@ -83,6 +83,7 @@ class TestEquivariance:
         assert turned_error(layer, x) < TOLERANCE
         assert grid_error(layer, x) < TOLERANCE
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("encoding", ENCODINGS)
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("name", ["C4", "D6", "conical"])
@@ -97,6 +98,7 @@ class TestEquivariance:
             assert turned_error(layer, x) < TOLERANCE
             assert grid_error(layer, x) < TOLERANCE
 
+    @pytest.mark.sampled
     # Interpreted, "triton" takes seconds for each of these: tests/functional/backends/test_triton.py has fewer.
     @pytest.mark.parametrize("backend", sorted(set(backends_for()) - {"triton"}))
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
@@ -233,6 +235,7 @@ class TestEquivariance:
 class TestNegativeControls:
     """Without the action of the group on either argument of the encoding the tests above fail."""
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys", "all queries, own keys"])
     def test_without_the_action_on_offsets(self, query, encoding):
@@ -245,6 +248,7 @@ class TestNegativeControls:
         layer.plain.inverse_action[:] = torch.eye(2)
         assert turned_error(layer, x) > 1e-3
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
     @pytest.mark.parametrize("query", ["own", "all"])
     @pytest.mark.parametrize("name", ["D3", "D4 on a point"])
@@ -308,12 +312,19 @@ def written_out(layer, x, query):
     def head_of(table, m):
         return table[m if len(table) > 1 else 0]
 
+    @functools.cache
+    def encoded(h, steps, p):
+        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
+        offset = core.encoding.offsets(turn @ vector((0, 0), steps))
+        poses = None if lifting else core.encoding.poses()
+        index = None if lifting else elements.index(~h @ p)
+        return [head_of(offset, m) if lifting else head_of(offset, m) + head_of(poses, m)[index] for m in range(heads)]
+
     out = []
     projected = {(p, h): project(p, h) for p in places for h in (elements[:1] if lifting else elements)}
     for place in places:
         total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
         for (i, h), m in itertools.product(enumerate(elements), range(heads)):
-            turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
             for own in [elements[0]] if lifting else [h] if query == "own" else elements:
                 q = projected[place, own][0][m]
                 scores, values = [], []
@@ -321,9 +332,8 @@ def written_out(layer, x, query):
                     if not near(place, key_place):
                         continue
                     _, v, k = projected[key_place, p]
-                    rho = head_of(core.encoding.offsets(turn @ vector(place, key_place)), m)
-                    if not lifting:
-                        rho = rho + head_of(core.encoding.poses(), m)[elements.index(~h @ p)]
+                    steps = tuple(b - a for a, b in zip(place, key_place, strict=True))
+                    rho = encoded(h, steps, p)[m]
                     scores.append(q @ (k[m] + rho) / math.sqrt(fields))
                     values.append(v[m])
                 total[i, m] = total[i, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
@@ -339,12 +349,11 @@ class TestFormula:
     @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
     @pytest.mark.parametrize("kernel_size", [None, 3])
     @pytest.mark.parametrize("query", ["own", "all", "lifting"])
-    @pytest.mark.parametrize("backend", ["reference", "blocked"])
-    def test_agrees_with_plain_loops(self, query, kernel_size, encoding, backend):
+    def test_agrees_with_plain_loops(self, query, kernel_size, encoding):
         space = PLANE["D4" if kernel_size else "C3"]()
         if query == "all" and kernel_size:
             space = PLANE["C2"]()
-        options = {"head_fields": 3, "encoding": encoding, "backend": backend}
+        options = {"head_fields": 3, "encoding": encoding}
         out_type = FieldType(space, [space.regular_repr, space.fibergroup.irreps()[-1]])
         if query == "lifting":
             layer = LiftingSelfAttention(scalars(space, 2), out_type, 2, kernel_size, **options).double()
@@ -355,16 +364,15 @@ class TestFormula:
             torch.nn.init.normal_(parameter, std=0.5)
         x = torch.randn(1, layer.in_type.size, 3, 2, dtype=torch.float64, requires_grad=True)
         leaves = [x, *layer.parameters()]
-        got = layer(layer.in_type(x)).tensor
         expected = written_out(layer, x, query)
-        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-        weight = torch.randn_like(got)
-        for a, b in zip(
-            torch.autograd.grad((got * weight).sum(), leaves),
-            torch.autograd.grad((expected * weight).sum(), leaves),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+        weight = torch.randn_like(expected)
+        gradients = torch.autograd.grad((expected * weight).sum(), leaves)
+        for backend in ("reference", "blocked"):
+            layer.plain.backend = backend
+            got = layer(layer.in_type(x)).tensor
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+            for a, b in zip(torch.autograd.grad((got * weight).sum(), leaves), gradients, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 class TestLocality:

@@ -14,25 +14,32 @@ def loops(q, k, v, grid, terms, query):
     """The formula, one number at a time, with a Cayley table of nothing: the terms come as they are."""
     heads, batch, n, poses, channels = q.shape
     out = torch.zeros(heads, batch, n, terms.num_poses, channels, dtype=q.dtype)
+    rows = grid.rows(*torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")).tolist()
+    # Numbers of Python: with tensors each of these additions takes a hundred times as long.
+    q, k, v, spatial, pose = (t.tolist() for t in (q, k, v, terms.spatial, terms.pose))
     for b, m, h, x in itertools.product(range(batch), range(heads), range(terms.num_poses), range(n)):
         for own in [h] if query == "own" else range(poses):
             scores, values = [], []
-            for y, p in itertools.product(range(n), range(k.shape[3])):
-                row = int(grid.rows(torch.tensor(x), torch.tensor(y)))
-                if row < 0:
+            for y, p in itertools.product(range(n), range(poses)):
+                if rows[x][y] < 0:
                     continue
-                left, right = q[m, b, x, own], k[m, b, y, p]
+                left, right = q[m][b][x][own], k[m][b][y][p]
                 if terms.absolute:
-                    left = left + terms.spatial[m, h, x] + terms.pose[m, h, own]
-                    right = right + terms.spatial[m, h, y] + terms.pose[m, h, p]
+                    left = added(left, spatial[m][h][x], pose[m][h][own])
+                    right = added(right, spatial[m][h][y], pose[m][h][p])
                 else:
-                    right = right + terms.spatial[m, h, row] + terms.pose[m, h, p]
-                scores.append(sum(float(a) * float(c) for a, c in zip(left, right, strict=True)) / math.sqrt(channels))
-                values.append(v[m, b, y, p])
+                    right = added(right, spatial[m][h][rows[x][y]], pose[m][h][p])
+                scores.append(sum(a * c for a, c in zip(left, right, strict=True)) / math.sqrt(channels))
+                values.append(v[m][b][y][p])
             weights = [math.exp(s) for s in scores]
-            for weight, value in zip(weights, values, strict=True):
-                out[m, b, x, h] += weight / sum(weights) * value
+            for c in range(channels):
+                total = sum(weight * value[c] for weight, value in zip(weights, values, strict=True))
+                out[m, b, x, h, c] += total / sum(weights)
     return out
+
+
+def added(*vectors):
+    return [sum(numbers) for numbers in zip(*vectors, strict=True)]
 
 
 @pytest.mark.parametrize("query", ["own", "all"])

@@ -95,7 +95,7 @@ compare(Settings(networks=("cnn",), parameters=600, epochs=int(sys.argv[2]), bat
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, start_python, one_thread):
-    settings = replace(tiny, epochs=40)
+    settings = replace(tiny, epochs=15)
     folder = settings.folder / "cnn"
     process = start_python(_RUN, settings.folder, settings.epochs)
     try:
@@ -113,9 +113,9 @@ def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, start_python, o
     assert 3 <= len(before) <= finished < settings.epochs
 
     resumed = compare(settings, listener).results[0]
-    assert listener.heard(f"resuming cnn at epoch {finished + 1} of 40 from {folder / 'last.ckpt'}")
+    assert listener.heard(f"resuming cnn at epoch {finished + 1} of {settings.epochs} from {folder / 'last.ckpt'}")
     after = epochs_of(folder)
-    assert [int(row["epoch"]) for row in after] == list(range(1, 41))
+    assert [int(row["epoch"]) for row in after] == list(range(1, settings.epochs + 1))
     assert after[: len(before)] == before  # the times they took included: none was run again
 
     whole = replace(settings, output=settings.folder.with_name("whole"))
