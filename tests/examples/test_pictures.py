@@ -1,6 +1,7 @@
 """The script that draws the pictures of the site runs, and the site has them all."""
 
 import importlib.util
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -13,15 +14,35 @@ pytest.importorskip("sklearn")
 ROOT = Path(__file__).parents[2]
 
 
-def test_pictures(tmp_path, monkeypatch):
-    path = ROOT / "examples" / "pictures.py"
-    spec = importlib.util.spec_from_file_location("pictures", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    monkeypatch.setattr(sys, "argv", [str(path), "--out", str(tmp_path / "new"), "--dpi", "30", "--quick"])
-    example.main()
+def loaded():
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "examples" / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXAMPLE = loaded()
+PICTURES = EXAMPLE.PICTURES
+
+
+def names_in(kind):
+    return set(re.findall(r'save\(\s*"(\S+)"', inspect.getsource(PICTURES[kind])))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", PICTURES)
+def test_pictures_are_drawn(tmp_path, monkeypatch, kind):
+    arguments = ["--out", str(tmp_path / "new"), "--dpi", "30", "--quick", "--only", kind]
+    monkeypatch.setattr(sys, "argv", ["pictures.py", *arguments])
+    EXAMPLE.main()
     drawn = {file.name for file in (tmp_path / "new").iterdir()}
+    assert drawn
+    assert drawn == names_in(kind)
+
+
+def test_the_site_has_them_all():
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "pictures").glob("*.md"))
-    assert drawn == {"attention.png", "equivariance.png"} | set(re.findall(r"\{figure\} \.\./_static/(\S+)", pages))
-    for name in drawn:
+    names = set().union(*map(names_in, PICTURES))
+    assert names == {"attention.png", "equivariance.png"} | set(re.findall(r"\{figure\} \.\./_static/(\S+)", pages))
+    for name in names:
         assert (ROOT / "docs" / "_static" / name).stat().st_size < 1_500_000

@@ -119,18 +119,22 @@ def test_full_versions_have_the_published_sizes():
     assert list(experiments("qm9", True)[0].measures) == ["mae_mu", "mae_alpha", "mae_homo"]
 
 
-def test_a_command_writes_its_table_and_figure(tmp_path, monkeypatch):
-    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 10, f"{DATA}.num_test": 10}
+def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
+    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 4, f"{DATA}.num_test": 4}
     tiny = dataclasses.replace(
         tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
     )
     monkeypatch.setattr(tables, "_SPRINGS", tiny)
     options = ["springs", "--small", "--epochs", "1", "--accelerator", "cpu", "--out", str(tmp_path)]
+    options += ["--solver", "rk4", "--data-dir", str(data_dir)]
     result = CliRunner().invoke(cli.app, options, catch_exceptions=False)
     assert result.exit_code == 0
+    # Three parts, and the test part once more, of longer pieces for the roll-outs.
+    assert len(list(data_dir.glob("springs-*.npz"))) == 4
     rows = json.loads((tmp_path / "springs-small.json").read_text(encoding="utf-8"))
     assert [row["label"] for row in rows] == ["C4 attention", "twin"]
     for row in rows:
+        assert row["tested"]["configuration"]["data"]["init_args"]["solver"] == "rk4"
         assert row["rotated"]["error"] > 0
         assert len(row["rollout"]["error"]) == len(row["rollout"]["drift"]) == 100
         assert row["rollout"]["error"][0] == row["rollout"]["drift"][0] == 0.0
@@ -223,24 +227,6 @@ def first_only(monkeypatch):
     every = tables.Experiment.runs
     monkeypatch.setattr(tables.Experiment, "_twin", lambda self, label, run: run)
     monkeypatch.setattr(tables.Experiment, "runs", lambda self, small: every(self, small)[:1])
-
-
-@pytest.mark.usefixtures("first_only")
-def test_integrated_springs_are_kept_in_the_data_folder(data_dir, tmp_path, monkeypatch):
-    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 4, f"{DATA}.num_test": 4}
-    tiny = dataclasses.replace(
-        tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
-    )
-    monkeypatch.setattr(tables, "_SPRINGS", tiny)
-    monkeypatch.setattr(measure, "load_network", lambda folder: HamiltonianNetwork(_Known(), integrator="leapfrog"))
-    options = ["springs", "--small", "--epochs", "1", "--out", str(tmp_path / "out")]
-    result = _call(*options, "--solver", "rk4", "--data-dir", str(data_dir))
-    assert result.exit_code == 0, result.output
-    # Three parts, and the test part once more, of longer pieces for the roll-outs.
-    assert len(list(data_dir.glob("springs-*.npz"))) == 4
-    (row,) = json.loads((tmp_path / "out" / "springs-small.json").read_text(encoding="utf-8"))
-    assert row["tested"]["configuration"]["data"]["init_args"]["solver"] == "rk4"
-    assert len(row["rollout"]["error"]) == 100
 
 
 @pytest.fixture
