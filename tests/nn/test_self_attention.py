@@ -757,9 +757,10 @@ class TestExport:
             layer.plain.project_in.weight.zero_()
         assert torch.equal(exported(x.tensor), before)
 
-    def test_compiles_in_one_graph(self):
+    @pytest.mark.parametrize("backend", ["auto", "blocked"])
+    def test_compiles_in_one_graph(self, backend):
         for options in ({"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}):
-            layer = attention_for(PLANE["C4"](), **options)
+            layer = attention_for(PLANE["C4"](), backend=backend, **options)
             exported = layer.export()
             compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
             for shape in ((4, 4), (5, 6)):

@@ -54,10 +54,12 @@ def attention(call: Call) -> Tensor:
     # Queries in the order of the blocks.
     q = call.q.index_select(2, blocks.queries.flatten().clamp(min=0)).unflatten(2, (num_blocks, block_size))
     heads = []
-    for i, q_k_v in enumerate(zip(q.unbind(), call.k.unbind(), call.v.unbind(), strict=True)):
+    for i in range(num_heads):
         head = bias.of_head(i)
         batches = []
-        for q_i, k_i, v_i in zip(*(t.split(images) for t in q_k_v), strict=True):
+        for first in range(0, max(1, num_images), images):
+            # By an index: compilers can save no operation that gives several tensors.
+            q_i, k_i, v_i = (t[i, first : first + images] for t in (q, call.k, call.v))
             stretches = enumerate(q_i.split(stretch, dim=1))
             batches.append(torch.cat([chunk(head, q_s, k_i, v_i, s * stretch) for s, q_s in stretches], dim=1))
         heads.append(torch.cat(batches))
