@@ -145,4 +145,4 @@ def test_pages_are_read_as_sphinx_reads_them():
 """
     geometry = escnn_attention.geometry
     expected = [escnn_attention.SiLU, geometry.relations, geometry.relations.Offset, geometry.points, geometry.cache]
-    assert documented(page) == [*expected, geometry.cache.shared_geometry]
+    assert documented(page) == [*expected, geometry.cache.constant_tables, geometry.cache.shared_geometry]

@@ -2,7 +2,8 @@
 
 A library is built by the compiler that is there, for the processor that is there. It is kept in the folder that
 ``ESCNN_ATTENTION_CACHE`` names, ``~/.cache/escnn_attention`` without it, under a name that changes with the source, the
-compiler and the processor. The compiler is ``CXX``, or the first of g++, clang++ and c++.
+compiler and the processor. The compiler is ``CXX``, or the first of g++, clang++ and c++. A library is code: none is
+loaded from a folder that others can write to (:mod:`~escnn_attention.functional.native.library_folder`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.native.fields import Fields
+from escnn_attention.functional.native.library_folder import LibraryFolder
 
 __all__ = ["FOLDER", "Kernel", "NotBuilt", "find_compiler", "library"]
 
@@ -38,6 +41,9 @@ _OPTIONS = [
 ]
 # What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
 _PROCESSORS: tuple[list[str], ...] = (["-march=native"], ["-mcpu=native"], [])
+
+_PATIENCE_S = 300.0
+"""How long a compiler may take."""
 
 
 class NotBuilt(OSError):
@@ -131,39 +137,45 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     Raises:
         NotBuilt: there is no compiler, or it fails.
     """
+    if os.name != "posix":
+        raise NotBuilt(f"loops are compiled on Linux and macOS, not where os.name is {os.name!r}")
     compiler = find_compiler()
     processor, target = _processor(compiler)
     options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
     files = [source, *sorted(source.parent.rglob("*.h"))]
     told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
-    name = f"{source.stem}-{hashlib.sha256(told.encode()).hexdigest()[:32]}.so"
+    stem = f"{source.stem}-{hashlib.sha256(told.encode(errors='surrogateescape')).hexdigest()[:32]}"
+
+    def build(path: Path) -> None:
+        _logger.info("compiling %s with %s, once on this machine", source.name, compiler[0])
+        # What the compiler leaves behind when it is killed goes with the folder.
+        _run([*compiler, *options, str(source), "-o", str(path)], TMPDIR=str(path.parent))
+
     try:
-        folder = _folder()
-        if not (folder / name).exists():
-            _logger.info("compiling %s with %s, once on this machine", source.name, compiler[0])
-            with tempfile.TemporaryDirectory(dir=folder) as building:
-                built = Path(building, name)
-                _run([*compiler, *options, str(source), "-o", str(built)])
-                os.replace(built, folder / name)
-        return ctypes.CDLL(str(folder / name))
+        with LibraryFolder(_folder()) as folder:
+            return folder.load(stem, build)
+    except NotBuilt:
+        raise
+    except (OSError, RuntimeError) as error:  # the second where there is no home
+        _warn_once(f"libraries are built for this process only: {error}")
+    try:
+        with LibraryFolder(Path(_temporary_folder().name)) as folder:
+            return folder.load(stem, build)
     except NotBuilt:
         raise
     except OSError as error:
         raise NotBuilt(f"{source.name} could not be built: {error}") from error
 
 
+@cache
+def _warn_once(message: str) -> None:
+    _logger.warning(message)
+
+
 def _folder() -> Path:
-    """Where libraries are kept: where none can be, a folder of this process."""
+    """Where libraries are to be kept."""
     chosen = os.environ.get("ESCNN_ATTENTION_CACHE")
-    folder = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "escnn_attention"))
-    try:
-        folder = folder.expanduser()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError) as error:  # the second where there is no home
-        _logger.info("%s cannot be written to (%s): libraries are built for this process only", folder, error)
-        return Path(_temporary_folder().name)
+    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "escnn_attention")).expanduser()
 
 
 @cache
@@ -177,7 +189,12 @@ def find_compiler() -> list[str]:
     Raises:
         NotBuilt: there is none.
     """
-    if chosen := shlex.split(os.environ.get("CXX", "")):
+    given = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(given)
+    except ValueError as error:
+        raise NotBuilt(f"CXX: got {given!r}, needed a command ({error})") from error
+    if chosen:
         return chosen
     for name in ("g++", "clang++", "c++"):
         if found := shutil.which(name):
@@ -188,16 +205,42 @@ def find_compiler() -> list[str]:
 def _processor(compiler: list[str]) -> tuple[list[str], str]:
     """The option that means this processor, and everything the compiler says of it and of itself."""
     for option in _PROCESSORS[:-1]:
-        with suppress(NotBuilt):
+        with suppress(_Failed):
             return option, _run([*compiler, *option, "-dM", "-E", "-x", "c++", os.devnull])
     return _PROCESSORS[-1], _run([*compiler, "-dM", "-E", "-x", "c++", os.devnull])
 
 
-def _run(command: list[str]) -> str:
+class _Failed(NotBuilt):
+    """A compiler ran and did not do what it was asked for."""
+
+
+def _run(command: list[str], **environment: str) -> str:
+    """What a command says, in whatever encoding, with further variables in its environment.
+
+    Raises:
+        NotBuilt: it does not run, or takes too long, or fails.
+    """
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,  # A compiler starts others, which would outlive it.
+        )
     except OSError as error:
         raise NotBuilt(f"{command[0]} does not run: {error}") from error
-    if done.returncode:
-        raise NotBuilt(f"{command[0]} failed: {done.stderr.strip()[-1000:]}")
-    return done.stdout
+    with process:
+        try:
+            said, complaint = (out.decode(errors="replace") for out in process.communicate(timeout=_PATIENCE_S))
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise NotBuilt(f"{command[0]} was given up on after {_PATIENCE_S:g} s") from error
+            raise
+    if process.returncode:
+        how = "failed" if process.returncode > 0 else f"was killed by signal {-process.returncode}"
+        raise _Failed(f"{command[0]} {how}: {complaint.strip()[-1000:]}")
+    return said

@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import signal
 import stat
-import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ def source(tmp_path):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path / "cache"))
     compiled.library.cache_clear()
+    compiled._warn_once.cache_clear()
     return tmp_path / "cache"
 
 
@@ -39,7 +42,7 @@ def test_builds_once_and_again_where_the_source_or_a_macro_is_another(source, ca
     assert compiled.library(source, "NUMBER=8").number() == 8
     assert len(list(cache.iterdir())) == 2
     compiled.library.cache_clear()
-    monkeypatch.setattr(compiled.tempfile, "TemporaryDirectory", lambda **_: pytest.fail("built again"))
+    monkeypatch.setattr(compiled.LibraryFolder, "_keep", lambda *_: pytest.fail("built again"))
     assert compiled.library(source, "NUMBER=7").number() == 7
     monkeypatch.undo()
     os.environ["ESCNN_ATTENTION_CACHE"] = str(cache)
@@ -73,12 +76,30 @@ def test_no_compiler(source, cache, monkeypatch):
         compiled.library(source)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions are of another kind there")
-def test_a_folder_that_cannot_be_written_to(source, cache, compiler):
-    """The library is built all the same, for this process."""
-    cache.write_text("a file where the folder would be")
+def a_file(folder: Path) -> None:
+    folder.write_text("a file where the folder would be")
+
+
+def open_to_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def linked_to_one_that_is_open_to_all(folder: Path) -> None:
+    open_to_all(folder.with_name("elsewhere"))
+    folder.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("other", [a_file, open_to_all, linked_to_one_that_is_open_to_all])
+def test_a_folder_that_libraries_are_not_kept_in(source, cache, compiler, caplog, other):
+    """They are built all the same, for this process, and a warning says so once."""
+    other(cache)
     assert compiled.library(source, "NUMBER=9").number() == 9
-    assert cache.read_text() == "a file where the folder would be"
+    assert compiled.library(source, "NUMBER=8").number() == 8
+    assert not cache.is_dir() or not list(cache.iterdir())
+    (warning,) = caplog.records
+    assert "libraries are built for this process only" in warning.getMessage()
+    assert str(cache) in warning.getMessage()
 
 
 def test_no_home(source, cache, compiler, monkeypatch):
@@ -104,6 +125,88 @@ def test_a_library_that_cannot_be_loaded(source, cache, compiler, monkeypatch):
 def test_only_its_user_can_write_to_the_folder(source, cache, compiler):
     compiled.library(source, "NUMBER=7")
     assert not cache.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("'g++", r"CXX: got \"'g\+\+\", needed a command"),
+        ("''", "does not run"),
+        ("/", "/ does not run"),
+        ("/nonexistent", "/nonexistent does not run"),
+        ("\udce9", "does not run"),  # a byte that is no UTF-8
+        ("true", "seven.cpp could not be built"),  # and makes nothing
+        ("false", "false failed"),
+    ],
+)
+def test_strange_compilers(source, cache, monkeypatch, given, complaint):
+    monkeypatch.setenv("CXX", given)
+    with pytest.raises(compiled.NotBuilt, match=complaint):
+        compiled.library(source, "NUMBER=7")
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("given", ["", "  "])
+def test_no_compiler_is_chosen(compiler, monkeypatch, given):
+    monkeypatch.delenv("CXX", raising=False)
+    expected = compiled.find_compiler()
+    monkeypatch.setenv("CXX", given)
+    assert compiled.find_compiler() == expected
+
+
+def test_what_is_said_in_other_encodings(source, cache, compiler, tmp_path, monkeypatch):
+    """Of a compiler with options that is not in English, and has files of its own where it was told to."""
+    works = script(tmp_path / "cöm piler", f"printf 'gr\\374n\\n'; : > $TMPDIR/left; exec {' '.join(compiler)} \"$@\"")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CXX", f"'{works}' -O0")
+    assert compiled.library(source, "NUMBER=7").number() == 7
+    fails = script(tmp_path / "fails", "printf 'ung\\374ltig' >&2; exit 1")
+    monkeypatch.setenv("CXX", fails)
+    with pytest.raises(compiled.NotBuilt, match="failed: ung\N{REPLACEMENT CHARACTER}ltig"):
+        compiled.library(source, "NUMBER=8")
+    assert [path.suffix for path in cache.iterdir()] == [".so"]
+
+
+def test_a_compiler_that_hangs_is_given_up_on_with_all_that_it_started(source, cache, tmp_path, monkeypatch):
+    # It knows what it is, and hangs when it is to compile, with a pipe open at the other end.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    hangs = script(tmp_path / "hangs", f'case "$*" in *-dM*) exit;; esac; exec 9> {pipe}; sleep 60 & wait')
+    monkeypatch.setenv("CXX", hangs)
+    monkeypatch.setattr(compiled, "_PATIENCE_S", 0.5)
+    with pytest.raises(compiled.NotBuilt, match=r"hangs was given up on after 0.5 s"):
+        compiled.library(source, "NUMBER=7")
+    assert not list(cache.iterdir())
+    for left in range(100, -1, -1):
+        try:
+            assert os.read(end, 1) == b""  # nobody has it open
+            break
+        except BlockingIOError:
+            assert left
+            time.sleep(0.05)
+    os.close(end)
+
+
+def test_a_compiler_that_hangs_at_once_is_asked_once(source, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path / "hangs", f"echo >> {tmp_path}/asked; exec sleep 60"))
+    monkeypatch.setattr(compiled, "_PATIENCE_S", 0.5)
+    with pytest.raises(compiled.NotBuilt, match="given up on"):
+        compiled.library(source)
+    assert (tmp_path / "asked").read_text() == "\n"
+
+
+def test_a_compiler_that_is_killed(source, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path / "killed", 'case "$*" in *-dM*) exit;; esac; kill -9 $$'))
+    with pytest.raises(compiled.NotBuilt, match=f"killed was killed by signal {int(signal.SIGKILL)}"):
+        compiled.library(source)
+    assert not list(cache.iterdir())
 
 
 @pytest.mark.parametrize("header", ["more.h", "folder/more.h"])
