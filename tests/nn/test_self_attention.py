@@ -760,6 +760,7 @@ class TestExport:
     @pytest.mark.parametrize("backend", ["auto", "blocked"])
     def test_compiles_in_one_graph(self, backend):
         for options in ({"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}):
+            torch.compiler.reset()  # there is a limit to how often one function is compiled
             layer = attention_for(PLANE["C4"](), backend=backend, **options)
             exported = layer.export()
             compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
