@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -28,7 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = "exhaustive" if config.option.markexpr == "exhaustive" else "quick"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
     if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = random.randrange(2**31)
+        of_all = getattr(config, "workerinput", {})  # of the processes that share the tests
+        config.option.hypothesis_seed = of_all.get("seed", random.randrange(2**31))
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is installed
+def pytest_configure_node(node: Any) -> None:
+    """All processes draw by one seed."""
+    node.workerinput["seed"] = node.config.option.hypothesis_seed
 
 
 def pytest_report_header(config: pytest.Config) -> str:
