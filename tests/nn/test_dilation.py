@@ -1,50 +1,18 @@
 import copy
-import functools
 import itertools
 import math
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor, IIDBatchNorm2d, InnerBatchNorm, SequentialModule
 
-from escnn_attention import FieldLayerNorm, GroupSelfAttention, HalvingPool, LiftingSelfAttention, PoseLinear, SiLU
+from escnn_attention import FieldLayerNorm, GroupSelfAttention, LiftingSelfAttention, SiLU
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
 from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
-from tests import spaces
-from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars, shape_of
-
-TOLERANCE = 1e-10
-EXACT = 1e-13
-THREE = Scales(2, 3)
-
-
-def lifting(space, scales=THREE, kernel_size=3, out=mixed, **options):
-    options = {"head_fields": 4, **options}
-    return DilationLiftingSelfAttention(
-        scalars(space, 2), scales.repeat(out(space)), scales, 2, kernel_size, **options
-    ).double()
-
-
-def group(space, scales=THREE, kernel_size=3, fields=mixed, **options):
-    options = {"head_fields": 4, **options}
-    fields = scales.repeat(fields(space))
-    return DilationSelfAttention(fields, fields, scales, 2, kernel_size, **options).double()
-
-
-def drawn(module):
-    """With parameters that all do something: biases start at zero, and scales at one."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double()
-
-
-def turned_error(layer, x):
-    core = layer.plain
-    return spaces.turned_error(layer, x, lambda values, frame: core.attend(values, core.positions(values, frame=frame)))
+from tests.nn.scales import EXACT, THREE, TOLERANCE, drawn, group, lifting, turned_error
+from tests.spaces import PLANE, VOLUME, grid_error, mixed, random_field, regular, scalars
 
 
 def between(x, base=2):
@@ -352,113 +320,6 @@ def test_measure_of_keys_of_other_scales():
     torch.testing.assert_close(first[:, 2], second[:, 2])  # The last scale sees itself alone.
 
 
-def written_out(layer, x, query):
-    """The layer in plain loops over escnn's own group elements and over numbers, with none of the package's tables."""
-    space, core = layer.space, layer.plain
-    elements = list(space.fibergroup.elements)
-    lifted = isinstance(layer, DilationLiftingSelfAttention)
-    heads, fields, n = layer.num_heads, layer.head_fields, layer.scales.count
-    weight, bias = core.project_in.weight, core.project_in.bias
-    places = list(itertools.product(*map(range, x.shape[2:])))
-    reach = layer.kernel_size // 2
-    one_in = layer.in_type if lifted else layer.scales.single(layer.in_type)
-    one_out = layer.scales.single(layer.out_type)
-    levels = range(1) if lifted else range(n)
-    x = x.unflatten(1, (len(levels), -1))
-
-    def project(place, level, h):
-        f = x[(0, level, slice(None), *place)]
-        y = weight @ (f if lifted else torch.tensor(one_in.representation(~h)) @ f)
-        return (y + torch.cat([bias, torch.zeros(heads * fields, dtype=y.dtype)])).view(3, heads, fields)
-
-    def cell(steps, s):
-        """How much of the unit cell around a position lies in the window."""
-        if layer.windows == "dilated":
-            return 1.0 if all(step % s == 0 and abs(step) <= reach * s for step in steps) else 0.0
-        if layer.measure != "haar":
-            return float(all(abs(step) <= reach * s for step in steps))
-        if layer.window == "disc":
-            return min(1.0, max(0.0, reach * s + 0.5 - math.hypot(*steps)))
-        return math.prod(min(1.0, max(0.0, reach * s + 0.5 - abs(step))) for step in steps)
-
-    projected = {
-        (p, level, h): project(p, level, h)
-        for p in places
-        for level in levels
-        for h in (elements[:1] if lifted else elements)
-    }
-    interval = 1 if lifted else core.interval
-
-    @functools.cache
-    def encoded(h, steps, s, t, p):
-        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
-        delta = torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / (s * reach)
-        offset = core.encoding.offsets(turn @ delta)
-        if lifted:
-            return offset
-        return offset + core.encoding.poses()[:, t * len(elements) + elements.index(~h @ p)]
-
-    out = []
-    for i in range(n):
-        s = layer.scales.base**i
-        rows = []
-        for place in places:
-            total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
-            for (a, h), m in itertools.product(enumerate(elements), range(heads)):
-                for own in [elements[0]] if lifted else [h] if query == "own" else elements:
-                    q = projected[place, 0 if lifted else i, own][0][m]
-                    scores, values = [], []
-                    for other, t, p in itertools.product(places, range(interval), elements[:1] if lifted else elements):
-                        steps = tuple(b - c for b, c in zip(other, place, strict=True))
-                        share = cell(steps, s)
-                        if share == 0 or (not lifted and i + t >= n):
-                            continue
-                        rho = encoded(h, steps, s, t, p)[m]
-                        _, v, k = projected[other, 0 if lifted else i + t, p]
-                        measure = share * (layer.scales.base ** (-2 * t) if layer.measure == "haar" else 1.0)
-                        scores.append(q @ (k[m] + rho) / math.sqrt(fields) + math.log(measure))
-                        values.append(v[m])
-                    total[a, m] = total[a, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
-            if layer.measure == "printed":
-                total = total / s ** (2 if lifted else 3)
-            y = core.project_out.invariants @ core.project_out.bias
-            for a, h in enumerate(elements):
-                y = y + torch.tensor(one_out.representation(h)) @ (core.project_out.weight.T @ total[a].flatten())
-            rows.append(y)
-        out.append(torch.stack(rows, 1))
-    return torch.cat(out)[None].unflatten(2, tuple(max(p) + 1 for p in zip(*places, strict=True)))
-
-
-@pytest.mark.parametrize("query", ["own", "all", "lifting"])
-@pytest.mark.parametrize(
-    ("base", "options"),
-    [
-        (math.sqrt(2), {}),
-        (math.sqrt(2), {"window": "disc"}),
-        (math.sqrt(2), {"measure": "counting"}),
-        (2, {"measure": "printed"}),
-        (2, {"windows": "dilated"}),
-    ],
-    ids=["haar", "disc", "counting", "printed", "dilated"],
-)
-def test_agrees_with_plain_loops(base, options, query):
-    space = gspaces.flip2dOnR2()
-    make = lifting if query == "lifting" else group
-    if query != "lifting":
-        options = {**options, "query": query}
-    layer = make(space, Scales(base, 2), encoding="fourier", head_fields=2, **options)
-    drawn(layer)
-    x = torch.randn(1, layer.in_type.size, 3, 3, dtype=torch.float64, requires_grad=True)
-    leaves = [x, *layer.parameters()]
-    got, expected = layer(layer.in_type(x)).tensor, written_out(layer, x, query)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
-    weight = torch.randn_like(got)
-    for a, b in zip(
-        *(torch.autograd.grad((y * weight).sum(), leaves, allow_unused=True) for y in (got, expected)), strict=True
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-
-
 class TestOneScale:
     """With a single scale, and no shares of positions, nothing is left but the ordinary layers."""
 
@@ -478,27 +339,6 @@ class TestOneScale:
         plain.load_state_dict(ours.state_dict())
         x = random_field(plain.in_type, 5, 4)
         torch.testing.assert_close(ours(x).tensor, plain(x).tensor)
-
-
-class TestPerScale:
-    def test_is_the_module_on_every_scale(self):
-        fields = mixed(PLANE["C4"]())
-        inner = PoseLinear(fields, regular(fields.gspace, 2)).double()
-        layer = PerScale(inner, THREE)
-        x = random_field(layer.in_type, 4, 5)
-        each = [inner(fields(t)).tensor for t in x.tensor.unflatten(1, (3, -1)).unbind(1)]
-        torch.testing.assert_close(layer(x).tensor, torch.cat(each, 1))
-        assert sum(p.numel() for p in layer.parameters()) == sum(p.numel() for p in inner.parameters())
-
-    def test_modules_that_change_the_grid(self):
-        layer = PerScale(HalvingPool(regular(PLANE["C4"](), 1)), THREE)
-        x = random_field(layer.in_type, 8, 6)
-        assert layer(x).shape == layer.evaluate_output_shape(x.shape) == (2, 12, 4, 3)
-
-    def test_exports_what_it_holds(self):
-        layer = drawn(PerScale(FieldLayerNorm(regular(PLANE["C4"](), 1)), THREE))
-        x = random_field(layer.in_type, 4, 4)
-        assert torch.equal(layer.export()(x.tensor), layer(x).tensor)
 
 
 MODULES = {
@@ -579,69 +419,12 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(layer(x).tensor, layer(x).tensor)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
-@pytest.mark.parametrize("make", [lifting, group])
-def test_every_backend(make, backend):
-    for encoding in ("mlp", "fourier", "rotary"):
-        torch.manual_seed(0)
-        layer, other = (make(PLANE["C4"](), encoding=encoding, backend=b) for b in (backend, "blocked"))
-        other.load_state_dict(layer.state_dict())
-        x = random_field(layer.in_type, 6, 6, batch=1)
-        torch.testing.assert_close(layer(x).tensor, other(x).tensor, rtol=1e-10, atol=1e-11)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
-)
-@pytest.mark.parametrize(
-    ("name", "base", "windows"), [("D4", 2, "scaled"), ("D4", 2, "dilated"), ("C8", 1.5, "scaled")]
-)
-@pytest.mark.parametrize("make", [lifting, group])
-def test_cuda(make, name, base, windows, dtype, tolerance):
-    layer = make(PLANE[name](), Scales(base, 3), windows=windows)
-    x = random_field(layer.in_type, 9, 8)
-    exact = layer(x).tensor
-    there = copy.deepcopy(layer).to("cuda", dtype)
-    got = there(layer.in_type(x.tensor.to("cuda", dtype))).tensor
-    assert got.device.type == "cuda"
-    assert (got.double().cpu() - exact).norm() < tolerance * exact.norm()
-    got.float().square().sum().backward()
-    assert all(p.grad.isfinite().all() for p in there.parameters())
-
-
 def test_translations_away_from_the_border():
     layer = lifting(PLANE["C4"](), Scales(2, 2))
     x = random_field(layer.in_type, 11, 11)
     moved = layer.in_type(x.tensor.roll((1, 2), (2, 3)))
     inner = (slice(None), slice(None), slice(3, 8), slice(4, 8))
     torch.testing.assert_close(layer(moved).tensor[inner], layer(x).tensor.roll((1, 2), (2, 3))[inner])
-
-
-@pytest.mark.parametrize(("name", "base"), [("flip", 2), ("C3", 1.5)])
-def test_compiles_in_one_graph(name, base):
-    layer = group(PLANE[name](), Scales(base, 2))
-    exported = layer.export()
-    x = random_field(layer.in_type, 4, 4).tensor
-    torch.testing.assert_close(torch.compile(exported, fullgraph=True, backend="eager")(x), exported(x))
-
-
-def test_an_exported_network_runs_where_escnn_is_not_installed(without_escnn):
-    scales = Scales(2, 2)
-    space = PLANE["C4"]()
-    fields = regular(space, 2)
-    hidden = scales.repeat(fields)
-    network = SequentialModule(
-        DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, kernel_size=3),
-        PerScale(FieldLayerNorm(fields), scales),
-        SiLU(hidden),
-        DilationSelfAttention(hidden, hidden, scales, kernel_size=3),
-        ScalePooling(hidden, scales),
-    )
-    x = random_field(network.in_type, 8, 8, dtype=torch.float32)
-    y = network.eval()(x).tensor.detach()
-    torch.testing.assert_close(without_escnn(network.export(), x.tensor), y)
 
 
 def test_says_what_it_is():
@@ -666,37 +449,6 @@ def test_says_what_it_is():
 def test_check_equivariance():
     layer = group(PLANE["D4"](), Scales(2, 2))
     assert len(layer.check_equivariance()) == 8
-
-
-class TestScales:
-    def test_values(self):
-        assert Scales(3, 3).values == (1.0, 3.0, 9.0)
-        assert Scales(1.5, 1).values == (1.0,)
-        assert Scales(np.int64(2), 3) == Scales(np.float32(2), 3) == THREE
-        assert [type(s) for s in Scales(np.float32(2), 2).values] == [float, float]
-
-    def test_types_there_and_back(self):
-        fields = mixed(PLANE["D4"]())
-        assert THREE.single(THREE.repeat(fields)) == fields
-
-    @pytest.mark.parametrize("base", [1, 0.5, "2", True, math.inf, math.nan, None])
-    def test_base(self, base):
-        with pytest.raises(ValueError, match=r"base: got .*, needed a number above 1"):
-            Scales(base)
-
-    def test_count(self):
-        with pytest.raises(ValueError, match="count: got 0, needed at least 1"):
-            Scales(2, 0)
-        with pytest.raises(TypeError, match=r"count: got 2.5, needed an integer"):
-            Scales(2, 2.5)
-
-    def test_types_that_differ(self):
-        space = PLANE["C4"]()
-        for fields in ([space.regular_repr] * 4, [space.regular_repr, space.trivial_repr, space.regular_repr]):
-            with pytest.raises(ValueError, match=r"field_type: got .*, needed the same fields at each of 3 scales"):
-                THREE.single(FieldType(space, fields))
-        with pytest.raises(TypeError, match="field_type: got int"):
-            THREE.repeat(3)
 
 
 C4 = PLANE["C4"]
@@ -768,8 +520,18 @@ def test_the_interval_is_two_scales_where_there_are():
         assert grid_error(group(PLANE["C4"](), scales), x) < TOLERANCE
 
 
-def test_shape_of_types():
-    """A tensor can be viewed as (B, n, fields, |H|, *space)."""
-    layer = lifting(PLANE["C4"](), out=lambda space: regular(space, 3), head_fields=1)
-    y = layer(random_field(layer.in_type, *shape_of(layer.space, 5))).tensor
-    assert y.unflatten(1, (3, 3, 4)).shape == (2, 3, 3, 4, 5, 5)
+def test_an_exported_network_runs_where_escnn_is_not_installed(without_escnn):
+    scales = Scales(2, 2)
+    space = PLANE["C4"]()
+    fields = regular(space, 2)
+    hidden = scales.repeat(fields)
+    network = SequentialModule(
+        DilationLiftingSelfAttention(scalars(space, 1), hidden, scales, kernel_size=3),
+        PerScale(FieldLayerNorm(fields), scales),
+        SiLU(hidden),
+        DilationSelfAttention(hidden, hidden, scales, kernel_size=3),
+        ScalePooling(hidden, scales),
+    )
+    x = random_field(network.in_type, 8, 8, dtype=torch.float32)
+    y = network.eval()(x).tensor.detach()
+    torch.testing.assert_close(without_escnn(network.export(), x.tensor), y)

@@ -20,53 +20,8 @@ from escnn_attention import (
     SphereTransformerBlock,
 )
 from escnn_attention.nn.stabiliser import Stabiliser
-from escnn_attention.plain.local_frames import LocalFrames, angles_of, frames_at
-
-ROTATIONS, ALL = gspaces.rot3dOnR3(), gspaces.flipRot3dOnR3()
-SPACES = {"SO(3)": ROTATIONS, "O(3)": ALL}
-
-
-def irrep(space, degree: int):
-    """Of the harmonics of this degree."""
-    group = space.fibergroup
-    return group.irrep(degree) if space is ROTATIONS else group.irrep(degree % 2, degree)
-
-
-def mixed(space) -> FieldType:
-    return FieldType(space, [irrep(space, 1), space.trivial_repr, irrep(space, 2)])
-
-
-def scalars(space, number: int = 2) -> FieldType:
-    return FieldType(space, number * [space.trivial_repr])
-
-
-def on_sphere(field_type: FieldType, number: int, seed: int = 0) -> GeometricTensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
-    coords = torch.randn(number, 3, generator=generator, dtype=torch.float64)
-    return GeometricTensor(x, field_type, torch.nn.functional.normalize(coords, dim=-1))
-
-
-def elements(space, number: int = 2) -> list:
-    """Random ones; those of O(3) with reflections among them."""
-    group = space.fibergroup
-    random = np.random.default_rng(0)
-    out = []
-    for i in range(number):
-        q = random.normal(size=4)
-        q /= np.linalg.norm(q)
-        out.append(group.element(q if space is ROTATIONS else (i % 2, q), "Q"))
-    return out
-
-
-def error(layer, x: GeometricTensor, **arguments) -> float:
-    worst = 0.0
-    with torch.no_grad():
-        y = layer(x, **arguments)
-        for element in elements(layer.space):
-            z = layer(x.transform(element), **arguments).tensor
-            worst = max(worst, float((z - y.transform_fibers(element).tensor).norm() / y.tensor.norm()))
-    return worst
+from escnn_attention.plain.local_frames import frames_at
+from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, mixed, on_sphere, scalars
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -165,24 +120,6 @@ def test_the_formula(space, query, lifts, encoding):
     torch.testing.assert_close(layer(x, measure=measure).tensor, out, rtol=1e-9, atol=1e-10)
 
 
-def test_local_frames_are_those_of_the_group():
-    for space in SPACES.values():
-        field_type = mixed(space)
-        frames = LocalFrames(Stabiliser(field_type, 4).generators(field_type)).double()
-        x = on_sphere(field_type, 6)
-        angles = angles_of(x.coords)
-        torch.testing.assert_close(frames_at(*angles)[:, :, 2], x.coords)
-        local = frames.inward(x.tensor, *angles)
-        torch.testing.assert_close(frames.outward(local, *angles), x.tensor, rtol=1e-10, atol=1e-11)
-        # The vector along the point itself is the same in all frames.
-        vectors = FieldType(space, [irrep(space, 1)])
-        change = torch.as_tensor(space.basespace_action(space.fibergroup.identity))
-        assert change.shape == (3, 3)
-        turn = LocalFrames(Stabiliser(vectors, 4).generators(vectors)).double()
-        moved = turn.inward(torch.randn(1, 3).double().expand(6, 3), *angles)
-        torch.testing.assert_close(moved.norm(dim=1), moved[0].norm().expand(6))
-
-
 def test_a_field_and_its_grid():
     """With the weights of the quadrature the output is that of the field, whatever the grid."""
     torch.manual_seed(3)
@@ -203,24 +140,6 @@ def test_a_field_and_its_grid():
     torch.testing.assert_close(outs[2], outs[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(outs[4], outs[0], rtol=1e-4, atol=1e-5)
     assert (outs[1] - outs[0]).abs().max() > 1e-3  # Without them the poles weigh too much.
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_the_block(space):
-    space = SPACES[space]
-    torch.manual_seed(4)
-    fields = mixed(space)
-    x = on_sphere(fields, 6)
-    for out_type in (fields, FieldType(space, [irrep(space, 1)])):
-        errors = []
-        for samples in (4, 32):
-            torch.manual_seed(4)
-            samples *= 1 + (space is ALL)
-            block = SphereTransformerBlock(fields, out_type, samples=samples, num_heads=2, num_neighbours=5).double()
-            errors.append(error(block, x))
-        assert errors[1] < 1e-3
-        assert errors[1] < errors[0] / 20
-    block.check_equivariance()
 
 
 def test_edges_masks_and_export():
@@ -244,47 +163,6 @@ def test_edges_masks_and_export():
     alone = layer(GeometricTensor(x.tensor[:7], in_type, x.coords[:7]), batch=batch[:7]).tensor
     torch.testing.assert_close(masked[:7], alone)
     assert not masked[7].any()
-
-
-def test_masks_and_export_of_the_block():
-    torch.manual_seed(6)
-    in_type = mixed(ROTATIONS)
-    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    measure, mask = torch.rand(8).double() + 0.5, torch.tensor([True] * 6 + [False, True])
-    everyone = torch.cartesian_prod(torch.arange(8), torch.arange(8)).T
-    for out_type in (in_type, scalars(ROTATIONS)):
-        block = SphereTransformerBlock(in_type, out_type, samples=4, dropout=0.3).double().eval()
-        y = block(x, batch=batch, measure=measure).tensor
-        buffer = io.BytesIO()
-        torch.save(block.export(), buffer)
-        buffer.seek(0)
-        exported = torch.load(buffer, weights_only=False)
-        torch.testing.assert_close(exported(x.tensor, x.coords, batch=batch, measure=measure), y)
-        holes = GeometricTensor(x.tensor.clone(), in_type, x.coords.clone())
-        holes.tensor[6] = holes.coords[6] = torch.nan
-        masked = block(holes, batch=batch, mask=mask, measure=measure).tensor
-        alone = GeometricTensor(x.tensor[mask], in_type, x.coords[mask])
-        expected = block(alone, batch=batch[mask], measure=measure[mask]).tensor
-        torch.testing.assert_close(masked[mask], expected)
-        assert not masked[6].any()
-        torch.testing.assert_close(exported(holes.tensor, holes.coords, None, batch, mask, measure), masked)
-        torch.testing.assert_close(block(holes, everyone, mask=mask).tensor, block(holes, mask=mask).tensor)
-    with pytest.raises(ValueError, match="batch"):
-        block(x, batch=batch[:3], mask=mask)
-
-
-def test_frames_at_the_poles_have_gradients():
-    """There the longitude is arbitrary, and that of the frame has no derivative."""
-    in_type = mixed(ROTATIONS)
-    layer = SphereSelfAttention(in_type, in_type, samples=4, head_fields=2).double()
-    x = on_sphere(in_type, 5)
-    coords = torch.cat([torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]]).double(), x.coords[2:]]).requires_grad_()
-    layer(GeometricTensor(x.tensor, in_type, coords)).tensor.square().sum().backward()
-    assert coords.grad.isfinite().all()
-    assert coords.grad[2:].any()
-    colatitude, longitude = angles_of(coords)
-    assert colatitude[:2].tolist() == [0.0, math.pi]
-    assert longitude[:2].tolist() == [0.0, 0.0]
 
 
 def test_the_antipode_is_within_the_largest_radius():
@@ -344,23 +222,3 @@ def test_errors():
         layer(GeometricTensor(x.tensor.float(), in_type, 2 * x.coords.float()))
     with pytest.raises(ValueError, match="coords"):
         layer(GeometricTensor(torch.randn(1, 2, 3, 3, 3), in_type))
-
-
-def test_any_attention_in_a_block():
-    in_type = mixed(ROTATIONS)
-    options = {"head_fields": 2, "num_neighbours": 6}
-
-    def attention(*types):
-        return SphereSelfAttention(*types, 2, samples=6, **options)
-
-    blocks = []
-    for given in ({"attention": attention}, {"num_heads": 2, **options}):
-        torch.manual_seed(0)
-        blocks.append(SphereTransformerBlock(in_type, in_type, samples=6, **given).eval())
-    coords = torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
-    x = GeometricTensor(torch.randn(9, in_type.size), in_type, coords)
-    assert torch.equal(blocks[0](x).tensor, blocks[1](x).tensor)
-    with pytest.raises(ValueError, match="num_neighbours: got 6 beside an attention"):
-        SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
-    with pytest.raises(TypeError, match="keys: SphereTransformerBlock has no such option"):
-        SphereTransformerBlock(in_type, in_type, keys="own")

@@ -1,0 +1,119 @@
+"""Arguments and inputs that are wrong are named, for self-attention as for the other layers."""
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import GeometricTensor
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, MLPEncoding, SeparableEncoding
+from tests.spaces import ALL, PLANE, random_field, regular, scalars
+
+D4 = PLANE["D4"]
+
+BAD_ARGUMENTS = {
+    "in_type: got int": (TypeError, lambda t: GroupSelfAttention(3, t)),
+    "out_type: got str": (TypeError, lambda t: GroupSelfAttention(t, "regular")),
+    "out_type: its gspace is C4": (ValueError, lambda t: GroupSelfAttention(t, regular(PLANE["C4"](), 4))),
+    "num_heads: the 4 regular fields": (ValueError, lambda t: GroupSelfAttention(t, t, 3)),
+    "num_heads: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 0)),
+    "num_heads: got 1.5": (TypeError, lambda t: GroupSelfAttention(t, t, 1.5)),
+    "head_fields: got -1": (ValueError, lambda t: GroupSelfAttention(t, t, head_fields=-1)),
+    "kernel_size: got 4, needed an odd": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 4)),
+    "kernel_size: got -3": (ValueError, lambda t: GroupSelfAttention(t, t, 1, -3)),
+    "kernel_size: got '3'": (TypeError, lambda t: GroupSelfAttention(t, t, 1, "3")),
+    "query: got 'each'": (ValueError, lambda t: GroupSelfAttention(t, t, query="each")),
+    "window: got 'round'": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, window="round")),
+    "dilation: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, dilation=0)),
+    "dilation: got 2, but attention is global": (ValueError, lambda t: GroupSelfAttention(t, t, dilation=2)),
+    "projection: got 'full'": (ValueError, lambda t: GroupSelfAttention(t, t, projection="full")),
+    "dropout: got 1.0": (ValueError, lambda t: GroupSelfAttention(t, t, dropout=1.0)),
+    "dropout: got 'much'": (ValueError, lambda t: GroupSelfAttention(t, t, dropout="much")),
+    "backend: got 'fast'": (ValueError, lambda t: GroupSelfAttention(t, t, backend="fast")),
+    "encoding: got 'spiral'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="spiral")),
+    "encoding: RotaryEncoding rotates 2 channels and a head has 1": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, t, 4, encoding="rotary"),
+    ),
+    "keys: got 'none'": (ValueError, lambda t: GroupSelfAttention(t, t, keys="none")),
+    "encoding: got int": (TypeError, lambda t: GroupSelfAttention(t, t, encoding=3)),
+    "encoding: SeparableEncoding divides": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, t, 4, encoding=SeparableEncoding()),
+    ),
+    "encoding: this MLPEncoding belongs to a layer": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, t, encoding=MLPEncoding().bind(2, 1, 4, 8)),
+    ),
+    'in_type: projection="pointwise" needs regular fields': (
+        ValueError,
+        lambda t: GroupSelfAttention(scalars(D4(), 2), t, projection="pointwise"),
+    ),
+    'out_type: projection="pointwise" needs regular fields': (
+        ValueError,
+        lambda t: GroupSelfAttention(t, scalars(D4(), 2), projection="pointwise"),
+    ),
+    "in_type: LiftingSelfAttention needs trivial .*GroupSelfAttention lifts": (
+        ValueError,
+        lambda t: LiftingSelfAttention(t, t),
+    ),
+    "query: LiftingSelfAttention has no such option, needed some of head_fields, encoding,": (
+        TypeError,
+        lambda t: LiftingSelfAttention(scalars(D4(), 2), t, query="own"),
+    ),
+    "gspace: the fiber group SO\\(2\\) is continuous": (
+        NotImplementedError,
+        lambda t: GroupSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 2)]),
+    ),
+    "kernel_size: got 3, but D4 has no base space": (
+        ValueError,
+        lambda t: GroupSelfAttention(*2 * [regular(ALL["D4 on a point"](), 1)], 1, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD_ARGUMENTS)
+def test_bad_arguments(message):
+    error, make = BAD_ARGUMENTS[message]
+    with pytest.raises(error, match=message):
+        make(regular(D4(), 4))
+
+
+class TestBadInput:
+    def setup_method(self):
+        self.fields = regular(D4(), 2)
+        self.layer = GroupSelfAttention(self.fields, self.fields, 2, 3)
+
+    def test_not_a_geometric_tensor(self):
+        with pytest.raises(
+            TypeError, match=r"input: GroupSelfAttention got Tensor, needed an escnn\.nn\.GeometricTensor"
+        ):
+            self.layer(torch.randn(1, 16, 4, 4))
+
+    def test_another_gspace(self):
+        with pytest.raises(ValueError, match="input: GroupSelfAttention got a tensor on the gspace C4"):
+            self.layer(random_field(regular(PLANE["C4"](), 4), 4, 4))
+
+    def test_another_type(self):
+        with pytest.raises(ValueError, match="input: GroupSelfAttention got a tensor of type"):
+            self.layer(random_field(regular(D4(), 3), 4, 4))
+
+    def test_scattered_points(self):
+        points = GeometricTensor(torch.randn(7, 16), self.fields, coords=torch.randn(7, 2))
+        with pytest.raises(ValueError, match=r"input: GroupSelfAttention got scattered points"):
+            self.layer(points)
+
+    def test_wrong_shape(self):
+        for shape in ((1, 16, 4), (1, 17, 4, 4)):
+            with pytest.raises(ValueError, match="input_shape: GroupSelfAttention got"):
+                self.layer.evaluate_output_shape(shape)
+
+    def test_positions_and_poses_of_maps(self):
+        x = random_field(self.fields, 4, 4, dtype=torch.float32)
+        with pytest.raises(ValueError, match="positions: got 3 indices each, needed 2"):
+            self.layer.attention_maps(x, [(0, 0, 0)])
+        with pytest.raises(ValueError, match=r"positions: .* grid of shape \(4, 4\)"):
+            self.layer.attention_maps(x, [(0, 4)])
+        with pytest.raises(ValueError, match="poses: got 8, needed an index from 0 to 7"):
+            self.layer.attention_maps(x, [(0, 0)], [8])
+        with pytest.raises(ValueError, match="poses: got an element of C4, needed D4"):
+            self.layer.attention_maps(x, [(0, 0)], [PLANE["C4"]().fibergroup.identity])

@@ -1,0 +1,396 @@
+"""Attention on points as PyTorch computes it: the formula written out, backends, gradients, precisions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import (
+    Encoding,
+    LogPolar,
+    MLPEncoding,
+    Pair,
+    PairKernel,
+    PointAttentiveConv,
+    PointSelfAttention,
+    RotaryEncoding,
+    Samples,
+    working_memory,
+)
+from escnn_attention.functional import BACKENDS
+from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("keys", ["all", "own"])
+@pytest.mark.parametrize("normalization", ["softmax", "count"])
+def test_the_formula(encoding, query, keys, normalization):
+    torch.manual_seed(1)
+    space = gspaces.flipRot2dOnR2(3) if keys == "all" and query == "own" else gspaces.rot2dOnR2(3)
+    in_type, out_type = mixed(space), FieldType(space, 2 * [space.regular_repr])
+    layer = PointSelfAttention(
+        in_type,
+        out_type,
+        num_heads=2,
+        head_fields=3,
+        query=query,
+        keys=keys,
+        encoding=ENCODINGS[encoding](),
+        length_scale=0.7,
+        normalization=normalization,
+    ).double()
+    if normalization == "count" and isinstance(layer.plain.encoding, Encoding):
+        # No softmax takes out what all keys of a query share: the formula has the term of the poses.
+        assert (layer.plain.encoding.poses() is None) == (encoding == "none")
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
+    measure = torch.rand(4, dtype=torch.float64) + 0.5
+    expected = written_out(layer, x, edges, measure)
+    for backend in ("auto", "neighbours"):
+        layer.plain.backend = backend
+        y = layer(x, edges, measure=measure).tensor
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "2232", "LieTransformer"])
+@pytest.mark.parametrize("lifts", [False, True])
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_counts_convolutions_and_lifting(encoding, lifts, query):
+    torch.manual_seed(2)
+    space = gspaces.rot2dOnR3(3)
+    in_type = FieldType(space, 3 * [space.trivial_repr]) if lifts else mixed(space)
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 3, 2, 0], [1, 1, 0, 0, 3, 2]])
+    for kind in (PointSelfAttention, PointAttentiveConv):
+        for normalization in ("softmax", "count"):
+            layer = kind(
+                in_type,
+                mixed(space),
+                num_heads=2,
+                head_fields=2,
+                query=query,
+                encoding=ENCODINGS[encoding](),
+                normalization=normalization,
+            ).double()
+            measure = torch.rand(4, dtype=torch.float64) + 0.5
+            expected = written_out(layer, x, edges, measure)
+            torch.testing.assert_close(layer(x, edges, measure=measure).tensor, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("relation", [Pair(), LogPolar()])
+def test_other_relations(relation):
+    torch.manual_seed(3)
+    space = gspaces.rot2dOnR2(4)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, num_heads=1, head_fields=2, relation=relation).double()
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 3, 3, 2], [1, 1, 0, 0, 2, 3]])
+    torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
+    assert worst_error(layer, x) < 1e-12
+    moved = GeometricTensor(x.tensor, in_type, x.coords + 1.0)
+    assert float((layer(moved).tensor - layer(x).tensor).abs().max()) > 1e-3  # No translations.
+    scaled = GeometricTensor(x.tensor, in_type, 3 * x.coords)
+    same = torch.allclose(layer(scaled).tensor, layer(x).tensor, rtol=1e-9, atol=1e-10)
+    assert same == isinstance(relation, LogPolar)
+
+
+def test_scalings_and_rotations_of_the_plane_need_no_fiber_group():
+    torch.manual_seed(4)
+    space = gspaces.trivialOnR2()
+    in_type = FieldType(space, 3 * [space.trivial_repr])
+    layer = PointSelfAttention(in_type, in_type, relation=LogPolar()).double()
+    x = cloud(in_type, 6)
+    angle = 0.731
+    turn = 2.5 * torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
+    moved = GeometricTensor(x.tensor, in_type, x.coords @ turn.T)
+    torch.testing.assert_close(layer(moved).tensor, layer(x).tensor, rtol=1e-10, atol=1e-11)
+    with pytest.raises(ValueError, match="origin"):
+        layer(GeometricTensor(x.tensor, in_type, torch.zeros_like(x.coords)))
+
+
+@pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute", "none", "mlp", "separable"])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("keys", ["own", "all"])
+@pytest.mark.parametrize("scalars", [False, True])
+def test_backends_agree(encoding, query, keys, scalars):
+    torch.manual_seed(7)
+    space = gspaces.flipRot2dOnR2(2)
+    in_type = FieldType(space, 3 * [space.trivial_repr]) if scalars else mixed(space)
+    layer = PointSelfAttention(
+        in_type, mixed(space), num_heads=2, head_fields=3, query=query, keys=keys, encoding=ENCODINGS[encoding]()
+    ).double()
+    x = cloud(in_type, 12)
+    batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
+    measure = torch.rand(12, dtype=torch.float64) + 0.5
+    results = []
+    factorises = encoding not in ("mlp", "separable")
+    for backend in ["neighbours", "reference"] + ["dense"] * factorises:
+        layer.plain.backend = backend
+        coords = x.coords.clone().requires_grad_()
+        y = layer(GeometricTensor(x.tensor, in_type, coords), batch=batch, measure=measure).tensor
+        grads = torch.autograd.grad(y.square().sum(), [coords, *layer.parameters()], allow_unused=True)
+        results.append((y, *[g for g in grads if g is not None]))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_the_compiled_loop_agrees(backend, encoding, query):
+    """Values and gradients of everything, for whole clouds, searched neighbours and edges, with and without poses."""
+    torch.manual_seed(19)
+    space = gspaces.flipRot2dOnR2(2)
+    batch = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 2, 2, 2])
+    edges = torch.tensor([[0, 3, 4, 4, 8, 8, 8], [0, 3, 3, 4, 4, 8, 0]])
+    edges = torch.cat([edges, torch.arange(12).expand(2, -1)], dim=1)
+    for in_type in (mixed(space), FieldType(space, 3 * [space.trivial_repr])):
+        x = cloud(in_type, 12)
+        for rule, given_edges in (({}, None), ({"radius": 1.2}, None), ({"num_neighbours": 3}, None), ({}, edges)):
+            layer = PointSelfAttention(
+                in_type, mixed(space), head_fields=4, query=query, encoding=ENCODINGS[encoding](), **rule
+            ).double()
+            results = []
+            for name in (backend, "neighbours"):
+                layer.plain.backend = name
+                leaves = [x.tensor.clone().requires_grad_(), x.coords.clone().requires_grad_(), *layer.parameters()]
+                y = layer(GeometricTensor(leaves[0], in_type, leaves[1]), given_edges, batch).tensor
+                grads = torch.autograd.grad(y.sin().sum(), leaves, allow_unused=True)
+                results.append([y, *(torch.zeros(1) if g is None else g for g in grads)])
+            for a, b in zip(*results, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+def test_who_serves(monkeypatch):
+    """The compiled loop, but for forces, which are differentiated twice."""
+    from escnn_attention.functional.points import native as native_points
+
+    if native_points.why_unsupported_grid(torch.zeros(1)):
+        pytest.skip("no compiler")
+    served = []
+    attend = native_points.attend
+    monkeypatch.setattr(native_points, "attend", lambda *a: served.append(True) or attend(*a))
+    space = gspaces.rot2dOnR2(3)
+    in_type = mixed(space)
+    x = cloud(in_type, 5)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2).double()
+    layer(x)
+    assert len(served) == 1
+    layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+    assert len(served) == 1
+    with torch.no_grad():
+        layer(GeometricTensor(x.tensor, in_type, x.coords.clone().requires_grad_()))
+    assert len(served) == 2
+    layer.plain.backend = "neighbours"
+    layer(x)
+    assert len(served) == 2
+    with pytest.raises(ValueError, match="backend: 'native' cannot serve this call: queries see keys of their own"):
+        PointSelfAttention(in_type, in_type, head_fields=2, keys="own", backend="native").double()(x)
+
+
+@pytest.mark.parametrize("backend", ["dense", "reference"])
+def test_backends_for_whole_clouds_refuse_edges(backend):
+    space = gspaces.rot2dOnR2(2)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend=backend).double()
+    layer(cloud(in_type, 4))
+    with pytest.raises(ValueError, match=f"backend: '{backend}' cannot"):
+        layer(cloud(in_type, 4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
+
+
+def test_dense_is_chosen_for_large_clouds(monkeypatch):
+    space = gspaces.rot2dOnR2(4)
+    in_type = FieldType(space, 2 * [space.regular_repr])
+    layer = PointSelfAttention(in_type, in_type, num_heads=1, encoding="fourier").double()
+    calls = []
+    dense = BACKENDS["points/dense"]
+    watched = replace(dense, attention=lambda call: calls.append("dense") or dense.attention(call))
+    monkeypatch.setitem(BACKENDS, "points/dense", watched)
+    x = cloud(in_type, 80)
+    y = layer(x).tensor
+    assert calls == ["dense"]
+    layer.plain.backend = "neighbours"
+    torch.testing.assert_close(layer(x).tensor, y, rtol=1e-9, atol=1e-10)
+    assert calls == ["dense"]
+
+
+def test_pieces_and_recomputation_change_nothing():
+    torch.manual_seed(8)
+    space = gspaces.flipRot2dOnR2(3)
+    in_type = mixed(space)
+    for layer in (
+        PointSelfAttention(in_type, in_type, num_heads=2, head_fields=2, query="all"),
+        PointAttentiveConv(in_type, in_type, num_heads=2, head_fields=2),
+    ):
+        layer.double()
+        x = cloud(in_type, 11)
+        outcomes = []
+        for limit in (None, 4000):
+            with working_memory(limit):
+                coords = x.coords.clone().requires_grad_()
+                y = layer(GeometricTensor(x.tensor, in_type, coords)).tensor
+                force = torch.autograd.grad(y.sum(), coords, create_graph=True)[0]
+                outcomes.append(
+                    (y, force, *torch.autograd.grad(force.square().sum(), list(layer.parameters()), allow_unused=True))
+                )
+        for a, b in zip(*outcomes, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_gradients_by_coordinates_and_features():
+    torch.manual_seed(9)
+    space = gspaces.rot2dOnR2(3)
+    in_type = FieldType(space, [space.regular_repr])
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 3, 2], [1, 1, 0, 0, 2]])
+    for layer in (
+        PointSelfAttention(in_type, in_type, encoding=MLPEncoding(hidden=3)),
+        PointSelfAttention(in_type, in_type, head_fields=2, encoding=RotaryEncoding(), keys="own"),
+        PointAttentiveConv(in_type, in_type, encoding=PairKernel(hidden=3), kernel_features=2),
+    ):
+        plain = layer.double().export()
+        arguments = (x.tensor.clone().requires_grad_(), x.coords.clone().requires_grad_())
+        assert torch.autograd.gradcheck(lambda a, b, plain=plain: plain(a, b, edges), arguments)
+        assert torch.autograd.gradgradcheck(
+            lambda a, b, plain=plain: plain(a, b, edges), arguments, atol=1e-4, fast_mode=True
+        )
+
+
+@pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute"])
+def test_forces_are_differentiated_once_more(encoding):
+    """Also in clouds that are large enough for fused attention, which is chosen without them."""
+    torch.manual_seed(17)
+    space = gspaces.flip2dOnR2()
+    in_type = FieldType(space, [space.regular_repr, space.trivial_repr])
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=encoding).double()
+    x = cloud(in_type, 64)
+    coords = x.coords.clone().requires_grad_()
+    (force,) = torch.autograd.grad(
+        layer(GeometricTensor(x.tensor, in_type, coords)).tensor.square().sum(), coords, create_graph=True
+    )
+    force.square().sum().backward()
+    assert coords.grad.isfinite().all()
+    assert coords.grad.any()
+    torch.testing.assert_close(layer(GeometricTensor(x.tensor, in_type, coords)).tensor, layer(x).tensor)
+
+
+def test_no_table_of_all_offsets_where_none_is_read(monkeypatch):
+    from escnn_attention.geometry.points import Cloud
+
+    sizes = []
+    offsets = Cloud.offsets.fget
+    monkeypatch.setattr(Cloud, "offsets", property(lambda self: sizes.append(self.num_positions) or offsets(self)))
+    space = gspaces.rot2dOnR2(4)
+    in_type = FieldType(space, [space.regular_repr])
+    for arguments in ({"encoding": "rotary", "num_neighbours": 3}, {"encoding": "rotary"}, {"encoding": "none"}):
+        layer = PointSelfAttention(in_type, in_type, head_fields=2, **arguments)
+        layer(GeometricTensor(torch.randn(64, 4), in_type, torch.randn(64, 2)))
+    assert max(sizes, default=0) <= 1
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "2232", "absolute"])
+def test_half_precision_far_from_the_origin(encoding):
+    torch.manual_seed(18)
+    space = gspaces.rot2dOnR2(4)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=4)
+    x = cloud(in_type, 20)
+    far = 0.0 if encoding == "absolute" else 1000.0
+    points = GeometricTensor(x.tensor.float(), in_type, x.coords.float() + far)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed_precision = layer(points).tensor
+    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, points.coords)).tensor
+    for y in (mixed_precision, half):
+        assert float(((y.float() - expected).norm() / expected.norm()).detach()) < 0.05
+
+
+def test_samples_turned_in_half_precision():
+    torch.manual_seed(19)
+    space = gspaces.rot2dOnR2(-1)
+    in_type = FieldType(space, 2 * [space.irrep(1)])
+    layer = PointSelfAttention(in_type, in_type, num_neighbours=4, samples=Samples(8, turn="random"))
+    drawn = layer.plain.transformation.draw()
+    layer.plain.transformation.draw = lambda: drawn
+    points = GeometricTensor(torch.randn(20, 4), in_type, torch.randn(20, 2) + 1000)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert float(((layer(points).tensor.float() - expected).norm() / expected.norm()).detach()) < 0.03
+
+
+def test_a_head_of_one_channel_compares_query_and_key():
+    """A linear function of the two would leave nothing of the query."""
+    torch.manual_seed(20)
+    space = gspaces.rot2dOnR2(3)
+    in_type = mixed(space)
+    x = cloud(in_type, 4)
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
+    for combine in ("sum", "product", "mlp"):
+        kernel = PairKernel("concat", "mlp", combine, hidden=4)
+        layer = PointSelfAttention(in_type, in_type, num_heads=2, head_fields=1, encoding=kernel).double()
+        torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-11)
+        encoding = layer.plain.encoding
+        (gradient,) = torch.autograd.grad(layer(x).tensor.square().sum(), encoding.of_query)
+        assert float(gradient.abs().max()) > 1e-9
+
+
+def test_a_point_at_the_position_of_another_has_gradients():
+    space = gspaces.rot2dOnR2(4)
+    in_type = FieldType(space, [space.regular_repr])
+    layer = PointSelfAttention(in_type, in_type, radius=1.0).double()
+    coords = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    layer(GeometricTensor(torch.randn(3, 4).double(), in_type, coords)).tensor.sum().backward()
+    assert coords.grad.isfinite().all()
+
+
+def test_precisions():
+    torch.manual_seed(15)
+    space = gspaces.rot2dOnR2(4)
+    in_type = mixed(space)
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, radius=2.0)
+    x = cloud(in_type, 6)
+    single = layer(GeometricTensor(x.tensor.float(), in_type, x.coords.float())).tensor
+    double = copy.deepcopy(layer).double()(x).tensor
+    assert float((single - double).norm() / double.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("encoding", ["LieTransformer", "product", "location only", "2232"])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("keys", ["all", "own"])
+def test_pairs_seen_both_ways_round(encoding, query, keys):
+    """With the inversion of space a kernel of whole clouds is evaluated for half of the poses."""
+    torch.manual_seed(17)
+    batch = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    edges = (batch[:, None] == batch).nonzero().T
+    for make, halved in (
+        (lambda: gspaces.flipRot2dOnR2(2), True),
+        (lambda: gspaces.rot2dOnR2(4), True),
+        (lambda: gspaces.invOnR3(), True),
+        (lambda: gspaces.rot2dOnR2(3), False),
+        (lambda: gspaces.rot2dOnR3(2), False),
+    ):
+        space = make()
+        layer = PointSelfAttention(
+            mixed(space), mixed(space), head_fields=2, encoding=ENCODINGS[encoding](), query=query, keys=keys
+        ).double()
+        assert (layer.plain.opposite is not None) == halved
+        x = cloud(layer.in_type, 7)
+        leaves = [x.tensor.requires_grad_(), x.coords.requires_grad_(), *layer.parameters()]
+        whole, listed = layer(x, batch=batch).tensor, layer(x, edges).tensor
+        torch.testing.assert_close(whole, listed, rtol=1e-10, atol=1e-11)
+        for gradients in zip(
+            torch.autograd.grad(whole.sin().sum(), leaves), torch.autograd.grad(listed.sin().sum(), leaves), strict=True
+        ):
+            torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+    layer = PointSelfAttention(mixed(space), mixed(space), head_fields=2, encoding=PairKernel(), relation=Pair())
+    assert layer.plain._halves() is None  # Pairs of positions are not opposite to each other.

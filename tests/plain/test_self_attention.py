@@ -1,0 +1,338 @@
+"""Self-attention on tensors: the formula in plain loops, windows, layers on scalars, precision, export."""
+
+import copy
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, Samples
+from escnn_attention.groups.fibers import mass
+from escnn_attention.plain.projections import Scalars, ToPoses
+from tests.nn.attention import TOLERANCE, attention_for, turned_error
+from tests.spaces import PLANE, random_field, regular, scalars
+
+
+def written_out(layer, x, query):
+    """The layer in plain loops over escnn's own group elements, with none of the package's tables.
+
+    Everything is looked up where the formula says: ρ(h)⁻¹ from the representation, h⁻¹Δ from the action on the base
+    space, h⁻¹ĥ from the product of elements.
+    """
+    space, core = layer.space, layer.plain
+    elements = list(space.fibergroup.elements)
+    lifting = isinstance(layer, LiftingSelfAttention)
+    heads, fields = layer.num_heads, layer.head_fields
+    weight, bias = core.project_in.weight, core.project_in.bias
+    shape = x.shape[2:]
+    places = list(itertools.product(*map(range, shape)))
+    reach = (core.window.kernel_size // 2) * core.window.dilation if core.window.kernel_size else max(shape) - 1
+
+    def project(place, h):
+        f = x[(0, slice(None), *place)]
+        seen = f if lifting else torch.tensor(layer.in_type.representation(~h)) @ f
+        y = weight @ seen
+        return (y + torch.cat([bias, torch.zeros(heads * fields, dtype=y.dtype)])).view(3, heads, fields)
+
+    def vector(query_place, key_place):
+        steps = [b - a for a, b in zip(query_place, key_place, strict=True)]
+        return torch.tensor([steps[1], -steps[0]], dtype=torch.float64) / reach
+
+    def near(query_place, key_place):
+        steps = [abs(b - a) for a, b in zip(query_place, key_place, strict=True)]
+        return core.window.kernel_size is None or max(steps) <= reach
+
+    def head_of(table, m):
+        return table[m if len(table) > 1 else 0]
+
+    @functools.cache
+    def encoded(h, steps, p):
+        turn = torch.tensor(np.asarray(space.basespace_action(~h)), dtype=torch.float64)
+        offset = core.encoding.offsets(turn @ vector((0, 0), steps))
+        poses = None if lifting else core.encoding.poses()
+        index = None if lifting else elements.index(~h @ p)
+        return [head_of(offset, m) if lifting else head_of(offset, m) + head_of(poses, m)[index] for m in range(heads)]
+
+    out = []
+    projected = {(p, h): project(p, h) for p in places for h in (elements[:1] if lifting else elements)}
+    for place in places:
+        total = torch.zeros(len(elements), heads, fields, dtype=torch.float64)
+        for (i, h), m in itertools.product(enumerate(elements), range(heads)):
+            for own in [elements[0]] if lifting else [h] if query == "own" else elements:
+                q = projected[place, own][0][m]
+                scores, values = [], []
+                for key_place, p in itertools.product(places, elements[:1] if lifting else elements):
+                    if not near(place, key_place):
+                        continue
+                    _, v, k = projected[key_place, p]
+                    steps = tuple(b - a for a, b in zip(place, key_place, strict=True))
+                    rho = encoded(h, steps, p)[m]
+                    scores.append(q @ (k[m] + rho) / math.sqrt(fields))
+                    values.append(v[m])
+                total[i, m] = total[i, m] + torch.stack(scores).softmax(0) @ torch.stack(values)
+        y = core.project_out.invariants @ core.project_out.bias
+        for i, h in enumerate(elements):
+            rho_h = torch.tensor(layer.out_type.representation(h))
+            y = y + rho_h @ (core.project_out.weight.T @ total[i].flatten())
+        out.append(y)
+    return torch.stack(out, 1).unflatten(1, shape)[None]
+
+
+class TestFormula:
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
+    @pytest.mark.parametrize("kernel_size", [None, 3])
+    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    def test_agrees_with_plain_loops(self, query, kernel_size, encoding):
+        space = PLANE["D4" if kernel_size else "C3"]()
+        if query == "all" and kernel_size:
+            space = PLANE["C2"]()
+        options = {"head_fields": 3, "encoding": encoding}
+        out_type = FieldType(space, [space.regular_repr, space.fibergroup.irreps()[-1]])
+        if query == "lifting":
+            layer = LiftingSelfAttention(scalars(space, 2), out_type, 2, kernel_size, **options).double()
+        else:
+            in_type = FieldType(space, [space.fibergroup.irreps()[-1], space.trivial_repr])
+            layer = GroupSelfAttention(in_type, out_type, 2, kernel_size, query=query, **options).double()
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        x = torch.randn(1, layer.in_type.size, 3, 2, dtype=torch.float64, requires_grad=True)
+        leaves = [x, *layer.parameters()]
+        expected = written_out(layer, x, query)
+        weight = torch.randn_like(expected)
+        gradients = torch.autograd.grad((expected * weight).sum(), leaves)
+        for backend in ("reference", "blocked"):
+            layer.plain.backend = backend
+            got = layer(layer.in_type(x)).tensor
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+            for a, b in zip(torch.autograd.grad((got * weight).sum(), leaves), gradients, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+class TestLocality:
+    @pytest.mark.parametrize("window", ["square", "disc"])
+    @pytest.mark.parametrize("dilation", [1, 2])
+    def test_the_receptive_field_is_the_window(self, window, dilation):
+        fields = regular(PLANE["C4"](), 2)
+        layer = GroupSelfAttention(fields, fields, 1, 5, window=window, dilation=dilation, encoding="mlp").double()
+        x = torch.randn(1, fields.size, 11, 11, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(layer(fields(x)).tensor[0, :, 5, 5].square().sum(), x)
+        y, z = torch.meshgrid(torch.arange(-5, 6), torch.arange(-5, 6), indexing="ij")
+        inside = (y % dilation == 0) & (z % dilation == 0) & (y.abs() <= 2 * dilation) & (z.abs() <= 2 * dilation)
+        if window == "disc":
+            inside &= y**2 + z**2 <= (2.5 * dilation) ** 2
+        assert torch.equal(gradient[0].abs().sum(0) > 0, inside)
+
+    @pytest.mark.parametrize("backend", ["auto", "reference"])
+    def test_nan_stays_nan_and_within_the_window(self, backend):
+        layer = attention_for(PLANE["D4"](), size=3, backend=backend)
+        x = random_field(layer.in_type, 7, 6)
+        clean = layer(x).tensor
+        x.tensor[0, 1, 3, 2] = torch.nan
+        broken = layer(x).tensor
+        expected = torch.zeros(7, 6, dtype=torch.bool)
+        expected[2:5, 1:4] = True
+        assert torch.equal(broken[0].isnan().all(0), expected)
+        torch.testing.assert_close(broken[0][:, ~expected], clean[0][:, ~expected])
+        torch.testing.assert_close(broken[1], clean[1])
+
+    @pytest.mark.parametrize(("shape", "kernel_size"), [((1, 1), 5), ((4, 4), 1), ((1, 1), None), ((3, 3), 9)])
+    def test_few_positions(self, shape, kernel_size):
+        layer = attention_for(PLANE["D4"](), size=kernel_size)
+        x = random_field(layer.in_type, *shape)
+        x.tensor.requires_grad_()
+        y = layer(x).tensor
+        y.sum().backward()
+        assert y.isfinite().all()
+        assert x.tensor.grad.isfinite().all()
+
+    def test_dilated_windows_larger_than_the_grid(self):
+        layer = attention_for(PLANE["C4"](), size=3, dilation=7)
+        alone = attention_for(PLANE["C4"](), size=1)
+        alone.load_state_dict(layer.state_dict())
+        x = random_field(layer.in_type, 4, 4)
+        # Every query sees itself alone, at the offset 0.
+        torch.testing.assert_close(layer(x).tensor, alone(x).tensor)
+
+
+def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **options):
+    """A layer on scalars, and one with poses of queries and keys and the same numbers."""
+
+    def make():
+        torch.manual_seed(0)
+        out_type = FieldType(space, [space.fibergroup.irreps()[-1] if samples is None else space.irrep(1)])
+        layer = GroupSelfAttention(
+            scalars(space, 3), out_type, 2, query=query, encoding=encoding, samples=samples, head_fields=4, **options
+        ).double()
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter)
+        return layer
+
+    layer = make()
+    monkeypatch.setattr("escnn_attention.nn.self_attention._sees_scalars", lambda *_: False)
+    return layer, make()
+
+
+class TestScalars:
+    """Of scalars queries and keys have no poses, and the layer is what it is with them."""
+
+    @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
+    @pytest.mark.parametrize("query", ["own", "all"])
+    @pytest.mark.parametrize("keys", ["own", "all"])
+    def test_is_the_layer_with_poses(self, monkeypatch, keys, query, encoding):
+        options = {"keys": keys, "kernel_size": 3}
+        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), query, encoding, **options)
+        assert isinstance(layer.plain.project_in, Scalars)
+        assert isinstance(posed.plain.project_in, ToPoses)
+        layer.load_state_dict(posed.state_dict())  # terms of poses that drop out are left out
+        x = random_field(layer.in_type, 5, 4)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+        assert turned_error(layer, x) < TOLERANCE
+        places = [(0, 1), (3, 3)]
+        maps, of_poses = layer.attention_maps(x, places), posed.attention_maps(x, places)
+        assert maps.shape == (2, 2, 6, 2, 1, 1, 5, 4)
+        assert of_poses.shape == (2, 2, 6, 2, 6 if query == "all" else 1, 6, 5, 4)
+        torch.testing.assert_close(maps[:, :, :, :, 0, 0], of_poses.sum(5).mean(4))
+
+    def test_keys_of_the_own_pose_are_alike_with_rotary_encodings_too(self, monkeypatch):
+        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), "own", "rotary", keys="own")
+        layer.load_state_dict(posed.state_dict())
+        x = random_field(layer.in_type, 4, 4)
+        assert isinstance(layer.plain.project_in, Scalars)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize("query", ["own", "all"])
+    def test_samples_of_a_continuous_group(self, monkeypatch, query):
+        layer, posed = with_and_without_poses(monkeypatch, gspaces.rot2dOnR2(-1), query, "mlp", samples=5)
+        assert posed.plain.relative is not None
+        assert layer.plain.relative is None
+        layer.load_state_dict(posed.state_dict())
+        x = random_field(layer.in_type, 4, 4)
+        torch.testing.assert_close(layer(x).tensor, posed(x).tensor, rtol=1e-10, atol=1e-12)
+
+    def test_the_same_seed_gives_the_same_layer(self):
+        """As in versions in which scalars had poses: what is left out is drawn."""
+        space = PLANE["D3"]()
+        states = []
+        for in_type in (scalars(space, 3), FieldType(space, 3 * [space.irrep(1, 0)])):
+            torch.manual_seed(0)
+            states.append(GroupSelfAttention(in_type, regular(space, 8), 2, encoding="separable").state_dict())
+        alone, posed = states
+        assert set(posed) - set(alone) == {"plain.encoding.pose_embedding"}
+        assert all(torch.equal(alone[name], posed[name]) for name in alone)
+
+    @pytest.mark.parametrize("encoding", ["rotary", "absolute"])
+    def test_encodings_whose_poses_matter_keep_them(self, encoding):
+        """Without the poses of the keys these give something else."""
+        space = PLANE["D3"]()
+        layer = GroupSelfAttention(scalars(space, 3), regular(space, 4), 2, encoding=encoding, query="all").double()
+        assert isinstance(layer.plain.project_in, ToPoses)
+        x = random_field(layer.in_type, 4, 4)
+        y = layer(x).tensor
+        with torch.no_grad():
+            layer.plain.encoding.pose_embedding.zero_()
+        assert (layer(x).tensor - y).norm() > 1e-3 * y.norm()
+
+    def test_all_queries_of_scalars_are_one(self):
+        """Also where the poses have different weights, by which other fields cannot be added up."""
+        space = gspaces.rot3dOnR3()
+        samples = Samples(7, turn="fixed")
+        types = scalars(space, 2), FieldType(space, [space.irrep(1)])
+        layers = []
+        for query in ("own", "all"):
+            torch.manual_seed(0)
+            layers.append(GroupSelfAttention(*types, query=query, samples=samples, head_fields=3).double())
+        own, every = layers
+        x = random_field(types[0], 3, 3, 3)
+        torch.testing.assert_close(every(x).tensor, mass(types[1]) * own(x).tensor)
+
+
+class TestPrecision:
+    def test_float32_module_becomes_exact_in_float64(self):
+        layer = attention_for(PLANE["C8"](), size=3).float().double()
+        assert turned_error(layer, random_field(layer.in_type, 4, 4)) < 1e-13
+
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+    @pytest.mark.parametrize("query", ["own", "all"])
+    def test_lower_precision(self, dtype, tolerance, query):
+        layer = attention_for(PLANE["D4"](), size=3, query=query)
+        x = random_field(layer.in_type, 6, 6)
+        exact = layer(x).tensor
+        low = layer.to(dtype)(layer.in_type(x.tensor.to(dtype))).tensor
+        assert low.dtype == dtype
+        assert (low.double() - exact).norm() < tolerance * exact.norm()
+
+    def test_autocast(self):
+        layer = attention_for(PLANE["D4"](), size=3).float()
+        x = random_field(layer.in_type, 6, 6, dtype=torch.float32)
+        exact = layer(x).tensor
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = layer(x).tensor
+            loss = low.float().square().sum()
+        loss.backward()
+        assert low.dtype == torch.bfloat16
+        assert (low.float() - exact).norm() < 2e-2 * exact.norm()
+        assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+    @pytest.mark.parametrize(
+        ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-3), (torch.bfloat16, 5e-2)]
+    )
+    def test_cuda(self, dtype, tolerance):
+        for query, size in itertools.product(("own", "all"), (None, 3)):
+            layer = attention_for(PLANE["D4"](), size=size, query=query)
+            x = random_field(layer.in_type, 8, 8)
+            exact = layer(x).tensor
+            on_gpu = copy.deepcopy(layer).to("cuda", dtype)
+            got = on_gpu(layer.in_type(x.tensor.to("cuda", dtype))).tensor
+            assert got.device.type == "cuda"
+            assert (got.double().cpu() - exact).norm() < tolerance * exact.norm()
+            got.float().square().sum().backward()
+            assert all(p.grad.isfinite().all() for p in on_gpu.parameters())
+
+
+class TestExport:
+    @pytest.mark.parametrize("query", ["own", "all", "lifting"])
+    def test_gives_the_same_values_on_every_size(self, query):
+        layer = attention_for(PLANE["D4"](), **({"lifting": True} if query == "lifting" else {"query": query}), size=3)
+        exported = layer.export()
+        assert not any(type(m).__module__.startswith("escnn.") for m in exported.modules())
+        assert not exported.training
+        for shape in ((5, 5), (3, 8)):
+            x = random_field(layer.in_type, *shape)
+            assert torch.equal(exported(x.tensor), layer(x).tensor)
+
+    def test_is_a_copy(self):
+        layer = attention_for(PLANE["D4"](), size=3)
+        x = random_field(layer.in_type, 4, 4)
+        exported = layer.export()
+        before = exported(x.tensor)
+        with torch.no_grad():
+            layer.plain.project_in.weight.zero_()
+        assert torch.equal(exported(x.tensor), before)
+
+    @pytest.mark.parametrize("backend", ["auto", "blocked"])
+    def test_compiles_in_one_graph(self, backend):
+        for options in ({"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}):
+            torch.compiler.reset()  # there is a limit to how often one function is compiled
+            layer = attention_for(PLANE["C4"](), backend=backend, **options)
+            exported = layer.export()
+            compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
+            for shape in ((4, 4), (5, 6)):
+                x = random_field(layer.in_type, *shape).tensor.requires_grad_()
+                torch.testing.assert_close(compiled(x), exported(x))
+                got, expected = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, exported))
+                torch.testing.assert_close(got, expected)
+
+    def test_geometric_tensor_layers_compile(self):
+        layer = attention_for(PLANE["C4"](), size=3)
+        compiled = torch.compile(layer, backend="aot_eager")
+        x = random_field(layer.in_type, 4, 4)
+        y = compiled(x)
+        assert y.type == layer.out_type
+        torch.testing.assert_close(y.tensor, layer(x).tensor)
