@@ -6,7 +6,7 @@ import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from escnn_attention.training.data.clouds.batch import Clouds, CloudSource
 from escnn_attention.training.data.clouds.motions import About, Motions, RandomMotions, Rotation, move
 from escnn_attention.training.data.parts import DataInParts, at_least, one_of
+from escnn_attention.training.data.published import PublishedData
 from escnn_attention.training.data.sampling import Draw
-from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
 __all__ = ["CloudBatches", "GeneratedClouds", "PointClouds", "PublishedClouds"]
@@ -169,7 +169,7 @@ class GeneratedClouds(PointClouds):
         return tuple(np.concatenate(arrays)[:count] for arrays in zip(*blocks, strict=True))
 
 
-class PublishedClouds(PointClouds):
+class PublishedClouds(PublishedData, PointClouds):
     """Clouds from published files.
 
     Args:
@@ -190,9 +190,6 @@ class PublishedClouds(PointClouds):
         (3, False)
     """
 
-    files: ClassVar[str]
-    """The files that are looked for, for people."""
-
     def __init__(
         self,
         folder: Path | None = None,
@@ -207,32 +204,5 @@ class PublishedClouds(PointClouds):
         self.download = download
 
     @abstractmethod
-    def _fetch(self, folder: Path) -> None:
-        """Download what ``folder`` lacks if :attr:`download` allows it."""
-
-    @abstractmethod
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource] | None:
         """The parts asked for, at least their first so many clouds, or ``None`` where the folder lacks a file."""
-
-    def _prepare(self) -> None:
-        self._fetch(self._folder())
-
-    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource]:
-        folder = self._folder()
-        sources = self._read(folder, parts)
-        if sources is None:
-            raise UserError(
-                f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
-                " environment variable ESCNN_ATTENTION_DATA, or leave `download` at true and call prepare_data()"
-            )
-        return sources
-
-    def _folder(self) -> Path:
-        return data_folder(self.folder, self.files, "`folder`")
-
-    def _way_out(self) -> str:
-        """What to do where a download fails, for people."""
-        return (
-            f"Where another machine has {self.files}, copy it into a folder and name that folder with `folder` or the"
-            " environment variable ESCNN_ATTENTION_DATA."
-        )

@@ -131,7 +131,7 @@ class QM9(PublishedClouds):
     def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
         return functools.partial(move, about=self.rotate_about, target_order=2 if self.is_tensor else 0)
 
-    def _fetch(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         if self.download:
             fetch(folder / FILE, way_out=self._way_out())
 

@@ -334,7 +334,7 @@ class ModelNet40(PublishedClouds):
         self.class_names = TEN if categories == 10 else CATEGORIES
         self.num_classes = len(self.class_names)
 
-    def _fetch(self, folder: Path) -> None:
+    def _prepare_folder(self, folder: Path) -> None:
         if self.download and not _has_files(folder):
             download(URL, folder / ARCHIVE, MD5, way_out=self._way_out(), progress=report_progress(ARCHIVE))
 

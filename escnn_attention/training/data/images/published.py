@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from escnn_attention.training.data.images.batches import Batches, FlipAndCrop, ImageSource
-from escnn_attention.training.data.parts import DataInParts
-from escnn_attention.training.data.storage.folder import data_folder
+from escnn_attention.training.data.published import PublishedData
 from escnn_attention.training.errors import UserError
 
 
-class PublishedImages(DataInParts, ABC):
+class PublishedImages(PublishedData, ABC):
     """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
 
     A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
@@ -57,8 +56,6 @@ class PublishedImages(DataInParts, ABC):
     std: tuple[float, ...]
     white: ClassVar[int] = 255
     """The value of a pixel that is 1 where ``mean`` and ``std`` are taken."""
-    files: ClassVar[str]
-    """The files that are looked for, for people."""
 
     def __init__(
         self,
@@ -89,10 +86,6 @@ class PublishedImages(DataInParts, ABC):
     # What a subclass fills in.
 
     @abstractmethod
-    def _prepare_folder(self, folder: Path) -> None:
-        """Download what ``folder`` lacks if :attr:`download` allows it, and unpack what cannot be read packed."""
-
-    @abstractmethod
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource] | None:
         """The parts asked for, at least their first so many images, or ``None`` where the folder lacks a file."""
 
@@ -102,32 +95,9 @@ class PublishedImages(DataInParts, ABC):
 
     # How.
 
-    def _prepare(self) -> None:
-        self._prepare_folder(self._folder())
-
-    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource]:
-        folder = self._folder()
-        sources = self._read(folder, parts)
-        if sources is None:
-            raise UserError(
-                f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
-                " environment variable ESCNN_ATTENTION_DATA, or leave `download` at true and call prepare_data()"
-            )
-        return sources
-
     def _batches(self, part: str) -> Batches:
         augment = self._augmentation(self._count(part)) if part == "train" else None
         return Batches(self._sources[part], self.mean, self.std, augment, self.white)
 
     def _too_few(self, part: str, count: int, world_size: int) -> str:
         return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"
-
-    def _way_out(self) -> str:
-        """What to do where a download fails, for people."""
-        return (
-            f"Where another machine has {self.files}, copy it into a folder and name that folder with `folder` or the"
-            " environment variable ESCNN_ATTENTION_DATA."
-        )
-
-    def _folder(self) -> Path:
-        return data_folder(self.folder, self.files, "`folder`")
