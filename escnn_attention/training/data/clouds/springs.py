@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.integrate import solve_ivp
 
 from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory, CloudSource
 from escnn_attention.training.data.clouds.data_module import GeneratedClouds
-from escnn_attention.training.data.clouds.motions import About, Motions, moved_points, rotated
+from escnn_attention.training.data.clouds.motions import Motions
+from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
 from escnn_attention.training.data.parts import at_least, one_of
 from escnn_attention.training.data.storage.arrays import npz_file
 from escnn_attention.training.data.storage.folder import data_folder
@@ -181,28 +181,6 @@ def _dop853(systems: Systems, times: Array) -> tuple[Array, Array]:
     return positions, momenta
 
 
-def move_springs(clouds: Clouds, motions: Motions, *, about: About = "mean") -> Clouds:
-    """Clouds of :class:`Springs` after a rigid motion of each: positions move, momenta rotate.
-
-    Args:
-        clouds: what is moved.
-        motions: one of each cloud.
-        about: what the systems are rotated about: the mean of their positions at the first frame, or the origin.
-    """
-    coords, centres = moved_points(clouds, motions, about)
-    frames = clouds.point_targets
-    if frames is None:
-        raise ValueError("clouds: got none with point_targets, needed positions and momenta (N, T, 2, d)")
-    rotations = motions.rotations[clouds.batch]
-    before, after = centres[clouds.batch], (centres + motions.translations)[clouds.batch]
-    positions = rotated(frames[:, :, 0].double() - before[:, None], rotations, 1) + after[:, None]
-    momenta = rotated(frames[:, :, 1].double(), rotations, 1)
-    return clouds._replace(
-        coords=coords.to(clouds.coords.dtype),
-        point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype),
-    )
-
-
 class Springs(GeneratedClouds):
     """Trajectories of bodies that pull at each other: V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
 
@@ -285,7 +263,7 @@ class Springs(GeneratedClouds):
         self.folder = folder
 
     def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
-        return functools.partial(move_springs, about=self.rotate_about)
+        return functools.partial(move_trajectories, about=self.rotate_about)
 
     def _prepare(self) -> None:
         if self.solver == "exact":
@@ -332,7 +310,8 @@ class Springs(GeneratedClouds):
             with npz_file(self._path(part)) as arrays:
                 systems = Systems(*(arrays[name] for name in Systems._fields))
                 frames = arrays["frames"]
-        return as_clouds(systems, frames)
+        energies = energy(frames[:, 0, 0], frames[:, 0, 1], systems.masses, systems.stiffness)
+        return as_clouds(np.stack([systems.masses, systems.stiffness], axis=2), energies, frames)
 
     def _trajectories(self, part: str) -> tuple[Systems, Array]:
         """The systems of a part, and their pieces of a trajectory (S, T, 2, n, d)."""
@@ -350,18 +329,3 @@ class Springs(GeneratedClouds):
             every = np.stack(simulate(systems, times, self.solver), axis=2)
             frames = np.take_along_axis(every, chosen[:, :, None, None, None], axis=1)
         return (*systems, frames)
-
-
-def as_clouds(systems: Systems, frames: Array) -> CloudsInMemory:
-    """Pieces of trajectories (S, T, 2, n, d) as clouds of n points: see :class:`Springs`."""
-    count, bodies = systems.masses.shape
-    energies = energy(frames[:, 0, 0], frames[:, 0, 1], systems.masses, systems.stiffness)
-    by_body = torch.from_numpy(frames).permute(0, 3, 1, 2, 4).flatten(0, 1).float().contiguous()
-    features = np.stack([systems.masses, systems.stiffness], axis=2).reshape(-1, 2)
-    return CloudsInMemory(
-        torch.full((count,), bodies),
-        by_body[:, 0, 0].contiguous(),
-        torch.from_numpy(features).float(),
-        torch.from_numpy(energies).float(),
-        by_body,
-    )

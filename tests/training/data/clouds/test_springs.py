@@ -13,11 +13,11 @@ from escnn_attention.training.data.clouds.springs import (
     STEP,
     Systems,
     energy,
-    move_springs,
     potential,
     random_systems,
     simulate,
 )
+from escnn_attention.training.data.clouds.trajectories import move_trajectories
 from escnn_attention.training.errors import UserError
 
 TIMES = np.linspace(0, DURATION, NUM_FRAMES)
@@ -181,7 +181,7 @@ def test_moved_systems_are_those_of_moved_starts(about):
     generator = np.random.default_rng(0)
     turns = random_rotations(5, 2, True, generator)
     moves = generator.standard_normal((5, 2))
-    moved = move_springs(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)), about=about)
+    moved = move_trajectories(batch, Motions(torch.from_numpy(turns), torch.from_numpy(moves)), about=about)
     assert torch.equal(moved.targets, batch.targets)
     m, k = batch.features.double().numpy().reshape(5, 6, 2).transpose(2, 0, 1)
     q = batch.coords.double().numpy().reshape(5, 6, 2)
