@@ -69,7 +69,8 @@ class PointTransformer(torch.nn.Module):
 
     Args:
         gspace: the symmetry, over R^2 or R^3.
-        in_type: the type of the features, or the number of scalars.
+        in_type: the type of the features; the number of scalars; or numbers of scalars and vectors by name and in their
+            order, such as ``{"scalar": 1, "vector": 2}``.
         out_type: a number of invariants; or the type of an equivariant output, for which ``"vector"`` is one vector and
             ``"symmetric tensor"`` one symmetric d × d matrix.
         fields: the regular fields of the blocks, or the type of their features, which a continuous group needs: for
@@ -127,7 +128,7 @@ class PointTransformer(torch.nn.Module):
     def __init__(
         self,
         gspace: GSpace,
-        in_type: int | FieldType,
+        in_type: int | Mapping[str, int] | FieldType,
         out_type: int | Literal["vector", "symmetric tensor"] | FieldType,
         *,
         fields: int | FieldType = 16,
@@ -149,7 +150,7 @@ class PointTransformer(torch.nn.Module):
         _check_head(pool, poses, readout, head_layers)
         check_int("num_blocks", num_blocks)
         self.gspace = gspace
-        self.in_type = _scalars(gspace, "in_type", in_type)
+        self.in_type = _in_type(gspace, in_type)
         self.pool: Pool | None = pool
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
@@ -275,6 +276,17 @@ class _PointwiseLinear(PlainModule):
 
     def __init__(self, in_type: FieldType, out_type: FieldType):
         super().__init__(in_type, out_type, torch.nn.Linear(in_type.size, out_type.size))
+
+
+def _in_type(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
+    """The type of the features, of what says it."""
+    if not isinstance(value, Mapping):
+        return _scalars(gspace, "in_type", value)
+    fields = {"scalar": gspace.trivial_repr, "vector": gspace.basespace_action}
+    if not value or not value.keys() <= fields.keys():
+        raise ValueError(f'in_type: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
+    counts = {name: check_int(f"in_type[{name!r}]", count) for name, count in value.items()}
+    return FieldType(gspace, [field for name, count in counts.items() for field in count * [fields[name]]])
 
 
 def _scalars(gspace: GSpace, name: str, value: int | FieldType) -> FieldType:

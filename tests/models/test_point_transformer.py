@@ -242,6 +242,12 @@ def test_positions_tell_equal_points_apart():
     agree(halved(ones, 2 * coords, batch=BATCH), plain(ones, coords, batch=BATCH))
 
 
+def test_numbers_of_fields_by_name():
+    space = gspaces.flipRot2dOnR2(4)
+    network = PointTransformer(space, {"vector": 1, "scalar": 2}, "vector", pool=None, **SMALL)
+    assert network.in_type == FieldType(space, [space.basespace_action] + 2 * [space.trivial_repr])
+
+
 def test_weights_and_gradients():
     """Every parameter is used, coordinates are differentiable, and a copy with the same weights says the same."""
     space = gspaces.rot2dOnR2(4)
@@ -310,6 +316,9 @@ def test_bad_arguments():
             "in_type: its gspace",
             {"in_type": FieldType(gspaces.trivialOnR2(), 1 * [gspaces.trivialOnR2().trivial_repr])},
         ),
+        (ValueError, "in_type: got {'tensor': 1}, needed numbers of \"scalar\"", {"in_type": {"tensor": 1}}),
+        (ValueError, "in_type: got {}, needed", {"in_type": {}}),
+        (ValueError, r"in_type\['vector'\]: got 0", {"in_type": {"vector": 0}}),
         (TypeError, "attention: got 'radus', needed", {"attention": {"radus": 1.0}}),
         (TypeError, "attention: got 'encoding', an argument of the network", {"attention": {"encoding": "mlp"}}),
         (ValueError, "radius", {"attention": {"radius": -1.0}}),
