@@ -10,6 +10,7 @@ from typing import Any
 
 _PLACES = {
     "CIFAR10": "data",
+    "ChargedParticles": "data",
     "Classifier": "modules.classifier",
     "Clouds": "data",
     "Constellations": "data",
@@ -19,6 +20,7 @@ _PLACES = {
     "PatchCamelyon": "data",
     "PointClassifier": "modules.point_classifier",
     "PointDynamics": "modules.point_dynamics",
+    "PointForecast": "modules.point_forecast",
     "PointRegression": "modules.point_regression",
     "QM9": "data",
     "RotMNIST": "data",

@@ -1,6 +1,7 @@
 """Lightning data modules for images and point clouds."""
 
 from escnn_attention.training.data.clouds.batch import Clouds
+from escnn_attention.training.data.clouds.charged_particles import ChargedParticles
 from escnn_attention.training.data.clouds.constellations import Constellations
 from escnn_attention.training.data.clouds.qm9 import QM9
 from escnn_attention.training.data.clouds.shapes import ModelNet40, SampledSolids
@@ -15,6 +16,7 @@ __all__ = [
     "CIFAR10",
     "MNIST",
     "QM9",
+    "ChargedParticles",
     "Clouds",
     "Constellations",
     "Digits",

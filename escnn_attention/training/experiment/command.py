@@ -45,6 +45,7 @@ from escnn_attention.training.locking import held
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.modules.point_classifier import PointClassifier
 from escnn_attention.training.modules.point_dynamics import PointDynamics
+from escnn_attention.training.modules.point_forecast import PointForecast
 from escnn_attention.training.modules.point_regression import PointRegression
 from escnn_attention.training.modules.scheduled import Scheduled
 from escnn_attention.training.provenance import hardware, versions
@@ -55,13 +56,14 @@ _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for
 # What Lightning cannot do without: the first two always, the others to go on.
 _NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version")
 
-Task = Literal["classification", "point-classification", "point-regression", "point-dynamics"]
+Task = Literal["classification", "point-classification", "point-regression", "point-dynamics", "point-forecast"]
 
 _MODULES: dict[str, type[Scheduled]] = {
     "classification": Classifier,
     "point-classification": PointClassifier,
     "point-regression": PointRegression,
     "point-dynamics": PointDynamics,
+    "point-forecast": PointForecast,
 }
 
 

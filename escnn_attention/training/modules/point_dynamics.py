@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor, nn
 
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.modules.point_module import PointModule
+from escnn_attention.training.modules.point_module import TrajectoryModule
 from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
 
 __all__ = ["PointDynamics"]
 
 
-class PointDynamics(PointModule):
+class PointDynamics(TrajectoryModule):
     """Trains a Hamiltonian network by the trajectories that it gives.
 
     The loss is the mean square of the difference of positions and momenta, over the frames that are predicted, which
@@ -45,9 +43,6 @@ class PointDynamics(PointModule):
         torch.Size([6, 5, 2, 2])
     """
 
-    monitor: ClassVar[str] = "valid_error"
-    mode: ClassVar[Literal["max", "min"]] = "min"
-
     network: HamiltonianNetwork
 
     def __init__(
@@ -61,44 +56,27 @@ class PointDynamics(PointModule):
         warm_up: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(optimizer, schedule, warm_up, seed)
+        super().__init__(step, optimizer, schedule, warm_up, seed)
         if not isinstance(network, HamiltonianNetwork):
             raise TypeError(f"network: got {type(network).__name__}, needed a HamiltonianNetwork")
-        if step is not None and not step > 0:
-            raise ValueError(f"step: got {step!r}, needed a positive time")
         self.network = network
-        self.step = step
         self.substeps = substeps
 
     def forward(self, clouds: Clouds) -> Tensor:
         """The trajectories ``(N, T, 2, d)`` from the first frames, as many frames as the clouds have."""
-        frames = self._frames(clouds)
+        frames = self.frames(clouds)
         return self.network(
             frames[:, 0, 0],
             frames[:, 0, 1],
             clouds.features,
             clouds.batch,
             num_frames=frames.shape[1],
-            step=self._step(),
+            step=self.time_of_step(),
             substeps=self.substeps,
         )
 
-    def _frames(self, clouds: Clouds) -> Tensor:
-        if clouds.point_targets is None or clouds.point_targets.dim() != 4 or clouds.point_targets.shape[1] < 2:
-            found = None if clouds.point_targets is None else tuple(clouds.point_targets.shape)
-            raise ValueError(f"point_targets: got {found}, needed at least two frames, (points, frames, 2, d)")
-        return clouds.point_targets
-
-    def _step(self) -> float:
-        if self.step is not None:
-            return self.step
-        step = None if self._trainer is None else getattr(getattr(self.trainer, "datamodule", None), "step", None)
-        if step is None:
-            raise ValueError("step: got None, and the data does not say the time from one frame to the next")
-        return float(step)
-
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        return (output - self._frames(batch))[:, 1:].square().mean()
+        return (output - self.frames(batch))[:, 1:].square().mean()
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from torch import Tensor
 
 from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, Scheduled
 
-__all__ = ["PointModule"]
+__all__ = ["PointModule", "TrajectoryModule"]
 
 
 class PointModule(Scheduled):
@@ -40,3 +42,50 @@ class PointModule(Scheduled):
         output = self(batch)
         self._measure(part, output, batch)
         self.log_mean(f"{part}_loss", self._loss(output, batch), len(batch.targets))
+
+
+class TrajectoryModule(PointModule):
+    """Trains a network on trajectories: clouds whose ``point_targets`` ``(N, T, 2, d)`` are T frames.
+
+    Args:
+        step: the time from one frame to the next; by default what the data says (``step``).
+        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+
+    Raises:
+        ValueError: an unknown schedule; a step that is not positive.
+    """
+
+    monitor: ClassVar[str] = "valid_error"
+    mode: ClassVar[Literal["max", "min"]] = "min"
+
+    def __init__(
+        self, step: float | None, optimizer: OptimizerCallable, schedule: Schedule, warm_up: float, seed: int
+    ) -> None:
+        super().__init__(optimizer, schedule, warm_up, seed)
+        if step is not None and not step > 0:
+            raise ValueError(f"step: got {step!r}, needed a positive time")
+        self.step = step
+
+    def frames(self, clouds: Clouds) -> Tensor:
+        """The frames of a batch, if it has at least two of them.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if clouds.point_targets is None or clouds.point_targets.dim() != 4 or clouds.point_targets.shape[1] < 2:
+            found = None if clouds.point_targets is None else tuple(clouds.point_targets.shape)
+            raise ValueError(f"point_targets: got {found}, needed at least two frames, (points, frames, 2, d)")
+        return clouds.point_targets
+
+    def time_of_step(self) -> float:
+        """The time from one frame to the next.
+
+        Raises:
+            ValueError: nobody says it.
+        """
+        if self.step is not None:
+            return self.step
+        step = None if self._trainer is None else getattr(getattr(self.trainer, "datamodule", None), "step", None)
+        if step is None:
+            raise ValueError("step: got None, and the data does not say the time from one frame to the next")
+        return float(step)

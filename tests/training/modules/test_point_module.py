@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -15,12 +16,20 @@ from escnn import gspaces
 pytest.importorskip("jsonargparse")
 
 from escnn_attention.models import HamiltonianNetwork, PointTransformer, SymmetricTensors
-from escnn_attention.training import Clouds, PointClassifier, PointDynamics, PointRegression, load_network
+from escnn_attention.training import (
+    Clouds,
+    PointClassifier,
+    PointDynamics,
+    PointForecast,
+    PointRegression,
+    load_network,
+)
 from escnn_attention.training.data import Springs
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
 
+ROOT = Path(__file__).parents[3]
 NETWORK = {
     "class_path": "escnn_attention.models.PointTransformer",
     "init_args": {
@@ -37,6 +46,11 @@ NETWORK = {
 SPRINGS = {
     "class_path": "escnn_attention.training.Springs",
     "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "frames": 3, "num_bodies": 3},
+}
+SPACE = {"class_path": "escnn.gspaces.rot2dOnR3", "init_args": {"n": 2}}
+CHARGED = {
+    "class_path": "escnn_attention.training.ChargedParticles",
+    "init_args": {"num_train": 8, "num_valid": 4, "num_test": 6, "batch_size": 4, "start_frame": 0, "end_frame": 1},
 }
 CONSTELLATIONS = {
     "class_path": "escnn_attention.training.Constellations",
@@ -59,6 +73,17 @@ TASKS = {
         },
         SPRINGS,
     ),
+    "point-forecast": (
+        {
+            "network": changed(
+                gspace=SPACE,
+                in_type={"scalar": 1, "vector": 1},
+                out_type="vector",
+                pool=None,
+            )
+        },
+        CHARGED,
+    ),
     "point-classification": (
         {"network": changed(in_type=1, out_type=12), "num_classes": 3, "num_targets": 4},
         CONSTELLATIONS,
@@ -67,6 +92,7 @@ TASKS = {
 MEASURES = {
     "point-regression": {"error", "mae_target0", "loss"},
     "point-dynamics": {"error", "drift", "loss"},
+    "point-forecast": {"error", "loss"},
     "point-classification": {"accuracy", "exact", "loss"},
 }
 
@@ -113,6 +139,10 @@ def test_fit_test_and_predict(task, tmp_path):
     call("predict", file, folder)
     with (folder / "predictions.csv").open() as lines:
         rows = list(csv.DictReader(lines))
+    if task == "point-forecast":
+        assert [int(row["body"]) for row in rows] == list(range(30))
+        assert rows[0].keys() == {"body", "x0", "x1", "x2"}
+        return
     assert [int(row["cloud"]) for row in rows] == list(range(6))
     assert rows[0].keys() >= ({"target0"} if task == "point-regression" else {"3_class", "3_p2"})
 
@@ -242,6 +272,64 @@ def test_dynamics_of_known_springs():
     assert module.network.potential.factor.grad < 0  # it has to become larger
 
 
+def test_the_configuration_of_charged_particles(tmp_path):
+    path = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert content["data"]["init_args"] == {"batch_size": 100, "rotate_train": True}
+    content["model"]["network"]["init_args"] |= {"fields": 1, "num_blocks": 1, "num_heads": 1}
+    content["model"]["network"]["init_args"]["gspace"] = SPACE
+    content["model"]["warm_up"] = 0
+    content["data"] = {**CHARGED, "init_args": {**CHARGED["init_args"], "rotate_train": True}}
+    content["trainer"] |= {"fast_dev_run": True, "accelerator": "cpu", "enable_progress_bar": False}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    call("fit", tmp_path / "small.yaml", tmp_path / "run")
+
+
+def test_a_forecast_begins_with_uniform_motion():
+    frames = torch.randn(7, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    clouds = batch(torch.ones(3), frames)
+
+    class Still(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.miss = torch.nn.Parameter(torch.tensor(0.0))
+
+        def forward(self, features, coords, batch):
+            assert torch.equal(features, torch.cat([clouds.features, frames[:, 0, 1]], dim=1))
+            return self.miss.expand_as(coords)
+
+    module = PointForecast(Still(), step=0.25)
+    expected = clouds.coords + 0.5 * frames[:, 0, 1]
+    torch.testing.assert_close(module(clouds), expected)
+    found = measured(module, clouds)
+    assert (
+        found["test_error"] == found["test_loss"] == pytest.approx((expected - frames[:, 2, 0]).square().mean().item())
+    )
+    assert module.describe(torch.tensor([[1.0, 2.0]])) == [{"body": 0, "x0": 1.0, "x1": 2.0}]
+    module.network.forward = lambda features, coords, batch: coords[:3]
+    with pytest.raises(ValueError, match=r"network: got an output \(3, 2\), needed \(7, 2\)"):
+        module(clouds)
+
+
+def test_a_forecast_turns_and_moves_with_its_input():
+    g = gspaces.rot2dOnR2(4)
+    network = PointTransformer(
+        g, {"scalar": 2, "vector": 1}, "vector", fields=2, num_blocks=1, num_heads=1, pool=None, positions=True
+    ).double()
+    module = PointForecast(network, step=1.0)
+    frames = torch.randn(7, 2, 2, 2, generator=torch.Generator().manual_seed(1)).double()
+    clouds = batch(torch.zeros(3), frames)
+    clouds = clouds._replace(coords=frames[:, 0, 0], features=clouds.features.double())
+    turn, move = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double(), torch.tensor([2.0, -1.0]).double()
+    turned = frames @ turn.T + torch.stack([move, 0 * move])
+    other = clouds._replace(coords=turned[:, 0, 0], point_targets=turned)
+    expected = module(clouds) @ turn.T + move
+    torch.testing.assert_close(module(other), expected, rtol=0, atol=1e-10)
+    # The control: velocities that stay as they were.
+    still = torch.stack([turned[:, :, 0], frames[:, :, 1]], dim=2)
+    assert (module(other._replace(point_targets=still)) - expected).abs().max() > 0.1
+
+
 def test_bad_arguments():
     network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, fields=2, num_blocks=1, num_heads=1)
     with pytest.raises(ValueError, match="loss: got 'l3'"):
@@ -255,6 +343,10 @@ def test_bad_arguments():
         dynamics(batch(torch.ones(3), torch.randn(7, 3, 2, 2)))
     with pytest.raises(ValueError, match="step: got -1"):
         PointDynamics(HamiltonianNetwork(network), step=-1)
+    with pytest.raises(ValueError, match="step: got -1"):
+        PointForecast(network, step=-1)
+    with pytest.raises(ValueError, match="point_targets: got None"):
+        PointForecast(network, step=1.0)(batch(torch.ones(3)))
     with pytest.raises(ValueError, match="point_targets: got None"):
         dynamics(batch(torch.ones(3)))
 

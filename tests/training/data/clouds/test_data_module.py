@@ -5,15 +5,23 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from escnn_attention.training.data import QM9, Clouds, Constellations, ModelNet40, SampledSolids, Springs
+from escnn_attention.training.data import (
+    QM9,
+    ChargedParticles,
+    Clouds,
+    Constellations,
+    ModelNet40,
+    SampledSolids,
+    Springs,
+)
 from escnn_attention.training.errors import UserError
 
-MADE = [Constellations, Springs, SampledSolids]
+MADE = [Constellations, Springs, SampledSolids, ChargedParticles]
 ALL = [*MADE, ModelNet40, QM9]
 
 
 def loaded(rank=0, world_size=1, stage=None, kind=Constellations, **options):
-    small = {"num_points": 24} if kind is SampledSolids else {}
+    small = {SampledSolids: {"num_points": 24}, ChargedParticles: {"start_frame": 0, "end_frame": 1}}.get(kind, {})
     module = kind(**{"num_train": 20, "num_valid": 7, "num_test": 9, "batch_size": 6, **small, **options})
     module.trainer = SimpleNamespace(
         global_rank=rank,
