@@ -1,21 +1,26 @@
-"""Keeps one fault of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps two faults of escnn away from whoever imports :mod:`escnn_attention`.
 
-escnn 1.0.11 solves for kernel bases with scikit-learn's ``randomized_svd`` whenever scikit-learn can be imported, and
-hands it a :class:`numpy.matrix`. Recent releases of scikit-learn refuse that type, so the first kernel basis that is
-not yet in escnn's cache on disk raises ``TypeError: np.matrix is not supported``; bases that are cached hide the fault.
-Without scikit-learn escnn uses scipy's singular value decomposition, which is exact, deterministic and accepts the
-matrix. :func:`apply` selects that path always.
+escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
+:mod:`~escnn_attention._escnn.lie_learn` stands in for it.
+
+It solves for kernel bases with scikit-learn's ``randomized_svd`` whenever scikit-learn can be imported, and hands it a
+:class:`numpy.matrix`. Recent releases of scikit-learn refuse that type, so the first kernel basis that is not yet in
+escnn's cache on disk raises ``TypeError: np.matrix is not supported``; bases that are cached hide the fault. Without
+scikit-learn escnn uses scipy's singular value decomposition, which is exact, deterministic and accepts the matrix.
+:func:`apply` selects that path always.
 """
 
 from __future__ import annotations
 
 import warnings
 
+from escnn_attention._escnn.lie_learn import import_escnn
+
 __all__ = ["apply"]
 
 
 def apply() -> None:
-    """Let escnn compute its bases with scipy, as it does where scikit-learn is not installed.
+    """Import escnn, with or without lie_learn, and let it compute its bases with scipy.
 
     Called when :mod:`escnn_attention` is imported; calling it again changes nothing.
     """
@@ -23,6 +28,7 @@ def apply() -> None:
         # escnn warns at import that py3nj, which only the Clebsch-Gordan coefficients of SO(3) would use, is missing:
         # no finite group needs them, and the documented installation leaves py3nj out on purpose.
         warnings.filterwarnings("ignore", message=".*py3nj.*")
-        from escnn.group import _numerical
+        import_escnn()
+    from escnn.group import _numerical
 
     _numerical.randomized_svd = None

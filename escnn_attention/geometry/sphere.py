@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
-from lie_learn.spaces import S2, S3
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
+from escnn_attention._escnn.lie_learn import latitudes
 
 if TYPE_CHECKING:
     from escnn_attention._escnn.types import FieldType, GeometricTensor
@@ -70,18 +70,9 @@ class SphereGrid:
         for name, value in (("num_latitudes", num_latitudes), ("num_longitudes", num_longitudes)):
             check_int(name, value, least=2)
         check_option("kind", kind, get_args(GridKind))
-        if kind == "equiangular":
-            _check_remainder(num_latitudes, 0, kind)
-            colatitude, _ = S2.linspace(num_latitudes // 2, "SOFT")
-            weight = S3.quadrature_weights(num_latitudes // 2)
-        elif kind == "Clenshaw-Curtis":
-            _check_remainder(num_latitudes, 1, kind)
-            colatitude, _ = S2.linspace(num_latitudes // 2, kind)
-            weight = S2.quadrature_weights(num_latitudes // 2, kind)[:, 0]
-        else:
-            colatitude, _ = S2.linspace(num_latitudes - 1, kind)
-            weight = S2.quadrature_weights(num_latitudes - 1, kind)[:, 0]
-            colatitude, weight = colatitude[::-1], weight[::-1]  # From the north.
+        if kind != "Gauss-Legendre":
+            _check_remainder(num_latitudes, 0 if kind == "equiangular" else 1, kind)
+        colatitude, weight = latitudes(num_latitudes, kind)
         self.shape = (num_latitudes, num_longitudes)
         self.kind = kind
         longitude = 2 * np.pi * np.arange(num_longitudes) / num_longitudes
