@@ -7,16 +7,17 @@ not to be followed. It gives :class:`Operator` its passes, and the same by opera
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 __all__ = ["Operator", "Passes", "is_transformed", "recompute"]
 
@@ -47,17 +48,21 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
-def recompute(function: Callable[..., Tensor], *arguments: Any, draws: bool = False) -> Tensor:
-    """What a function gives, which keeps nothing and is called again in the backward pass.
+def recompute(
+    function: Callable[..., Tensor], *arguments: Any, draws: bool = False, keep: Sequence[Any] = ()
+) -> Tensor:
+    """What a function gives, which keeps next to nothing and is called again in the backward pass.
 
     Args:
         function: what is computed.
         arguments: its arguments.
         draws: whether it draws random numbers, which have to be the same again.
+        keep: the operators whose outputs are kept.
     """
     if torch._C._are_functorch_transforms_active():  # which know no such thing
         return function(*arguments)
-    out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws)
+    options: dict[str, Any] = {"context_fn": partial(create_selective_checkpoint_contexts, keep)} if keep else {}
+    out: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=draws, **options)
     return out
 
 

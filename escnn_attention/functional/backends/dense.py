@@ -8,22 +8,29 @@ poses at a time; windows take tiles of queries with their halos, as many small a
 Only the outputs are kept for the backward pass; it widens queries and keys again.
 
 There are no second derivatives: the fused kernels have none and raise an error. Under
-``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there are, with memory for every score.
+``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there are, with memory for every score; so it is under derivatives
+in forward mode and transforms of ``torch.func``, which no fused kernel has rules for.
+
+Gradients need scores of moderate size. The fused kernels keep the logarithm of the sum of each query's exponentials and
+make probabilities from it again: where scores are so large that its rounding error is large too, in single precision
+from about 1e8 on, as of features of 1e4, gradients overflow. With all other backends they are finite for features up to
+1e12.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from escnn_attention.functional.autograd import is_transformed, recompute
 from escnn_attention.functional.bias import PositionalBias, Waves
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
@@ -101,11 +108,6 @@ _KERNELS = [
 ]
 
 
-def _keep_outputs() -> tuple[AbstractContextManager, AbstractContextManager]:
-    """What is not computed again in the backward pass: the attention itself."""
-    return create_selective_checkpoint_contexts(_KERNELS)
-
-
 def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: int, fit: int, dropout: float) -> Tensor:
     """``function`` of some images and some output poses, the axes 1 and 3 of its result, for all of them.
 
@@ -115,9 +117,8 @@ def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: i
     poses_at_once = max(1, min(fit, poses))
     images_at_once = max(1, min(fit // poses, images))
     if torch.is_grad_enabled() and (images_at_once < images or poses_at_once < poses):
-        function = partial(
-            checkpoint, function, use_reentrant=False, preserve_rng_state=dropout > 0, context_fn=_keep_outputs
-        )
+        # But not the attention itself.
+        function = partial(recompute, function, draws=dropout > 0, keep=_KERNELS)
     rows = []
     for some in _slices(images, images_at_once):
         rows.append(torch.cat([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
@@ -143,14 +144,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
     queries, keys, mask = None, None, None
     if tiles is not None:
         queries, keys, mask = tiles.queries, tiles.keys, tiles.seen.repeat(poses, query_poses, k.shape[4])[None]
-    out = F.scaled_dot_product_attention(
-        _arrange(q, queries, poses, of_keys),
-        _arrange(k, keys, poses, of_keys),
-        _arrange(v.unsqueeze(3), keys, poses, of_values),
-        attn_mask=mask,
-        dropout_p=dropout,
-        scale=scale,
-    )
+    # The fused kernels have derivatives in reverse mode only.
+    with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v) else nullcontext():
+        out = F.scaled_dot_product_attention(
+            _arrange(q, queries, poses, of_keys),
+            _arrange(k, keys, poses, of_keys),
+            _arrange(v.unsqueeze(3), keys, poses, of_values),
+            attn_mask=mask,
+            dropout_p=dropout,
+            scale=scale,
+        )
     out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (query_poses, -1))
     out = out.permute(0, 1, 3, 5, 2, 4, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
     return out if tiles is None else out.index_select(2, tiles.place)

@@ -107,6 +107,28 @@ def test_computes_nothing_twice(monkeypatch, query):
     assert shapes[2:] == [((4, 1, 9), (4, 1, 9), True)]
 
 
+@pytest.mark.parametrize("piece", [1, 2**24])
+@pytest.mark.parametrize(("window", "terms"), [(Window(), {"waves", "pose"}), (Window(3), {"spatial"})])
+def test_transforms_see_what_is_done(monkeypatch, window, terms, piece):
+    monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", piece)
+    vectors, grid, terms = case(3, 3, 3, (4, 4), window, terms)
+    out, *expected = outputs_and_gradients("reference", vectors, grid, terms, "all")
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors = tuple(t.detach() for t in vectors)
+    steps = tuple(torch.randn_like(t) for t in vectors)
+
+    def loss(*vectors):
+        return (weight * attention(*vectors, grid, terms, query="all", backend="dense")).sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1, 2))(*vectors)
+    assert_same(found, expected[:3])
+    change = sum((a * b).sum() for a, b in zip(found, steps, strict=True))
+    torch.testing.assert_close(torch.func.jvp(loss, vectors, steps)[1], change)
+    with torch.autograd.forward_ad.dual_level():
+        dual = loss(*map(torch.autograd.forward_ad.make_dual, vectors, steps))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, change)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_key_that_is_not_finite_reaches_those_who_see_it_and_no_others(value):
     (q, k, v), grid, terms = case(2, 2, 2, (6, 6), Window(3), {"spatial", "pose"})
