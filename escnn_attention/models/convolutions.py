@@ -9,7 +9,15 @@ from typing import Any, Literal, get_args
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, PointwiseDropout, ReLU, SequentialModule
+from escnn.nn import (
+    EquivariantModule,
+    FieldType,
+    GeometricTensor,
+    InnerBatchNorm,
+    PointwiseDropout,
+    ReLU,
+    SequentialModule,
+)
 
 from escnn_attention._checks import check_int, check_probability, check_unused
 from escnn_attention.groups.fibers import fibers
@@ -25,6 +33,7 @@ from escnn_attention.plain.pose_attention import PoseAttention as PlainPoseAtten
 __all__ = [
     "EPS",
     "Attention",
+    "BatchNorm",
     "attended",
     "check_attention",
     "draw_as_published",
@@ -135,9 +144,22 @@ def attended(
     return modules
 
 
+class BatchNorm(InnerBatchNorm):
+    """escnn's batch norm with one statistic a field, also for no images, whose fields escnn cannot count."""
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = input.tensor
+        if len(x):
+            return super().forward(input)
+        # Where nothing is, the order of the channels is all the same.
+        norms = {size: getattr(self, f"batch_norm_[{size}]") for size in self._contiguous}
+        parts = [norm(x[:, : n * norm.num_features].unflatten(1, (-1, n))).flatten(1, 2) for n, norm in norms.items()]
+        return GeometricTensor(torch.cat(parts, dim=1), self.out_type)
+
+
 def norm_and_relu(in_type: FieldType) -> OrderedDict[str, EquivariantModule]:
     """Batch norm, with one statistic a field, and ReLU."""
-    return OrderedDict(norm=InnerBatchNorm(in_type, eps=EPS), relu=ReLU(in_type, inplace=True))
+    return OrderedDict(norm=BatchNorm(in_type, eps=EPS), relu=ReLU(in_type, inplace=True))
 
 
 def drop(in_type: FieldType, probability: float, name: str = "dropout") -> OrderedDict[str, EquivariantModule]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, InnerBatchNorm, R2Conv, R3Conv, ReLU, SequentialModule
+from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, ReLU, SequentialModule
 
 from escnn_attention._checks import check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.convolutions import BatchNorm, image_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
@@ -181,7 +181,7 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
     # networks.
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
     convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
-    return SequentialModule(convolution, InnerBatchNorm(out_type), ReLU(out_type, inplace=True))
+    return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))
 
 
 def _lifting(

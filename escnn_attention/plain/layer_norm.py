@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -62,7 +63,7 @@ class LayerNorm(ExactBuffers):
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         has_mean = self.mean.to(y.dtype).view(shape)
-        count = self.mean.to(y.dtype).sum() * (y[0, 0].numel() if self.scope == "sample" else 1)
+        count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
         y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
         if self.weight is not None:

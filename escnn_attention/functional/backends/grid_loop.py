@@ -86,8 +86,6 @@ def why_unsupported_grid(call: Call) -> str | None:
     """Why no loop over a grid can serve a call."""
     if not isinstance(call.positions, Grid):
         return "it needs a grid"
-    if call.q.shape[1] == 0:
-        return "there are no images"
     if not call.positions.complete and not call.positions.shape:
         return "there is no base space for a window"
     return None
@@ -173,7 +171,8 @@ class GridLoop:
             dropout=call.dropout,
             chunk=chunk,
         )
-        return self.operator(arguments).to(dtype)
+        run = self.operator if q.shape[1] else _plainly  # The loop has no images to go over.
+        return run(arguments).to(dtype)
 
 
 def _plainly(call: Arguments) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -40,7 +41,7 @@ def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
                   [6., 9., 6.],
                   [4., 6., 4.]]]])
     """
-    if x[0, 0].numel() == 1:  # PyTorch takes longer for one position than for a hundred.
+    if math.prod(x.shape[2:]) == 1:  # PyTorch takes longer for one position than for a hundred.
         return x * kernels.flatten(2)[:, :, kernels[0].numel() // 2].view(1, -1, *x.shape[2:])
     return convolve(x, kernels, padding=dilation * (kernels.shape[-1] // 2), dilation=dilation, groups=len(kernels))
 
@@ -70,7 +71,7 @@ def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: in
         True
     """
     padding, dimensions = dilation * (kernel_size // 2), grad.dim() - 2
-    if grad[0, 0].numel() == 1:
+    if math.prod(grad.shape[2:]) == 1:
         seen = torch.nn.functional.pad(x, [padding] * (2 * dimensions))
         return (next(views(seen, 1, stride=dilation, dilation=1, dimensions=dimensions)) * grad).sum(1)
     if x.device.type != "cpu":
