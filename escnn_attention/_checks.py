@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "check_bool",
+    "check_grid",
     "check_int",
     "check_ints",
     "check_length",
@@ -17,6 +18,13 @@ __all__ = [
     "check_sequence",
     "check_unused",
 ]
+
+
+def check_grid(space: Sequence[int]) -> None:
+    """A grid, of the shape ``space`` of features, has at least one position along each axis."""
+    if 0 in space:
+        shape = "×".join(map(str, space))
+        raise ValueError(f"input: a grid of {shape} has no positions, needed at least one along each axis")
 
 
 def check_int(name: str, value: Any, *, least: int = 1) -> int:

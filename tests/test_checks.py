@@ -19,6 +19,8 @@ from escnn_attention import _checks as checks
         (checks.check_probability("x", 0), 0.0),
         (checks.check_length("x", 2), 2.0),
         (checks.check_unused("x", 1, 1, "nothing uses it"), None),
+        (checks.check_grid((1, 2)), None),
+        (checks.check_grid(()), None),
     ],
 )
 def test_what_is_needed_comes_back(given, expected):

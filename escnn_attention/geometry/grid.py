@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.positions import Blocks, Positions, Window, WindowShape
 
@@ -55,6 +56,9 @@ class Grid(Positions):
             checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
             transformed features.
 
+    Raises:
+        ValueError: an axis has no positions.
+
     Example:
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.positions import Window
@@ -76,6 +80,7 @@ class Grid(Positions):
     ):
         # The length of a range is a number to a compiler, where the size of a tensor may stand for many.
         self.shape = tuple(len(range(n)) for n in shape)
+        check_grid(self.shape)
         self.window = window
         self.num_positions = math.prod(self.shape)
         self.complete = window.kernel_size is None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_grid, check_int, check_option
 from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
 
@@ -71,6 +71,8 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
         )
     if x.type != in_type:
         raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
+    if x.coords is None:
+        check_grid(x.tensor.shape[2:])
     _check_precision(x, layer)
     return x
 

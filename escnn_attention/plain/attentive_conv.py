@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._checks import check_grid
 from escnn_attention.functional.convolutions import attentive
 from escnn_attention.functional.convolutions.convolution import convolve
 from escnn_attention.plain.feature_attention import AttentionMaps
@@ -54,6 +55,7 @@ class AttentiveConv(torch.nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
         kernel = self.kernel()
         y: Tensor | None = None
         if self.residual or not self._attends:
@@ -79,6 +81,7 @@ class AttentiveConv(torch.nn.Module):
         Of the shapes ``(B, out_fields, out_poses, in_fields, in_poses)`` and
         ``(B, out_fields, out_poses, in_poses, *space)``.
         """
+        check_grid(x.shape[2:])
         kernel = self.kernel()
         return AttentionMaps(*attentive.attention_maps(x, kernel, *self._attention(kernel), self._geometry))
 

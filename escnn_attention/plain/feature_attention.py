@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import check_grid
 from escnn_attention.functional.convolutions.convolution import convolve
 from escnn_attention.plain.kernels import PoseKernel
 
@@ -85,6 +86,7 @@ class FeatureAttention(torch.nn.Module):
 
     def attention_maps(self, x: Tensor) -> AttentionMaps:
         """The maps of channel and spatial attention, ``(B, fields, poses)`` and ``(B, poses, *space)``."""
+        check_grid(x.shape[2:])
         x = x.unflatten(1, (-1, self.poses))
         channel = spatial = None
         if self.squeeze is not None:

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import check_grid
+
 __all__ = ["Crop", "HalvingPool", "PoolKind"]
 
 PoolKind = Literal["max", "avg"]
@@ -20,6 +22,7 @@ class Crop(torch.nn.Module):
         self.margin = margin
 
     def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
         for axis in range(2, x.dim()):
             x = x.narrow(axis, self.margin, x.shape[axis] - 2 * self.margin)
         return x
@@ -37,6 +40,7 @@ class HalvingPool(torch.nn.Module):
         self.dimensions = dimensions
 
     def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
         kernel = [2 + n % 2 for n in x.shape[2:]]
         pool = getattr(torch.nn.functional, f"{self.kind}_pool{self.dimensions}d")
         pooled: Tensor = pool(x, kernel, stride=2)

@@ -128,3 +128,10 @@ def test_tables_are_rounded_once(dtype):
     exact, rounded = Grid((6, 7), Window(5)), Grid((6, 7), Window(5), dtype=dtype)
     assert rounded.offsets.dtype == rounded.coordinates.dtype == dtype
     assert torch.equal(rounded.coordinates, exact.coordinates.to(dtype))
+
+
+def test_a_grid_has_positions():
+    for shape, name in (((0,), "0"), ((3, 0), "3×0")):
+        with pytest.raises(ValueError, match=f"^input: a grid of {name} has no positions, needed at least one along"):
+            Grid(shape, Window(3))
+    assert Grid((), Window()).num_positions == 1
