@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.encodings.bias import EncodingBias
+from escnn_attention.encodings.needs import Needs
 from escnn_attention.encodings.networks import coordinate_mlp, last_linear
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables
 
@@ -103,6 +105,23 @@ class Encoding(torch.nn.Module, ABC):
         bound._build()
         bound._relative = None
         return bound
+
+    def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
+        """What a layer makes of its features for the scores, with heads of so many channels.
+
+        A bias of the keys adds the same to all scores of a query and drops out of a softmax, but where the offset
+        rotates it. Scores that are divided by the number of keys are what they are.
+
+        Args:
+            channels: the channels C of a head.
+            dim: the dimension of the offsets.
+            normalization: what becomes of the scores.
+        """
+        return Needs(key_bias=channels if normalization == "count" else self.rotated_channels(channels) if dim else 0)
+
+    def rotated_channels(self, channels: int) -> int:
+        """How many of the first channels of a head of so many :meth:`rotations` rotate."""
+        return 0 if type(self).rotations is Encoding.rotations else channels
 
     @property
     def has_poses(self) -> bool:

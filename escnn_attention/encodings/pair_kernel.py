@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_int, check_option
+from escnn_attention.encodings.needs import Needs
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
@@ -87,6 +89,17 @@ class PairKernel(torch.nn.Module):
         self.combine: Combination = combine
         self.hidden = hidden
         self.bound = False
+
+    def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
+        """What a layer makes of its features for the scores: see :meth:`escnn_attention.Encoding.needs`.
+
+        Of queries and keys nothing where the content is left out. A bias of the keys adds the same to all scores of a
+        query, and drops out of a softmax, in a sum with products of queries and keys only.
+        """
+        if self.content == "none":
+            return Needs(queries=False, keys=False)
+        drops_out = self.content == "dot" and self.combine == "sum" and normalization == "softmax"
+        return Needs(key_bias=0 if drops_out else channels)
 
     def bind(
         self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0

@@ -254,7 +254,7 @@ class GSANet(EquivariantClassifier):
         for module in self.modules():
             if isinstance(module, SelfAttention):
                 weight = module.project_in.weight
-                queries = len(weight) // 3  # those of all heads come first
+                queries = len(weight) // len(module.needs.fields)  # those of all heads come first
                 weight[:queries] *= math.sqrt(queries / module.num_heads / weight.shape[1])
 
 

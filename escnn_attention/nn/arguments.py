@@ -20,6 +20,7 @@ __all__ = [
     "check_same_gspace",
     "check_shape",
     "check_type",
+    "check_types",
     "choose_head_fields",
     "choose_window",
 ]
@@ -30,6 +31,13 @@ def check_type(name: str, value: Any) -> FieldType:
     if not isinstance(value, FieldType):
         raise TypeError(f"{name}: got {type(value).__name__}, needed an escnn.nn.FieldType")
     return value
+
+
+def check_types(in_type: Any, out_type: Any) -> None:
+    """Both are field types, and live on one gspace."""
+    check_type("in_type", in_type)
+    check_type("out_type", out_type)
+    check_same_gspace(in_type, out_type)
 
 
 def check_same_gspace(in_type: FieldType, out_type: FieldType) -> None:

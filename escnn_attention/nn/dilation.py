@@ -19,7 +19,7 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import QueryMode, check_backend
 from escnn_attention.geometry.positions import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
-from escnn_attention.nn.arguments import check_same_gspace, check_type, choose_window
+from escnn_attention.nn.arguments import check_type, check_types, choose_window
 from escnn_attention.nn.heads import Heads, check_scalars
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.options import check_options, option_names
@@ -130,9 +130,7 @@ class DilationSelfAttention(PlainModule):
         bias: bool = True,
         backend: str = "auto",
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         group = _check_space(in_type)
         of_scale = check_scales(scales).single(out_type, "out_type")
         check_option("query", query, ("own", "all"))
@@ -141,7 +139,8 @@ class DilationSelfAttention(PlainModule):
         shape = _choose_shape(group, in_type, kernel_size, window)
         encoding = _check_encoding(encoding)
         seen = None if self._lifts else _choose_interval(interval, scales)
-        project_in = heads.read(scales.single(in_type, "in_type")) if seen else heads.read_scalars(in_type)
+        needs = encoding.needs(heads.channels, group.dimension)
+        single = scales.single(in_type, "in_type") if seen else in_type
         num_poses = seen * group.order if seen else 1
         dimension, values, haar = group.dimension, scales.values, measure == "haar"
         query = "all" if self._lifts else query  # One query without a pose contributes to every output pose.
@@ -149,12 +148,13 @@ class DilationSelfAttention(PlainModule):
             in_type,
             out_type,
             DilationAttention(
-                project_in,
+                heads.read(single, needs, scalars=not seen),
                 heads.write(of_scale),
                 encoding.bind(dimension, heads.number, heads.channels, num_poses),
                 GroupTables(group.action[group.inverse], group.quotient),
                 AttentionMode(query, "all", check_probability("dropout", dropout), check_backend(backend)),
                 [scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=haar) for s in values],
+                needs,
                 interval=seen,
                 # For scales in equal ratios ds is in proportion to s.
                 log_measure=[-dimension * math.log(t) for t in values[:seen]] if haar and seen else None,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
+from escnn_attention.encodings.needs import Needs
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields
 from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
 
-__all__ = ["Heads", "check_scalars", "check_weights", "is_scalar"]
+__all__ = ["Heads", "check_scalars", "check_weights", "is_scalar", "made_for"]
 
 
 @dataclass(frozen=True)
@@ -60,23 +62,18 @@ class Heads:
         """The regular fields of all heads together."""
         return self.number * self.channels
 
-    def read(self, in_type: FieldType) -> ToPoses:
-        """The projection of any fields to the queries, values and keys of all heads."""
+    def read(self, in_type: FieldType, needs: Needs, *, scalars: bool = False) -> ToPoses | Scalars:
+        """The projection of any fields to the queries, values and keys of all heads.
+
+        Those of ``scalars`` are the same from every pose.
+        """
+        number, options = made_for(needs, self.number, self.channels, self.bias)
+        if scalars:
+            return Scalars(in_type.size, number, **options)
         if self.projection == "pointwise":
             check_regular("in_type", in_type, 'projection="pointwise"')
-        return ToPoses(
-            frames(in_type, group=self.group),
-            in_type.size,
-            3 * self.fields,
-            self.group.order,
-            groups=3 * self.number,
-            kind=self.projection,
-            bias=2 * self.fields if self.bias else 0,
-        )
-
-    def read_scalars(self, in_type: FieldType) -> Scalars:
-        """The projection of scalar fields to queries, values and keys, which are the same from every pose."""
-        return Scalars(in_type.size, 3 * self.fields, groups=3 * self.number, bias=2 * self.fields if self.bias else 0)
+        segments = frames(in_type, group=self.group)
+        return ToPoses(segments, in_type.size, number, self.group.order, kind=self.projection, **options)
 
     def write(self, out_type: FieldType) -> FromPoses:
         """The projection of all heads together to any fields."""
@@ -90,6 +87,26 @@ class Heads:
             invariants=invariant_vectors(out_type) if self.bias else None,
             mass=mass(out_type),
         )
+
+
+def made_for(needs: Needs, heads: int, channels: int, bias: bool) -> tuple[int, dict[str, Any]]:
+    """The number of fields that heads need, in their order, and which of them have a bias.
+
+    Args:
+        needs: what a head needs.
+        heads: the number of heads.
+        channels: the fields of each.
+        bias: whether there are biases.
+
+    Returns:
+        the number, and the options ``groups``, ``bias`` and ``last_bias`` of a projection.
+    """
+    groups = heads * len(needs.fields)
+    biased = (groups - heads if needs.keys else groups) * channels
+    options: dict[str, Any] = {"groups": groups}
+    if bias:
+        options |= {"bias": biased, "last_bias": (heads, needs.key_bias) if needs.keys else (0, 0)}
+    return groups * channels, options
 
 
 def is_scalar(field_type: FieldType) -> bool:

@@ -18,7 +18,7 @@ from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_types
 from escnn_attention.nn.clouds import check_points_mode
 from escnn_attention.nn.heads import Heads, check_weights, is_scalar
 from escnn_attention.nn.options import check_options, option_names
@@ -58,7 +58,9 @@ class PointSelfAttention(PointLayer):
         radius: points attend to those within this distance, in the units of the coordinates; None for any distance.
         num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
             a point attends to its whole cloud, or to the edges given on application.
-        query, keys, projection, dropout, bias: as in :class:`GroupSelfAttention`.
+        query, keys, projection, dropout: as in :class:`GroupSelfAttention`.
+        bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
+            not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
         relation: what the encoding sees of two points: :class:`~escnn_attention.geometry.relations.Offset` (None),
             :class:`~escnn_attention.geometry.relations.Pair`, :class:`~escnn_attention.geometry.relations.LogPolar`,
@@ -121,9 +123,7 @@ class PointSelfAttention(PointLayer):
         samples: Samples | int | None = None,
         backend: str = "auto",
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
         relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
         length_scale = (neighbourhood.radius or 1.0) if length_scale is None else length_scale
@@ -131,23 +131,23 @@ class PointSelfAttention(PointLayer):
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         # Scalars look the same from every pose: they need none.
         lifts = projection == "group" and is_scalar(in_type) and group.order > 1
-        project_in = heads.read_scalars(in_type) if lifts else heads.read(in_type)
+        kernel = _choose_encoding(encoding, relation)
+        needs = kernel.needs(heads.channels, group.dimension, normalization)
         if query == "all" and not lifts:
             check_weights(group)
-        kernel = _choose_encoding(encoding, relation)
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order
         tables = _tables(group, lifts)
         seen = 1 if _is_constant(kernel, query, keys, normalization) else num_poses
         features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
         plain = PointAttention(
-            project_in=project_in,
+            project_in=heads.read(in_type, needs, scalars=lifts),
             values=self._values(size, heads, num_poses, tables["relative"]),
             project_out=heads.write(out_type),
             encoding=kernel.bind(size, heads.number, heads.channels, seen, features),
             relation=relation,
             neighbourhood=neighbourhood,
             **tables,
-            num_heads=heads.number,
+            needs=needs,
             query=query,
             keys=keys,
             normalization=normalization,

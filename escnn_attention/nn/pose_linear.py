@@ -9,7 +9,7 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, mass, regular_fields
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_regular, check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_regular, check_types
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear
 from escnn_attention.plain.pose_linear import Isotypic
@@ -55,9 +55,7 @@ class PoseLinear(PlainModule):
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, projection: ProjectionKind = "group", bias: bool = True
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         check_option("projection", projection, ("group", "pointwise"))
         order = fibers(in_type.gspace).order
         if projection == "pointwise":
@@ -131,9 +129,7 @@ class PoseFeedForward(PlainModule):
         samples: Samples | int | None = None,
         bias: bool = True,
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         group = fibers(in_type.gspace, as_samples(samples))
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
@@ -190,9 +186,7 @@ class FieldLinear(PlainModule):
     pointwise = True
 
     def __init__(self, in_type: FieldType, out_type: FieldType, *, bias: bool = True):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         sources, targets = _irreps(in_type), _irreps(out_type)
         parts = [
             Isotypic(

@@ -16,7 +16,7 @@ from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_input, check_same_gspace, check_type, choose_window
+from escnn_attention.nn.arguments import check_input, check_type, check_types, choose_window
 from escnn_attention.nn.heads import Heads, check_scalars, check_weights, is_scalar
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.options import check_options, option_names
@@ -89,8 +89,9 @@ class GroupSelfAttention(PlainModule):
         projection: ``"group"`` for every equivariant pointwise map, ``"pointwise"`` to mix fields and leave poses
             alone, as in the published GSA-Nets (regular fields only).
         dropout: the probability with which an attention probability is dropped during training.
-        bias: whether queries, values and the output have biases, where they are invariant. A bias of the keys adds
-            the same to all scores of a query, and there is none.
+        bias: whether queries, keys, values and the output have biases, where they are invariant. A bias of the keys
+            adds the same to all scores of a query, which drops out of the softmax; keys have one only where the
+            encoding rotates it by the offset (:class:`RotaryEncoding`).
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -143,16 +144,14 @@ class GroupSelfAttention(PlainModule):
         backend: str = "auto",
         samples: Samples | int | None = None,
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         check_option("query", query, ("own", "all"))
         check_option("keys", keys, ("all", "own"))
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         encoding = as_encoding(encoding)
+        needs = encoding.needs(heads.channels, group.dimension)
         lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, keys))
-        project_in = heads.read_scalars(in_type) if lifts else heads.read(in_type)
         if query == "all" and not lifts:
             check_weights(group)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
@@ -170,12 +169,13 @@ class GroupSelfAttention(PlainModule):
             in_type,
             out_type,
             SelfAttention(
-                project_in,
+                heads.read(in_type, needs, scalars=lifts),
                 heads.write(out_type),
                 _bind(encoding, heads, num_poses, lifts),
                 tables,
                 choose_window(group, in_type, kernel_size, window, dilation),
                 AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
+                needs,
                 query_weight=weight,
                 transformation=random_transformation(in_type, out_type, group),
             ),

@@ -17,9 +17,9 @@ from escnn_attention.functional import QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
-from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_points, check_types
 from escnn_attention.nn.clouds import check_points_mode
-from escnn_attention.nn.heads import is_scalar
+from escnn_attention.nn.heads import is_scalar, made_for
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
 from escnn_attention.nn.stabiliser import Stabiliser
 from escnn_attention.plain.local_frames import LocalFrames
@@ -112,9 +112,7 @@ class SphereSelfAttention(PointLayer):
         dropout: float = 0.0,
         bias: bool = True,
     ):
-        check_type("in_type", in_type)
-        check_type("out_type", out_type)
-        check_same_gspace(in_type, out_type)
+        check_types(in_type, out_type)
         check_points_mode(query, normalization)
         num_heads = check_int("num_heads", num_heads)
         stabiliser = Stabiliser(in_type, samples)
@@ -124,9 +122,10 @@ class SphereSelfAttention(PointLayer):
         neighbourhood = _choose_neighbourhood(radius, num_neighbours)
         if length_scale is None:
             length_scale = _chord(radius) if radius else 1.0
-        kernel = _choose_encoding(encoding)
-        lifts, biases = is_scalar(in_type), 2 * fields if bias else 0
-        project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, 3 * fields, 3 * num_heads, biases)
+        kernel, lifts = _choose_encoding(encoding), is_scalar(in_type)
+        needs = kernel.needs(head_fields, 3, normalization)
+        number, made = made_for(needs, num_heads, head_fields, bool(bias))
+        project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, number, **made)
         axes = 0 if lifts else 2 if stabiliser.reflects else 1
         plain = SphereAttention(
             LocalFrames(stabiliser.generators(in_type)),
@@ -142,7 +141,7 @@ class SphereSelfAttention(PointLayer):
             quotient=np.zeros((len(stabiliser.elements), 1), dtype=np.int64),
             relative=None,
             log_measure=None,
-            num_heads=num_heads,
+            needs=needs,
             query=query,
             keys="all",
             normalization=normalization,

@@ -107,7 +107,7 @@ class SphereTransformerBlock(PointBlock):
         self.dropout = dropout_of(out_type, dropout)
         self.network = SphereFeedForward(
             LocalFrames(stabiliser.generators(out_type)),
-            stabiliser.read(out_type, hidden, 1, hidden if bias else 0),
+            stabiliser.read(out_type, hidden, bias=hidden if bias else 0),
             stabiliser.mean(out_type, hidden, 1, bool(bias)),
         )
 

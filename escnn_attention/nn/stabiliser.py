@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from escnn.group import O3, SO3
@@ -53,14 +54,13 @@ class Stabiliser:
             out.append(FrameSegment(columns, transposed / len(matrices) if dual else transposed, None))
         return out
 
-    def read(self, in_type: FieldType, fields: int, groups: int, bias: int) -> ToPoses:
-        """The map from fields to functions on frames, the first ``bias`` of them with a bias."""
-        order = len(self.elements)
-        return ToPoses(self.segments(in_type), in_type.size, fields, order, groups=groups, bias=bias)
+    def read(self, in_type: FieldType, fields: int, **options: Any) -> ToPoses:
+        """The map from fields to functions on frames, with the options of :class:`ToPoses`."""
+        return ToPoses(self.segments(in_type), in_type.size, fields, len(self.elements), **options)
 
-    def read_scalars(self, in_type: FieldType, fields: int, groups: int, bias: int) -> Scalars:
-        """The map from scalar fields to numbers that are the same in every frame."""
-        return Scalars(in_type.size, fields, groups=groups, bias=bias)
+    def read_scalars(self, in_type: FieldType, fields: int, **options: Any) -> Scalars:
+        """The map from scalar fields to numbers, the same in every frame, with the options of :class:`Scalars`."""
+        return Scalars(in_type.size, fields, **options)
 
     def mean(self, out_type: FieldType, fields: int, groups: int, bias: bool) -> FromPoses:
         """The map from functions on frames to the fields whose mean they are."""

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
+from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window, WindowShape
-from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.heads import HeadModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, project_to_heads
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, rows_of
 
 __all__ = [
     "DilationAttention",
@@ -93,14 +94,14 @@ def scaled_window(
     return ScaledWindow(window, steps / reach, share)
 
 
-class DilationAttention(ExactBuffers):
+class DilationAttention(HeadModule):
     """Projections to heads, attention between scales and poses on a grid, projection to the output.
 
     Maps ``(B, in, *space)`` to ``(B, n · out, *space)`` for n scales. In lifting ``in`` has no scales, otherwise it is
     n times the channels that ``project_in`` takes. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in: from the features of a scale to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
+        project_in, needs: from the features of a scale, as in :class:`~escnn_attention.plain.heads.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output of a scale.
         encoding: a bound encoding, of :math:`T|H|` poses, or of 1 in lifting.
         tables: of the group, a finite one.
@@ -122,15 +123,14 @@ class DilationAttention(ExactBuffers):
         tables: GroupTables,
         mode: AttentionMode,
         windows: Sequence[ScaledWindow],
+        needs: Needs,
         *,
         interval: int | None,
         log_measure: Sequence[float] | None,
         factors: Sequence[float] | None,
     ):
-        super().__init__()
-        self.project_in = project_in
+        super().__init__(project_in, encoding, needs)
         self.project_out = project_out
-        self.encoding = encoding
         self.windows = tuple(w.window for w in windows)
         self.units = tuple(w.unit for w in windows)
         self.interval = interval
@@ -179,9 +179,9 @@ class DilationAttention(ExactBuffers):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(M, B, N, P, C)`` in lifting and else ``(M, B, n, N, P, C)``."""
         if self.interval is None:
-            return project_to_heads(self.project_in, x)
+            return self.to_heads(rows_of(x))
         shape = (len(x), len(self.windows))
-        projected = project_to_heads(self.project_in, split_scales(x, shape[1]))
+        projected = self.to_heads(rows_of(split_scales(x, shape[1])))
         q, k, v = (t.unflatten(1, shape) for t in projected)
         return q, k, v
 

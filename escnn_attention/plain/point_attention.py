@@ -8,6 +8,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
+from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, QueryMode, compute
 from escnn_attention.functional.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
@@ -16,23 +17,22 @@ from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
-from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.convolved_values import ConvolvedValues
+from escnn_attention.plain.heads import HeadModule
 from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
 __all__ = ["PointAttention"]
 
 
-class PointAttention(PointModule, ExactBuffers):
+class PointAttention(PointModule, HeadModule):
     """Projections to heads, attention between the poses of points, projection to the output.
 
     It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in: from the features to 3 · ``num_heads`` · C fields: the queries, the values and the keys.
+        project_in, encoding, needs: as in :class:`~escnn_attention.plain.heads.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output.
-        encoding: a bound encoding or kernel.
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.
         values: what becomes of the values that are attended to; None for their sum.
@@ -43,7 +43,7 @@ class PointAttention(PointModule, ExactBuffers):
         log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
         transformation: by what the samples are transformed in training; None where they are fixed.
-        num_heads, query, keys, normalization, dropout, backend, length_scale: as in
+        query, keys, normalization, dropout, backend, length_scale: as in
             :class:`escnn_attention.PointSelfAttention`.
     """
 
@@ -68,7 +68,7 @@ class PointAttention(PointModule, ExactBuffers):
         quotient: np.ndarray,
         relative: np.ndarray | None,
         log_measure: np.ndarray | None,
-        num_heads: int,
+        needs: Needs,
         query: QueryMode,
         keys: KeyMode,
         normalization: Normalization,
@@ -79,14 +79,11 @@ class PointAttention(PointModule, ExactBuffers):
         transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
     ):
-        super().__init__()
-        self.project_in = project_in
+        super().__init__(project_in, encoding, needs)
         self.project_out = project_out
-        self.encoding = encoding
         self.relation = relation
         self.neighbourhood = neighbourhood
         self.values = values
-        self.num_heads = num_heads
         self.query: QueryMode = query
         self.keys: KeyMode = keys
         self.normalization: Normalization = normalization
@@ -134,7 +131,7 @@ class PointAttention(PointModule, ExactBuffers):
 
     def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> Call:
         """The attention to compute, of features ``(N, in)`` at the given points."""
-        q, v, k = self.project_in(x.unsqueeze(0)).unflatten(0, (3, self.num_heads)).unbind()
+        q, k, v = self.to_heads(x.unsqueeze(0))
         # A single query without a pose contributes to every output pose by itself.
         query: QueryMode = "all" if q.shape[3] == 1 else self.query
         tables = PairTables(

@@ -92,11 +92,27 @@ def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unflatten(0, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
-def _by_group(bias: Tensor | None, fields: int) -> Tensor | None:
-    """The biases of the first fields, of each group, ``(groups, fields)``, filled up with zeros."""
+def _by_group(bias: Tensor | None, fields: int, last: tuple[int, int] = (0, 0)) -> Tensor | None:
+    """The biases of the first fields, of each group, ``(groups, fields)``, filled up with zeros.
+
+    Args:
+        bias: of the first fields, followed by those of the last groups.
+        fields: of each group.
+        last: how many groups are the last ones, and how many of the first fields of each have a bias.
+    """
     if bias is None:
         return None
+    groups, some = last
+    if groups and 0 < some < fields:
+        first, of_last = bias.split([len(bias) - groups * some, groups * some])
+        return torch.cat([first.view(-1, fields), F.pad(of_last.view(groups, some), (0, fields - some))])
     return F.pad(bias, (0, -len(bias) % fields)).view(-1, fields) if len(bias) % fields else bias.view(-1, fields)
+
+
+def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
+    """Biases of so many first fields, and of so many fields of each of the last groups; None where there are none."""
+    number = bias + last[0] * last[1]
+    return Parameter(torch.zeros(number)) if number else None
 
 
 class ToPoses(torch.nn.Module):
@@ -113,6 +129,7 @@ class ToPoses(torch.nn.Module):
         kind: ``"group"`` for every equivariant map; ``"pointwise"`` mixes fields and leaves the poses where they are,
             for features that are regular fields.
         bias: how many of the first fields get a bias, one a field: on a regular field only a constant is invariant.
+        last_bias: how many groups follow, and how many of the first fields of each of these get a bias, too.
     """
 
     def __init__(
@@ -125,19 +142,21 @@ class ToPoses(torch.nn.Module):
         groups: int = 1,
         kind: ProjectionKind = "group",
         bias: int = 0,
+        last_bias: tuple[int, int] = (0, 0),
     ):
         super().__init__()
         self.kind = kind
         self.order = order
         self.groups = groups
+        self.last_bias = last_bias
         fan_in = size if kind == "group" else size // order
         self.frames = _Frames(segments) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
-        self.bias = Parameter(torch.zeros(bias)) if bias else None
+        self.bias = _biases(bias, last_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = _by_group(self.bias, fields)
+        bias = _by_group(self.bias, fields, self.last_bias)
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
             return grouped_linear(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
@@ -209,16 +228,17 @@ class Scalars(torch.nn.Module):
         size: the channels of the features.
         fields: the number of scalar fields to make.
         groups: the number of groups that the fields are taken apart in.
-        bias: how many of the first fields get a bias.
+        bias, last_bias: which fields get a bias, as in :class:`ToPoses`.
     """
 
-    def __init__(self, size: int, fields: int, *, groups: int = 1, bias: int = 0):
+    def __init__(self, size: int, fields: int, *, groups: int = 1, bias: int = 0, last_bias: tuple[int, int] = (0, 0)):
         super().__init__()
         self.groups = groups
+        self.last_bias = last_bias
         self.weight = Parameter(torch.randn(fields, size) / math.sqrt(size))
-        self.bias = Parameter(torch.zeros(bias)) if bias else None
+        self.bias = _biases(bias, last_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
         weight = self.weight.unflatten(0, (self.groups, fields))
-        return grouped_linear(x, weight, _by_group(self.bias, fields)).unsqueeze(-2)
+        return grouped_linear(x, weight, _by_group(self.bias, fields, self.last_bias)).unsqueeze(-2)

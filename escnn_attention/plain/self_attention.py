@@ -12,15 +12,17 @@ from torch import Tensor
 
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
+from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, compute, probabilities
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.heads import HeadModule
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
-__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "project_to_heads"]
+__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "rows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +52,16 @@ class AttentionMode:
     backend: str = "auto"
 
 
-class SelfAttention(ExactBuffers):
+class SelfAttention(HeadModule):
     """Projections to heads, attention between poses on a grid, projection to the output.
 
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in: from the features to 3 · M · C fields in 3 · M groups, for M heads of C channels: the queries, the
-            values and the keys. From :class:`~escnn_attention.plain.projections.Scalars` they have no poses, and all
+        project_in, encoding, needs: as in :class:`~escnn_attention.plain.heads.HeadModule`, for M heads of C channels.
+            From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all
             output poses share the scores of the content.
         project_out: from M · C regular fields to the output.
-        encoding: a bound encoding.
         tables: of the group.
         window: which positions a query sees.
         mode: which poses, and how.
@@ -82,15 +83,13 @@ class SelfAttention(ExactBuffers):
         tables: GroupTables,
         window: Window,
         mode: AttentionMode,
+        needs: Needs,
         *,
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
     ):
-        super().__init__()
-        self.project_in = project_in
+        super().__init__(project_in, encoding, needs)
         self.project_out = project_out
-        self.encoding = encoding
-        self.num_heads = project_in.groups // 3
         self.window = window
         self.query, self.keys = mode.query, mode.keys
         self.dropout, self.backend = mode.dropout, mode.backend
@@ -143,7 +142,7 @@ class SelfAttention(ExactBuffers):
 
     def call(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Call:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
-        q, k, v = project_to_heads(self.project_in, x)
+        q, k, v = self.to_heads(rows_of(x))
         dropout = self.dropout if self.training else 0.0
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
@@ -168,8 +167,6 @@ def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
     module.register_exact("log_measure", tables.log_measure)
 
 
-def project_to_heads(project_in: ToPoses | Scalars, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of features ``(B, in, *space)``, each ``(M, B, N, P, C)``."""
-    fields = project_in(x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1))
-    q, v, k = fields.unflatten(0, (3, -1)).unbind()
-    return q, k, v
+def rows_of(x: Tensor) -> Tensor:
+    """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, N, in)``."""
+    return x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1)

@@ -194,9 +194,11 @@ def _values_and_outputs(layer: PointLayer, call: tuple[tuple[Any, ...], dict[str
     outputs: list[Tensor] = []
 
     def project(module: torch.nn.Module, arguments: tuple[Any, ...], fields: Tensor) -> Tensor:
-        q, v, k = fields.detach().unflatten(0, (3, heads)).unbind(0)
-        values.append(torch.zeros_like(v).requires_grad_())
-        return torch.stack([q, values[0], k]).flatten(0, 1)
+        parts = list(fields.detach().unflatten(0, (-1, heads)).unbind(0))
+        place = plain.needs.fields.index("values")
+        values.append(torch.zeros_like(parts[place]).requires_grad_())
+        parts[place] = values[0]
+        return torch.stack(parts).flatten(0, 1)
 
     def keep(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         outputs.append(arguments[0])
