@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from escnn.nn import R2Conv, R3Conv
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from escnn_attention._checks import check_option
 from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.orbits import orbits_of
 from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import check_regular
@@ -126,7 +126,7 @@ def attention_from_convolution(
             reads, weights = ((t.unsqueeze(-1) * frame).flatten(-2) for t in (reads, weights))
         places = places.repeat_interleave(group.order, dim=0)
     else:
-        first, stabiliser = _orbits(places, group)
+        first, stabiliser = orbits_of(places, group.action)
         weights = (kernel[..., first] / stabiliser.to(kernel)).permute(2, 1, 0)
         reads = torch.eye(weights.shape[1]).to(weights)
         places = places[first]
@@ -180,15 +180,6 @@ def _parameters(convolution: R2Conv | R3Conv) -> tuple[Tensor, Tensor | None]:
     if convolution.training:
         return convolution.expand_parameters()
     return convolution.filter, convolution.expanded_bias
-
-
-def _orbits(places: Tensor, group: Fibers) -> tuple[Tensor, Tensor]:
-    """The first place of each orbit, and the number of elements that leave it where it is."""
-    points = places.numpy()
-    moved = points @ np.swapaxes(group.action, 1, 2)
-    to = np.isclose(moved[:, :, None], points).all(-1).argmax(-1)  # elements, places
-    first = np.unique(to.min(axis=0))
-    return torch.as_tensor(first), torch.as_tensor((to[:, first] == first).sum(axis=0))
 
 
 @torch.no_grad()

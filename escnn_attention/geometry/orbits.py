@@ -1,0 +1,123 @@
+"""Places of a window that a group maps onto each other, and which of them heads look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.positions import Window
+
+__all__ = ["Orbits", "Views", "orbits_of"]
+
+
+def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The first point of each orbit under a group, and how many elements leave it where it is.
+
+    Args:
+        points: ``(n, d)``; the group may map them elsewhere, too.
+        action: ``(|H|, d, d)``, the matrices of all elements.
+
+    Returns:
+        rows of ``points``, ``(K,)`` ascending, and numbers of elements, ``(K,)``.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from escnn_attention.geometry.orbits import orbits_of
+        >>> signs = np.array([[[1.0]], [[-1.0]]])
+        >>> [values.tolist() for values in orbits_of(torch.tensor([[-1.0], [0.0], [1.0]]), signs)]
+        [[0, 1], [1, 2]]
+    """
+    places = points.double().numpy()
+    same = np.zeros((len(places), len(places)), dtype=bool)
+    stays = np.zeros(len(places), dtype=np.int64)
+    for matrix in action:
+        met = np.isclose((places @ matrix.T)[:, None], places, atol=1e-6).all(-1)
+        same |= met
+        stays += met.diagonal()
+    first = np.unique(same.argmax(axis=0))
+    return torch.as_tensor(first), torch.as_tensor(stays[first])
+
+
+@dataclass(frozen=True)
+class Views:
+    """What each of M heads looks at.
+
+    Attributes:
+        places: ``(M, d)``, offsets in units of the window's reach.
+        poses: ``(M,)``, the index of a relative pose p = h⁻¹ĥ.
+        step: the distance of neighbouring places, in the same units.
+    """
+
+    places: Tensor
+    poses: Tensor
+    step: float
+
+
+@dataclass(frozen=True, eq=False)
+class Orbits:
+    r"""The orbits of the positions of a window under a finite group H: what there is to look at.
+
+    A head whose output pose h looks at :math:`x + h\Delta` sees, over all poses, the whole orbit :math:`H\Delta`. So
+    one place of each orbit is enough where the projections tell poses apart; where they do not, every place counts,
+    with every pose.
+
+    Attributes:
+        window: of the layer.
+        action: ``(|H|, d, d)``, the matrices of the elements by which places are told apart; of the identity alone
+            where every place counts.
+        poses: the indices of the relative poses that there are to look at.
+        ball: whether places of a lattice in place of a window fill a ball, and not a box.
+
+    Example:
+        >>> import numpy as np
+        >>> from escnn_attention.geometry.orbits import Orbits
+        >>> from escnn_attention.geometry.positions import Window
+        >>> quarters = np.array([[[1, 0], [0, 1]], [[0, -1], [1, 0]], [[-1, 0], [0, -1]], [[0, 1], [-1, 0]]])
+        >>> views = Orbits(Window(3), quarters, poses=(0,)).spread(3)
+        >>> views.places.norm(dim=1).tolist(), views.step  # the middle, a side and a corner
+        ([0.0, 1.0, 1.4142135381698608], 1.0)
+    """
+
+    window: Window
+    action: np.ndarray
+    poses: tuple[int, ...]
+    ball: bool = False
+
+    def spread(self, num_heads: int, width: int | None = None, reach: float | None = None) -> Views:
+        """The views of heads that together cover the window.
+
+        The places stand in the order of their distance from the middle. Where there are fewer heads than places, they
+        take some at equal distances in this order, from the first on; where there are more, every place has one, and
+        the rest begin again. Poses go round with the places, by one further each time they begin again.
+
+        Args:
+            num_heads: M.
+            width: for global attention, which has no window: the places of a lattice of so many along each axis.
+            reach: for global attention: where the outermost of them lie along the axes, in units of the grid's reach.
+
+        Raises:
+            ValueError: attention is global, and there is no ``width`` or no ``reach``.
+        """
+        window = self.window
+        if window.kernel_size is None:
+            if width is None or reach is None:
+                raise ValueError(
+                    f"width, reach: got {width} and {reach} for global attention, which has no window; needed both: "
+                    "how many places there are along an axis, and where the outermost lie, in units of the grid's reach"
+                )
+            window = Window(width, "disc" if self.ball else "square")
+        else:
+            width, reach = window.kernel_size, 1.0
+        every = reach * Grid((1,) * self.action.shape[-1], window).offsets + 0.0  # without a sign of zeros
+        places = every[orbits_of(every, self.action)[0]]
+        places = places[places.norm(dim=1).sort(stable=True).indices]
+        rounds, rest = divmod(num_heads, len(places))
+        spread = torch.arange(rest) * len(places) // max(rest, 1)
+        chosen = torch.cat([*rounds * [torch.arange(len(places))], spread])
+        turn = torch.arange(num_heads) // len(places)
+        poses = torch.tensor(self.poses)[(chosen + turn) % len(self.poses)]
+        return Views(places[chosen].to(torch.get_default_dtype()), poses, reach / max(width // 2, 1))
