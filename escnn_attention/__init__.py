@@ -16,6 +16,7 @@ if find_spec("escnn") is not None:
 
     from escnn_attention.encodings import (
         AbsoluteEncoding,
+        ConvolutionalEncoding,
         Encoding,
         FourierEncoding,
         MLPEncoding,
@@ -74,6 +75,7 @@ __all__ = [
     "AbsoluteEncoding",
     "AttentionMaps",
     "AttentiveConv",
+    "ConvolutionalEncoding",
     "Crop",
     "DilationLiftingSelfAttention",
     "DilationSelfAttention",

@@ -19,6 +19,7 @@ third, which is neither uniform nor saturated.
 
 from escnn_attention.encodings.absolute import AbsoluteEncoding
 from escnn_attention.encodings.base import Encoding
+from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.fourier import FourierEncoding
 from escnn_attention.encodings.mlp import MLPEncoding
 from escnn_attention.encodings.names import as_encoding
@@ -30,6 +31,7 @@ from escnn_attention.encodings.separable import SeparableEncoding
 
 __all__ = [
     "AbsoluteEncoding",
+    "ConvolutionalEncoding",
     "Encoding",
     "FourierEncoding",
     "MLPEncoding",

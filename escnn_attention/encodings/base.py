@@ -18,6 +18,7 @@ from escnn_attention.encodings.networks import coordinate_mlp, last_linear
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables
+from escnn_attention.geometry.orbits import Orbits
 
 __all__ = ["Encoding", "spread_offsets"]
 
@@ -75,9 +76,16 @@ class Encoding(torch.nn.Module, ABC):
         self.pose_embedding: Parameter | None = None
         self.pose_network: torch.nn.Sequential | None = None
         self._relative: Tensor | None = None
+        self._orbits: Orbits | None = None
 
     def bind(
-        self: _Self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0
+        self: _Self,
+        dim: int,
+        num_heads: int,
+        channels: int,
+        num_poses: int,
+        pose_features: int | Tensor = 0,
+        orbits: Orbits | None = None,
     ) -> _Self:
         """A copy with parameters.
 
@@ -89,6 +97,8 @@ class Encoding(torch.nn.Module, ABC):
             pose_features: the number F of features of a relative pose, from which a network makes the pose term in
                 place of the table; or such features ``(..., F)``, of all pairs of poses, over which the network is
                 scaled at initialisation. 0 for a table.
+            orbits: what there is to look at in the layer's window, for an encoding that begins with some of it; None
+                where the layer is not on a grid with a finite group.
 
         Raises:
             ValueError: the encoding is bound already, or ``channels`` are too few for it.
@@ -102,8 +112,9 @@ class Encoding(torch.nn.Module, ABC):
             bound._relative = pose_features.to(torch.get_default_dtype()).flatten(0, -2)
         elif pose_features:
             bound._relative = torch.randn(512, pose_features)
+        bound._orbits = orbits
         bound._build()
-        bound._relative = None
+        bound._relative = bound._orbits = None
         return bound
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
@@ -122,6 +133,18 @@ class Encoding(torch.nn.Module, ABC):
     def rotated_channels(self, channels: int) -> int:
         """How many of the first channels of a head of so many :meth:`rotations` rotate."""
         return 0 if type(self).rotations is Encoding.rotations else channels
+
+    def start(self, queries: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> None:
+        """Set how queries and keys begin, in place, where the encoding wants them otherwise than random.
+
+        Args:
+            queries, keys: ``(num_heads, C, in)``, the weights that make them; None for what is not needed.
+            bias: ``(num_heads, C)``, that of the queries; None where they have none.
+        """
+
+    def drop_poses(self) -> None:
+        """Leave the term of the pose out, for keys that have none."""
+        self.pose_embedding = self.pose_network = None
 
     @property
     def has_poses(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from escnn_attention.encodings.absolute import AbsoluteEncoding
 from escnn_attention.encodings.base import Encoding
+from escnn_attention.encodings.convolutional import ConvolutionalEncoding
 from escnn_attention.encodings.fourier import FourierEncoding
 from escnn_attention.encodings.mlp import MLPEncoding
 from escnn_attention.encodings.none import NoEncoding
@@ -19,6 +20,7 @@ _NAMES: dict[str, type[Encoding]] = {
     "fourier": FourierEncoding,
     "rotary": RotaryEncoding,
     "absolute": AbsoluteEncoding,
+    "convolutional": ConvolutionalEncoding,
     "none": NoEncoding,
 }
 

@@ -256,6 +256,7 @@ class GSANet(EquivariantClassifier):
                 weight = module.project_in.weight
                 queries = len(weight) // len(module.needs.fields)  # those of all heads come first
                 weight[:queries] *= math.sqrt(queries / module.num_heads / weight.shape[1])
+                module.start()
 
 
 def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, default: Any) -> list[Any]:

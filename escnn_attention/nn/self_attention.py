@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
+from escnn_attention.geometry.orbits import Orbits
+from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
@@ -81,7 +84,7 @@ class GroupSelfAttention(PlainModule):
         keys: the key poses that a query pose :math:`\tilde h` attends to: ``"all"``, or ``"own"``, only
             :math:`\tilde h` itself (frame attention), at the cost of :math:`|H|` ordinary attentions.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
-            ``"rotary"``, ``"absolute"``, ``"none"``; None is :class:`MLPEncoding`.
+            ``"rotary"``, ``"absolute"``, ``"convolutional"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
             where the group maps it onto itself, which is for subgroups of D4 and of the full octahedral group, the
             disc elsewhere.
@@ -156,6 +159,7 @@ class GroupSelfAttention(PlainModule):
             check_weights(group)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order
+        seen = choose_window(group, in_type, kernel_size, window, dilation)
         tables = GroupTables(
             group.inverse_action,
             quotient=None if lifts or group.samples is not None else group.quotient,
@@ -171,9 +175,9 @@ class GroupSelfAttention(PlainModule):
             SelfAttention(
                 heads.read(in_type, needs, scalars=lifts),
                 heads.write(out_type),
-                _bind(encoding, heads, num_poses, lifts),
+                _bind(encoding, heads, seen, num_poses, lifts),
                 tables,
-                choose_window(group, in_type, kernel_size, window, dilation),
+                seen,
                 AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
                 needs,
                 query_weight=weight,
@@ -273,15 +277,30 @@ def _sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, keys: Ke
     return is_scalar(in_type) and heads.group.order > 1 and added and not encoding.absolute
 
 
-def _bind(encoding: Encoding, heads: Heads, num_poses: int, lifts: bool) -> Encoding:
+def _bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, lifts: bool) -> Encoding:
     """The encoding for these heads; without its term for the poses where keys have none."""
-    relative = heads.group.relative if num_poses > 1 else None
+    group = heads.group
+    relative = group.relative if num_poses > 1 else None
     features = 0 if relative is None else torch.tensor(relative)
-    bound = encoding.bind(heads.group.dimension, heads.number, heads.channels, num_poses, features)
+    bound = encoding.bind(
+        group.dimension, heads.number, heads.channels, num_poses, features, _orbits(heads, window, num_poses)
+    )
     if lifts:
         # Made and left out, so that the function of the offset is the one that the layer has beside poses.
-        bound.pose_embedding = bound.pose_network = None
+        bound.drop_poses()
     return bound
+
+
+def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
+    """What heads can look at: one place of each orbit, or all of them where the projections tell no poses apart."""
+    group = heads.group
+    if group.samples is not None or not group.dimension:
+        return None
+    ball = not group.preserves_square
+    if heads.projection == "pointwise":
+        return Orbits(window, np.eye(group.dimension)[None], tuple(range(num_poses)), ball)
+    own = int(group.quotient[0, 0]) if num_poses > 1 else 0
+    return Orbits(window, group.action, (own,), ball)
 
 
 class LiftingSelfAttention(GroupSelfAttention):

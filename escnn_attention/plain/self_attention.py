@@ -96,6 +96,17 @@ class SelfAttention(HeadModule):
         self.query_weight = query_weight
         self.transformation = transformation
         register_tables(self, tables)
+        self.start()
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Have the encoding set how queries and keys begin."""
+        of_heads = self.project_in.weight.unflatten(0, (len(self.needs.fields), self.num_heads, -1))
+        made = dict(zip(self.needs.fields, of_heads, strict=True))
+        queries, bias = made.get("queries"), None
+        if queries is not None and self.project_in.bias is not None:
+            bias = self.project_in.bias[: queries[..., 0].numel()].view(queries.shape[:2])
+        self.encoding.start(queries, bias, made.get("keys"))
 
     @property
     def lifts(self) -> bool:

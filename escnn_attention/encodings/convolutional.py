@@ -1,0 +1,191 @@
+"""The encoding with which attention begins as a convolution."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention._checks import check_int
+from escnn_attention.encodings.base import Encoding
+from escnn_attention.encodings.none import NoEncoding
+from escnn_attention.encodings.quadratic import check_sharpness
+
+__all__ = ["ConvolutionalEncoding"]
+
+_MOST = 1e6  # Of a sharpness far beyond what leaves anything to the other keys in any precision.
+
+
+class ConvolutionalEncoding(Encoding):
+    r"""Each head begins with a place of a convolution, and learns what else to look at.
+
+    The first channel of a head sees a place c and a pose :math:`p_0`, the others another encoding
+    :math:`\rho'`:
+
+    .. math::
+        \rho(\delta, p) = \big( -\sqrt C\, (\alpha \|\delta - c\|^2 + \beta_p),\; \rho'(\delta, p) \big),
+        \qquad \beta_p = \alpha_0\, [p \ne p_0] .
+
+    A layer with this encoding begins with queries that are the first unit vector, by their bias, whatever the features
+    are. Scores are then those of the position alone,
+
+    .. math:: s_h(x; x', \hat h) = -\alpha \|h^{-1}\Delta - c\|^2 - \beta_{h^{-1}\hat h} ,
+
+    and the layer *is* a convolution, away from the border: a linear map of the features by a kernel that the group
+    steers. Its head m reads the value at :math:`(x + hc_m, hp_0)` through a Gaussian; for a large sharpness it is the
+    convolution whose kernel is :math:`K(hc_m) = \rho_{out}(h)\, W^o_m W^v_m\, \rho_{in}(h)^{-1}` on the orbit of
+    :math:`c_m`, and zero on orbits that no head looks at.
+
+    **Which places.** The orbits of the positions of the window under H, one place of each, in order of their distance
+    from the middle. M heads take them at equal distances in this order, and where there are more heads than orbits,
+    every orbit has one, and some have several. A window of 3×3 has 3 orbits under C4 and D4, 5×5 has 7 and 6, and
+    3×3×3 under the octahedral group 4. All heads prefer the pose of the output. With ``projection="pointwise"``, which
+    does not tell poses apart, there are all positions with all poses to look at in place of orbits.
+
+    **The share of position and content.** Everything is learned: c, :math:`\alpha` and :math:`\beta` of each head, and
+    queries that depend on the features, which bring in content, :math:`\rho'`, and changes of the sharpness. The share
+    of a head is that of the two in the sum :math:`s`. ConViT's gate is a mixture of two softmaxes, one of positions and
+    one of contents, and takes two attentions; the sum takes one, on every backend. It holds what the mixture
+    begins with and what it ends with, softmax of the one or of the other, and is a product of the two between.
+
+    Args:
+        encoding: :math:`\rho'`, relative and not rotary; by default :class:`NoEncoding`, which leaves positions and
+            poses to the first channel.
+        sharpness: :math:`\alpha_0`, by how much the score of the place exceeds that of the next one at initialisation:
+            :math:`\alpha` is this by the square of their distance. A small one lets heads move and mix their places
+            from the first step on.
+        content: the size of the queries' weights at initialisation, relative to other encodings. At 0 the layer begins
+            as a convolution exactly; their gradients are not 0.
+        width, reach: for global attention, which has no window of its own: the places of a lattice of ``width`` along
+            each axis, the outermost of them at ``reach`` in units of the grid's longest side less one. On a grid of
+            7×7, ``width=3, reach=1/6`` is a convolution of 3×3.
+
+    Attributes:
+        centre: ``(num_heads, d)``, c in units of the window's reach.
+        sharpness: ``(num_heads,)``, :math:`\alpha` for places at the distance of neighbours.
+        pose_preference: ``(num_heads, |H|)``, :math:`-\beta`.
+        rest: the other encoding.
+
+    Raises:
+        TypeError: ``encoding`` is none.
+        ValueError: it is absolute or rotary, or a number is not positive; on binding, a head has a single channel,
+            queries have no bias, or the layer is not on a grid with a finite group.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import ConvolutionalEncoding, GroupSelfAttention
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(fields, fields, num_heads=3, kernel_size=3, encoding=ConvolutionalEncoding())
+        >>> x, y = torch.randn(2, 1, 24, 6, 6)
+        >>> both = layer(fields(x + y)).tensor + layer(fields(0 * x)).tensor
+        >>> torch.allclose(both, layer(fields(x)).tensor + layer(fields(y)).tensor, atol=1e-5)  # it is linear
+        True
+
+    Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional Layers", ICLR
+    2020, for the Gaussian; d'Ascoli et al., "ConViT", ICML 2021, and Zheng et al., "Structured Initialization for
+    Vision Transformers", NeurIPS 2025, for the beginning, without groups.
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding | None = None,
+        *,
+        sharpness: float = 1.0,
+        content: float = 0.0,
+        width: int | None = None,
+        reach: float | None = None,
+    ):
+        super().__init__()
+        rest = NoEncoding() if encoding is None else encoding
+        if not isinstance(rest, Encoding):
+            raise TypeError(f"encoding: got {type(rest).__name__}, needed an Encoding or None")
+        if rest.absolute or type(rest).rotations is not Encoding.rotations:
+            raise ValueError(f"encoding: got {type(rest).__name__}, needed one that is added to the keys and relative")
+        if width is not None and check_int("width", width) % 2 == 0:
+            raise ValueError(f"width: got {width}, needed an odd number")
+        self.rest: Encoding = rest
+        self.initial_sharpness = check_sharpness(sharpness, _MOST, "a positive number")
+        self.content = _check_number("content", content, _MOST)
+        self.width = width
+        self.reach = None if reach is None else _check_number("reach", reach, 1.0)
+        self.centre: Parameter | None = None
+        self.sharpness: Parameter | None = None
+        self.pose_preference: Parameter | None = None
+        self.step = 1.0
+
+    def _build(self) -> None:
+        if self._orbits is None:
+            raise ValueError(
+                "encoding: ConvolutionalEncoding looks at the places of a window, and is for layers on grids with a "
+                "finite fiber group"
+            )
+        if self.channels < 2:
+            raise ValueError(
+                "encoding: ConvolutionalEncoding needs 2 channels, one for the place and one for the content, and a "
+                f"head has {self.channels}; set head_fields to 2 or more"
+            )
+        views = self._orbits.spread(self.num_heads, self.width, self.reach)
+        self.step = views.step
+        self.centre = Parameter(views.places)
+        self.sharpness = Parameter(torch.full((self.num_heads,), self.initial_sharpness))
+        if self.has_poses:
+            others = 1 - F.one_hot(views.poses, self.num_poses)
+            self.pose_preference = Parameter(-self.initial_sharpness * others.to(self.centre))
+        self.rest = self.rest.bind(self.dim, self.num_heads, self.channels - 1, self.num_poses)
+
+    def _build_offsets(self) -> None:
+        """Nothing: see :meth:`_build`."""
+
+    def start(self, queries: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> None:
+        assert queries is not None
+        assert keys is not None
+        if bias is None:
+            raise ValueError("bias: got False, needed True: with ConvolutionalEncoding queries are constant at first")
+        queries.mul_(self.content)
+        bias.zero_()
+        bias[:, 0] = 1.0
+        keys[:, 0] = 0.0
+
+    def drop_poses(self) -> None:
+        super().drop_poses()
+        self.pose_preference = None
+        self.rest.drop_poses()
+
+    def offsets(self, delta: Tensor) -> Tensor | None:
+        if self.centre is None or self.sharpness is None:
+            return None
+        heads = (self.num_heads, *[1] * (delta.dim() - 1))
+        squares = ((delta - self.centre.view(*heads, self.dim)) / self.step).square().sum(-1, keepdim=True)
+        scores = -self.sharpness.view(*heads, 1) * squares
+        return self._with_rest(scores, self.rest.offsets(delta))
+
+    def poses(self, relative: Tensor | None = None) -> Tensor | None:
+        if self.pose_preference is None:
+            return None
+        return self._with_rest(self.pose_preference.unsqueeze(-1), self.rest.poses())
+
+    def _with_rest(self, scores: Tensor, rest: Tensor | None) -> Tensor:
+        """What the first channel adds to the score of a unit query, and the other channels."""
+        first = math.sqrt(self.channels) * scores
+        if rest is None:
+            return F.pad(first, (0, self.channels - 1))
+        return torch.cat([first, rest.expand(*first.shape[:-1], -1)], dim=-1)
+
+    def extra_repr(self) -> str:
+        parts = [f"sharpness={self.initial_sharpness:g}"] + ([f"content={self.content:g}"] if self.content else [])
+        return ", ".join(parts + ([] if self.width is None else [f"width={self.width}, reach={self.reach:g}"]))
+
+
+def _check_number(name: str, value: Any, most: float) -> float:
+    """``value`` as a float, if it is a number from 0 to ``most``."""
+    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
+    if not 0 <= number <= most:
+        raise ValueError(f"{name}: got {value!r}, needed a number from 0 to {most:g}")
+    return number
