@@ -1,0 +1,442 @@
+"""Layers drawn at random, each with something to call it on and ways to tell whether it is right."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from escnn.group import CyclicGroup, DihedralGroup, GroupElement
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+import escnn_attention as ea
+from escnn_attention import models
+from escnn_attention.groups.fibers import Fibers, fibers, is_pointwise
+from tests import spaces
+from tests.nn import points
+from tests.nn.attention import turned_error
+from tests.nn.scales import turned_error as turned_error_of_scales
+from tests.plain.test_attentive_conv import written_out as attentive_written_out
+from tests.test_continuous_groups import SPACES as CONTINUOUS
+from tests.test_continuous_groups import on_turned_grid
+
+Layer = Any  # an equivariant module or a network
+Error = Callable[[Layer, GeometricTensor], float]
+
+# More numbers than these take longer than a test should: of scores; and of passes through the loops of the formula.
+MOST_SCORES = 1_500_000
+MOST_TERMS = 1_200
+
+ENCODINGS: dict[str, Callable[[], Any]] = {
+    "mlp": lambda: ea.MLPEncoding(hidden=4),
+    "mlp of two layers": lambda: ea.MLPEncoding(hidden=5, layers=2, per_head=False),
+    "separable": lambda: "separable",
+    "fourier": lambda: ea.FourierEncoding(3),
+    "rotary": lambda: "rotary",
+    "absolute": lambda: "absolute",
+    "quadratic": lambda: ea.QuadraticEncoding(),
+    "none": lambda: "none",
+}
+RELATIVE = ("mlp", "mlp of two layers", "separable", "fourier", "rotary", "none")
+# Their first irreps take escnn seconds.
+HEAVY = ("octahedral", "octahedral on a point", "icosahedral")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A layer and its input.
+
+    Attributes:
+        make: the layer, with other weights every time.
+        tensors: features; or features and coordinates.
+        error: the equivariance error for features; None where samples make it only nearly equivariant.
+        arguments: what a layer at points is called with besides.
+        formula: the output by loops over the formula, or None.
+    """
+
+    make: Callable[[], Layer]
+    tensors: tuple[Tensor, ...]
+    error: Error | None = None
+    arguments: dict[str, Tensor] = field(default_factory=dict)
+    formula: Callable[[Layer, GeometricTensor], Tensor] | None = None
+
+    def layer(self, seed: int) -> Layer:
+        """The layer in float64, with weights that are all in use."""
+        torch.manual_seed(seed)
+        layer = self.make().double().eval()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        return layer
+
+    def input(self, layer: Layer) -> GeometricTensor:
+        return GeometricTensor(self.tensors[0], layer.in_type, *self.tensors[1:])
+
+    def output(self, layer: Layer, *tensors: Tensor) -> Tensor:
+        """The output for features, or for features and coordinates."""
+        return values(layer(GeometricTensor(tensors[0], layer.in_type, *tensors[1:]), **self.arguments))
+
+
+def values(y: GeometricTensor | Tensor) -> Tensor:
+    return y if isinstance(y, Tensor) else y.tensor
+
+
+class Draw(random.Random):
+    """Draws the parts of a layer."""
+
+    def yes(self, probability: float = 0.5) -> bool:
+        return self.random() < probability
+
+    def tensor(self, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.randrange(2**31))
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    def finite_space(self) -> GSpace:
+        """Of the plane, of space or of a point; groups that take long seldom."""
+        kind = self.choices([spaces.PLANE, spaces.VOLUME, spaces.POINT, spaces.LARGE], [10, 6, 1, 1])[0]
+        names = [name for name in kind if name not in HEAVY or self.yes(0.1)] if kind is not spaces.LARGE else []
+        name = self.choice(names or ["C4", "icosahedral"] if kind is not spaces.POINT else ["D4 on a point"])
+        return (spaces.ALL | spaces.LARGE)[name]()
+
+    def fields(self, space: GSpace, most: int = 3) -> FieldType:
+        """Any mixture of regular, trivial, quotient and irreducible fields, and of those of the base space."""
+        group = space.fibergroup
+        candidates = [space.trivial_repr, *group.irreps()]
+        if space.dimensionality:
+            candidates.append(space.basespace_action)
+        if group.order() <= 12:
+            candidates += 2 * [space.regular_repr]
+        divisors = [n for n in range(2, group.order()) if group.order() % n == 0]
+        if isinstance(group, CyclicGroup):
+            candidates += [space.quotient_repr(n) for n in divisors]
+        elif isinstance(group, DihedralGroup):
+            turns = group.order() // 2
+            candidates += [space.quotient_repr((None, n)) for n in divisors if turns % n == 0]
+            candidates.append(space.quotient_repr((self.randrange(turns), 1)))
+        return FieldType(space, self.choices(candidates, k=self.randint(1, most)))
+
+    def alike(self, space: GSpace, kind: str, most: int = 2) -> FieldType:
+        make = spaces.regular if kind == "regular" else spaces.scalars
+        return make(space, self.randint(1, most))
+
+    def shape(self, space: GSpace, least: int = 1, most: int = 5) -> tuple[int, ...]:
+        most = most if space.dimensionality < 3 else max(least, most - 2)
+        return tuple(self.randint(least, most) for _ in range(space.dimensionality))
+
+    def modes(self, group: Fibers) -> dict[str, Any]:
+        """Whose poses see which, and with what encoding."""
+        weighted = group.samples is not None and group.log_measure is not None
+        heads = self.randint(1, 3)
+        return {
+            "num_heads": heads,
+            "head_fields": self.randint(max(2, group.dimension + 1), 5),
+            "query": "all" if group.order <= 12 and not weighted and self.yes(0.4) else "own",
+            "keys": self.choice(["all", "all", "own"]),
+            "bias": self.yes(0.7),
+            "dropout": self.choice([0.0, 0.1]),
+        }
+
+
+def scores(batch: int, positions: int, order: int, options: dict[str, Any]) -> int:
+    """How many scores there are."""
+    return options["num_heads"] * batch * (positions * order) ** 2 * (order if options["query"] == "all" else 1)
+
+
+def on_grid(draw: Draw, space: GSpace, group: Fibers, options: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
+    """Images, so many and of such a shape that all scores may be held at once."""
+    for most in (5, 4, 3, 2, 1):
+        batch, shape = draw.randint(1, 3), draw.shape(space, most=most)
+        if scores(batch, math.prod(shape), group.order, options) <= MOST_SCORES:
+            break
+    return batch, shape
+
+
+def window_of(draw: Draw, group: Fibers) -> dict[str, Any]:
+    """A window, or none for the whole grid."""
+    if not group.dimension or draw.yes(0.3):
+        return {}
+    shapes = ["auto", "disc", *(["square"] if group.preserves_square else [])]
+    return {"kernel_size": draw.choice([1, 3, 5]), "dilation": draw.randint(1, 3), "window": draw.choice(shapes)}
+
+
+def grids(draw: Draw) -> Drawn:
+    """Self-attention on grids, for a finite group."""
+    space = draw.finite_space()
+    group = fibers(space)
+    options = draw.modes(group) | window_of(draw, group)
+    names = [name for name in ENCODINGS if space.dimensionality or name != "quadratic"]
+    encoding = ENCODINGS[draw.choice(names)]
+    types = [draw.fields(space), draw.fields(space)]
+    layer: Any = ea.GroupSelfAttention
+    if draw.yes(0.25):
+        types[0] = draw.alike(space, "trivial", 3)
+        if draw.yes():
+            layer = ea.LiftingSelfAttention
+            del options["keys"]
+    elif group.order <= 12 and draw.yes(0.25):
+        types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
+        options["projection"] = "pointwise"
+    batch, shape = on_grid(draw, space, group, options)
+    if layer is ea.LiftingSelfAttention:
+        del options["query"]
+
+    def error(layer: Layer, x: GeometricTensor) -> float:
+        return max(turned_error(layer, x), spaces.grid_error(layer, x))
+
+    x = draw.tensor(batch, types[0].size, *shape)
+    return Drawn(lambda: layer(*types, encoding=encoding(), **options), (x,), error)
+
+
+def continuous(draw: Draw) -> Drawn:
+    """Self-attention on grids and at points, for samples of a continuous group."""
+    make, number = CONTINUOUS[draw.choice(list(CONTINUOUS))]
+    space = make()
+    exact = draw.yes(0.7)
+    samples = ea.Samples(number, turn=draw.choice(["fixed", "random"])) if exact else ea.Samples(number, "rand")
+    group = fibers(space, samples)
+    exact = exact and group.log_measure is None
+    low = [r for r in space.fibergroup.irreps() if r.size <= 5][:5]
+    types = [FieldType(space, draw.choices(low, k=draw.randint(1, 3))) for _ in range(2)]
+    options = draw.modes(group) | {"samples": samples}
+    encoding = ENCODINGS[draw.choice(list(ENCODINGS))]
+    if draw.yes():
+        return at_points(draw, ea.PointSelfAttention, types, options | {"encoding": encoding}, group.elements, exact)
+    options |= window_of(draw, group)
+    batch, shape = on_grid(draw, space, group, options)
+
+    def error(layer: Layer, x: GeometricTensor) -> float:
+        with torch.no_grad():
+            y = layer(x)
+            found = [
+                on_turned_grid(layer, x.tensor, g) - y.transform_fibers(g).tensor
+                for g in draw.sample(group.elements, 3)
+            ]
+        return max(float(e.norm() / spaces.size_of(y.tensor)) for e in found)
+
+    x = draw.tensor(batch, types[0].size, *shape)
+    return Drawn(lambda: ea.GroupSelfAttention(*types, encoding=encoding(), **options), (x,), error if exact else None)
+
+
+def clouds(draw: Draw) -> Drawn:
+    """Self-attention and attentive convolution at points, for a finite group."""
+    space = points.SPACES[draw.choice(list(points.SPACES))]()
+    group = fibers(space)
+    types = [draw.fields(space), draw.fields(space)]
+    if draw.yes(0.25):
+        types[0] = draw.alike(space, "trivial", 3)
+    options = draw.modes(group)
+    layer, names = ea.PointSelfAttention, list(points.ENCODINGS)
+    if draw.yes(0.3):
+        layer, names = ea.PointAttentiveConv, [n for n in names if n not in ("rotary", "absolute")]
+        options |= {"kernel_features": draw.randint(1, 4)}
+        del options["keys"]
+    name = draw.choice(names)
+    if name not in ("rotary", "absolute") and draw.yes(0.2):
+        options["relation"] = ea.Pair()
+    if draw.yes(0.2):
+        options["normalization"] = "count"
+    if draw.yes(0.3):
+        options["length_scale"] = draw.uniform(0.5, 2)
+    if group.order <= 12 and options.get("kernel_features") is None and draw.yes(0.15):
+        types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
+        options["projection"] = "pointwise"
+    return at_points(draw, layer, types, options | {"encoding": points.ENCODINGS[name]}, group.elements)
+
+
+def networks(draw: Draw) -> Drawn:
+    """Transformers on points, with any head."""
+    space = points.SPACES[draw.choice(list(points.SPACES))]()
+    in_type, out_type = draw.fields(space), draw.choice([3, "vector", draw.fields(space)])
+    heads = {"readout": draw.choice(["clouds", "points"]), "poses": draw.choice(["mean", "max"])}
+    heads["pool"] = draw.choice(["mean", "sum", None, *(["max"] if isinstance(out_type, int) else [])])
+    attention = {"query": draw.choice(["own", "all"]), "keys": draw.choice(["all", "own"])}
+    number, positions = draw.randint(1, 2), draw.yes()
+    encoding = points.ENCODINGS[draw.choice([n for n in points.ENCODINGS if n not in ("rotary", "quadratic")])]
+
+    def network(*_: Any, encoding: Any, num_heads: int, **options: Any) -> Layer:
+        return models.PointTransformer(
+            *(space, in_type, out_type),
+            **{"fields": 2 * num_heads, "num_blocks": number, "num_heads": num_heads, "encoding": encoding},
+            **{"positions": positions, "attention": attention | options, **heads},
+        )
+
+    options = {"num_heads": draw.randint(1, 2), "head_fields": 4, "encoding": encoding, "query": "own"}
+    drawn = at_points(draw, network, [in_type], options, fibers(space).elements, whole=True)
+    return replace(drawn, formula=None)
+
+
+def at_points(
+    draw: Draw,
+    layer: Callable[..., Layer],
+    types: list[FieldType],
+    options: dict[str, Any],
+    elements: tuple[GroupElement, ...],
+    exact: bool = True,
+    whole: bool = False,
+) -> Drawn:
+    """A layer on some clouds: neighbours by a rule, by edges, or all; points with a measure, or that are missing."""
+    number, encoding, space = draw.randint(2, 9), options.pop("encoding"), types[0].gspace
+    # Encodings divide channels among offsets of as many coordinates.
+    options["head_fields"] = max(
+        options["head_fields"], 1 + (options.get("relation") or ea.Offset()).size(space.dimensionality)
+    )
+    arguments: dict[str, Tensor] = {}
+    batch = torch.zeros(number, dtype=torch.long)
+    if draw.yes():
+        batch = torch.tensor([draw.randint(0, 2) for _ in range(number)])
+        batch = batch.unique(return_inverse=True)[1] if whole else batch  # every cloud has points
+        arguments["batch"] = batch
+    coords = draw.tensor(number, space.dimensionality)
+    there = torch.tensor([draw.yes(0.8) for _ in range(number)])
+    if draw.yes(0.3) and there.any() and not whole:
+        arguments["mask"] = there
+    else:
+        there = torch.ones(number, dtype=torch.bool)
+    if draw.yes(0.3):
+        arguments["measure"] = draw.tensor(number).exp()
+    rule = draw.choice(["all", "all", "radius", "number", "both", "edges"])
+    if rule in ("radius", "both"):
+        options["radius"] = draw.uniform(0.5, 2.5)
+    if rule in ("number", "both"):
+        options["num_neighbours"] = draw.randint(1, 4)
+    edges = neighbours(coords, batch, there, options.get("radius"), options.get("num_neighbours"))
+    if rule == "edges":
+        own = edges[0] == edges[1]  # so that every query has a key
+        edges = edges[:, own | torch.tensor([draw.yes() for _ in own])]
+        edges = edges[:, draw.sample(range(edges.shape[1]), edges.shape[1])]
+        arguments["edge_index"] = edges
+
+    def error(layer: Layer, x: GeometricTensor) -> float:
+        with torch.no_grad():
+            y, worst = values(layer(x, **arguments)), 0.0
+            for element in draw.sample(elements, min(4, len(elements))):
+                z = values(layer(x.transform(element), **arguments))
+                matrix = torch.as_tensor(layer.out_type.representation(element), dtype=y.dtype)
+                worst = max(worst, float((z - y @ matrix.T).norm()))
+        return worst / float(spaces.size_of(y))
+
+    def formula(layer: Layer, x: GeometricTensor) -> Tensor:
+        y = points.written_out(layer, x, edges, arguments.get("measure"))
+        return torch.where(there[:, None], y, 0.0)
+
+    group = fibers(space, options.get("samples"))
+    scalar = all(r.is_trivial() for r in types[0].representations)
+    poses = 1 if scalar else group.order
+    terms = options["num_heads"] * edges.shape[1] * group.order * poses * (poses if options["query"] == "all" else 1)
+    return Drawn(
+        lambda: layer(*types, encoding=encoding(), **options),
+        (draw.tensor(number, types[0].size), coords),
+        error if exact else None,
+        arguments,
+        formula if terms <= MOST_TERMS and group.samples is None else None,
+    )
+
+
+def neighbours(coords: Tensor, batch: Tensor, there: Tensor, radius: float | None, number: int | None) -> Tensor:
+    """Edges from the keys to the queries, found by looking at all pairs."""
+    distance = (coords[:, None] - coords).norm(dim=-1)
+    seen = (batch[:, None] == batch) & there[:, None] & there
+    if radius is not None:
+        seen &= distance <= radius
+    if number is not None:
+        place = distance.masked_fill(~seen, torch.inf).argsort(-1).argsort(-1)
+        seen &= place < number
+    queries, keys = seen.nonzero().T
+    return torch.stack([keys, queries])
+
+
+def scales(draw: Draw) -> Drawn:
+    """Self-attention on dilations."""
+    space = spaces.PLANE[draw.choice(["trivial", "flip", "C2", "C3", "C4", "D3", "D4"])]()
+    group = fibers(space)
+    some = ea.Scales(draw.choice([2, 2, math.sqrt(2)]), draw.randint(1, 3))
+    options = draw.modes(group) | {"kernel_size": draw.choice([1, 3]), "scales": some}
+    del options["keys"]
+    options["windows"] = draw.choice(["scaled", "fixed", *(["dilated"] if some.base == 2 else [])])
+    options["measure"] = draw.choice(["haar", "counting", "printed"])
+    encoding, each = ENCODINGS[draw.choice(RELATIVE)], [draw.fields(space, 2), draw.fields(space, 2)]
+    batch, shape = on_grid(draw, space, group, options)
+    layer: Any = ea.DilationSelfAttention
+    types = [some.repeat(each[0]), some.repeat(each[1])]
+    if draw.yes(0.4):
+        layer, types[0] = ea.DilationLiftingSelfAttention, draw.alike(space, "trivial")
+        del options["query"]
+    else:
+        options["interval"] = draw.randint(1, some.count)
+
+    def error(layer: Layer, x: GeometricTensor) -> float:
+        return max(turned_error_of_scales(layer, x), spaces.grid_error(layer, x))
+
+    x = draw.tensor(batch, types[0].size, *shape)
+    return Drawn(lambda: layer(*types, encoding=encoding(), **options), (x,), error)
+
+
+def convolutions(draw: Draw) -> Drawn:
+    """Attentive convolutions, by their formula."""
+    space = (spaces.PLANE | spaces.VOLUME)[draw.choice(["trivial", "flip", "C2", "C4", "C8", "D3", "D4", "mirror"])]()
+    kinds = [draw.choice(["regular", "regular", "trivial"]) for _ in range(2)]
+    types = [draw.alike(space, kind) for kind in kinds]
+    channel, spatial = draw.yes(0.7), draw.yes(0.7)
+    # The basis of escnn, for groups that do not keep the grid, is empty for a width of 2.
+    sizes = [1, 2, 3] if fibers(space).preserves_square else [1, 3]
+    options: dict[str, Any] = {"kernel_size": draw.choice(sizes), "channel": channel, "spatial": spatial}
+    options |= {"padding": draw.randint(0, 2), "dilation": draw.randint(1, 2), "bias": draw.yes()}
+    if channel:
+        options["ratio"] = draw.randint(1, 2)
+    if spatial:
+        options |= {"attention_size": draw.choice([1, 3]), "attention_dilation": draw.randint(1, 2)}
+    if channel or spatial:
+        options["residual"] = draw.yes()
+    reach = options["dilation"] * (options["kernel_size"] - 1) + 1
+    least = max(1, reach - 2 * options["padding"])
+    shape = draw.shape(space, least, least + 3)
+    x = draw.tensor(draw.randint(1, 3), types[0].size, *shape)
+
+    def formula(layer: Layer, x: GeometricTensor) -> Tensor:
+        return attentive_written_out(layer, x.tensor)
+
+    return Drawn(lambda: ea.AttentiveConv(*types, **options), (x,), spaces.grid_error, formula=formula)
+
+
+def others(draw: Draw) -> Drawn:
+    """What goes around attention: blocks, and layers that treat positions by themselves."""
+    space = spaces.PLANE[draw.choice(["trivial", "flip", "C3", "C4", "D3", "D4"])]()
+    any_type, other, regular = draw.fields(space), draw.fields(space), draw.alike(space, "regular")
+    pointwise = FieldType(space, [r for r in any_type.representations if is_pointwise(r)] or [space.trivial_repr])
+    scope, bias = draw.choice(["position", "sample"]), draw.yes()
+    modes = draw.modes(fibers(space)) | window_of(draw, fibers(space))
+    del modes["dropout"]
+    norm = draw.choice(["gsa", "pre"])
+    block = [regular, regular] if norm == "gsa" else [any_type, other]
+    kind = draw.choice(["regular", "trivial"])
+    makes: list[tuple[FieldType, Callable[[], Layer]]] = [
+        (any_type, lambda: ea.PoseLinear(any_type, regular, bias=bias)),
+        (regular, lambda: ea.PoseLinear(regular, any_type, bias=bias)),
+        (any_type, lambda: ea.PoseFeedForward(any_type, other, 2)),
+        (any_type, lambda: ea.FieldLinear(any_type, other, bias=bias)),
+        (any_type, lambda: ea.FieldLayerNorm(any_type, scope)),
+        (pointwise, lambda: ea.SiLU(pointwise)),
+        (regular, lambda: ea.PoseAttention(regular)),
+        (features := draw.alike(space, kind), lambda: ea.FeatureAttention(features, ratio=1, kernel_size=3)),
+        *(2 * [(block[0], lambda: ea.TransformerBlock(*block, norm=norm, **modes))]),
+    ]
+    in_type, make = draw.choice(makes)
+    batch, shape = on_grid(draw, space, fibers(space), modes)
+    return Drawn(make, (draw.tensor(batch, in_type.size, *shape),), spaces.grid_error)
+
+
+# So many of each are drawn for all, and a few in every run.
+KINDS: dict[str, tuple[Callable[[Draw], Drawn], int]] = {
+    "grids": (grids, 100),
+    "continuous": (continuous, 50),
+    "clouds": (clouds, 70),
+    "networks": (networks, 25),
+    "scales": (scales, 25),
+    "convolutions": (convolutions, 25),
+    "others": (others, 25),
+}

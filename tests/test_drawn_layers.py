@@ -1,0 +1,148 @@
+"""Layers drawn at random: every backend by the formula, equivariance, and what is saved and exported.
+
+A test is named after its seed: ``--hypothesis-seed`` with that number draws the same layer as the first of its kind.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from escnn.nn import GeometricTensor
+from torch import Tensor
+
+from escnn_attention import GroupSelfAttention
+from escnn_attention.functional import BACKENDS, backends_for
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.points import Points
+from tests import spaces
+from tests.drawing import KINDS, Draw, Drawn, Layer
+from tests.nn.attention import turned_error
+
+FEW = 4
+TOLERANCE = 1e-10
+# Interpreted, "triton" takes seconds for each of these.
+NAMES = sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"})
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first, exhaustive = int(metafunc.config.option.hypothesis_seed), pytest.mark.exhaustive
+        drawn = [
+            pytest.param(kind, first + i, id=f"{kind}-{first + i}", marks=() if i < FEW else exhaustive)
+            for kind, (_, count) in KINDS.items()
+            for i in range(count)
+        ]
+        metafunc.parametrize(("kind", "seed"), drawn)
+
+
+def results(layer: Layer, drawn: Drawn, formula: bool = False) -> list[Tensor]:
+    """The output, and the gradients of a loss by all that it depends on."""
+    tensors = [t.clone().requires_grad_() for t in drawn.tensors]
+    if formula:
+        assert drawn.formula is not None
+        y = drawn.formula(layer, GeometricTensor(tensors[0], layer.in_type, *tensors[1:]))
+    else:
+        y = drawn.output(layer, *tensors)
+    weight = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    wanted = [*tensors, *layer.parameters()]
+    found = torch.autograd.grad((y * weight).sum(), wanted, allow_unused=True)
+    return [y.detach(), *(torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True))]
+
+
+def check_results(found: list[Tensor], expected: list[Tensor], what: str) -> None:
+    # Outputs and gradients that the symmetry forces to vanish are rounding errors, of the others or of 1.
+    largest = max(float(spaces.size_of(t)) for t in expected)
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        error = float((a - b).norm() / (largest + b.norm()))
+        assert error <= TOLERANCE, f"{what}: the error of {f'gradient {i}' if i else 'the output'} is {error:.1e}"
+
+
+def check_backends(layer: Layer, drawn: Drawn) -> list[str]:
+    """Every backend gives what the formula does; returns those that serve."""
+    parts = [part for part in layer.modules() if hasattr(part, "backend")]
+    found: dict[str, list[Tensor]] = {}
+    for name in NAMES if parts else ():
+        for part in parts:
+            part.backend = name
+        try:
+            found[name] = results(layer, drawn)
+        except ValueError as refused:
+            if "cannot serve this call" not in str(refused) and "needed 'auto'" not in str(refused):
+                raise
+    for part in parts:
+        part.backend = "auto"
+    expected = results(layer, drawn, formula=True) if drawn.formula else found.pop("reference", None)
+    for name, some in found.items():
+        if expected is None:
+            expected = some
+        check_results(some, expected, name)
+    if expected is not None:
+        check_results(results(layer, drawn), expected, "auto")
+    return list(found)
+
+
+def check_equivariance(layer: Layer, drawn: Drawn) -> None:
+    if drawn.error is not None:
+        error = drawn.error(layer, drawn.input(layer))
+        assert error < TOLERANCE, f"equivariance error {error:.1e}"
+
+
+@torch.no_grad()
+def check_copies(layer: Layer, drawn: Drawn) -> None:
+    """What is saved, loaded and exported gives the same."""
+    expected = drawn.output(layer, *drawn.tensors)
+    other = drawn.layer(seed=-1)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    exports = [layer.export(), pickle.loads(pickle.dumps(layer.export()))]
+    for found in (drawn.output(other, *drawn.tensors), *(e(*drawn.tensors, **drawn.arguments) for e in exports)):
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_drawn(kind, seed):
+    drawn = KINDS[kind][0](Draw(f"{seed} {kind}"))
+    layer = drawn.layer(seed)
+    shapes = {name: tuple(t.shape) for name, t in drawn.arguments.items()}
+    print(layer, [tuple(t.shape) for t in drawn.tensors], shapes)
+    check_backends(layer, drawn)
+    check_equivariance(layer, drawn)
+    check_copies(layer, drawn)
+
+
+def wrong_backend(layer, monkeypatch):
+    exact = BACKENDS["blocked"]
+    wrong = replace(exact, attention=lambda call: (1 + 1e-8) * exact.attention(call))
+    monkeypatch.setitem(BACKENDS, "blocked", wrong)
+
+
+def wrong_table(layer, _):
+    layer.plain.inverse_action[:] = torch.eye(2)
+
+
+def unsaved_number(layer, _):
+    layer.plain.query_weight = 1 + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil", "message"),
+    [
+        (check_backends, wrong_backend, "blocked: the error of the output is [1-9]"),
+        (check_equivariance, wrong_table, "equivariance error [0-9.]+e([+]|-0[0-3])"),
+        (check_copies, unsaved_number, "not close"),
+    ],
+)
+def test_what_is_wrong_is_found(check, spoil, message, monkeypatch):
+    fields = spaces.mixed(spaces.PLANE["D3"]())
+    x = torch.randn(1, fields.size, 3, 4, dtype=torch.float64)
+    drawn = Drawn(lambda: GroupSelfAttention(fields, fields, 2, 3, head_fields=3), (x,), turned_error)
+    layer = drawn.layer(seed=0)
+    assert check(layer, drawn) in (None, ["blocked", "dense", "native"], ["blocked", "dense"])
+    spoil(layer, monkeypatch)
+    with pytest.raises(AssertionError, match=message):
+        check(layer, drawn)
