@@ -188,7 +188,7 @@ def _draw_panel(ax: Axes, row: _Row, weights: Tensor | None) -> None:
     margin = [(n / part - n) / 2 for n, part in zip((h, w), row.covered, strict=True)]
     extent = (grid[0] - margin[1], grid[1] + margin[1], grid[2] + margin[0], grid[3] - margin[0])
     opacity = 1.0 if weights is None else 0.35
-    ax.imshow(row.image, cmap="gray_r", interpolation="nearest", extent=extent, alpha=opacity)
+    ax.imshow(row.image.numpy(), cmap="gray_r", interpolation="nearest", extent=extent, alpha=opacity)
     if weights is not None:
         ax.imshow(shaded(weights.numpy()), interpolation="nearest", extent=grid)
     ax.plot(row.query[1], row.query[0], marker="x", color="black", markersize=7, markeredgewidth=3.4)

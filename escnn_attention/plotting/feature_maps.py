@@ -99,7 +99,7 @@ def plot_feature_maps(
     y = Sheet.TOP
     for column, (image, i) in enumerate(zip(images, index, strict=True)):
         ax = sheet.cell(left + column * cell, y, cell)
-        ax.imshow(as_drawn(image.tensor[0]).mean(0), cmap="gray_r", interpolation="nearest")
+        ax.imshow(as_drawn(image.tensor[0]).mean(0).numpy(), cmap="gray_r", interpolation="nearest")
         ax.set_title(stacked(table.action[i]), fontsize=10 if cell > 0.7 else 8, pad=3)
     sheet.text(left - 0.1, y + cell / 2, "input", ha="right", fontsize=10)
     y += 1.15 * cell
