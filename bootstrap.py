@@ -2,18 +2,21 @@
 
     python3 bootstrap.py compare [arguments]   the main job, `escnn-attention compare`
     python3 bootstrap.py test [arguments]      the tests; the arguments go to pytest (-n 0 runs them in one process)
+    python3 bootstrap.py test-numpy2 [...]     the tests with NumPy 2 and no lie_learn, in an environment of their own
     python3 bootstrap.py lint                  ruff: rules and format
     python3 bootstrap.py types                 mypy
     python3 bootstrap.py docs                  the site, into docs/_build/html
     python3 bootstrap.py setup                 everything the other tasks need, and no task
 
-Python 3.10 to 3.12 with venv and pip is all it needs: no Fortran compiler, no GPU. The first call installs what its
-task needs; later calls install again only after a change of the project's requirements.
+Python 3.10 or later with venv and pip is all it needs: no Fortran compiler, no GPU. The first call installs what its
+task needs; later calls install again only after a change of the project's requirements. lie_learn, and with it NumPy 1,
+is installed where there are wheels of it.
 """
 
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,19 +25,76 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # Before any line that an older Python cannot run.
-if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+if sys.version_info < (3, 10):  # noqa: UP036
     came = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(f"bootstrap: Python 3.10, 3.11 or 3.12 is needed, but {sys.executable} is Python {came}")
+    sys.exit(f"bootstrap: Python 3.10 or later is needed, but {sys.executable} is Python {came}")
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
-BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
-STAMP = VENV / "bootstrap.json"  # what the folder holds; also the sign that this script made it
-INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "bootstrap.py"]
-
 ALL = {"train", "plot", "test", "docs", "dev"}
 EXTRAS = {"compare": {"train"}, "test": {"train", "test"}, "lint": ALL, "types": ALL, "docs": ALL, "setup": ALL}
+EXTRAS["test-numpy2"] = EXTRAS["test"]
+ARGUMENTS = {"compare", "test", "test-numpy2"}  # tasks that take some
+
+
+class Environment:
+    """A virtual environment of the project: its folder, and whether it has lie_learn, which needs NumPy 1."""
+
+    def __init__(self, name: str, lie_learn: bool):
+        self.folder = ROOT / name
+        self.lie_learn = lie_learn
+        self.constraints = ["constraints.txt", f"constraints-numpy{1 if lie_learn else 2}.txt"]
+        self.bin = self.folder / ("Scripts" if os.name == "nt" else "bin")
+        self.python = self.bin / ("python.exe" if os.name == "nt" else "python")
+        self.stamp = self.folder / "bootstrap.json"  # what the folder holds; also the sign that this script made it
+
+    @classmethod
+    def of(cls, task: str):
+        """The environment that a task runs in."""
+        if task == "test-numpy2":
+            return cls(".venv-numpy2", lie_learn=False)
+        wheels = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 13)
+        return cls(".venv", lie_learn=wheels)
+
+    def read_stamp(self) -> dict:
+        """What the last set-up left, empty if it left nothing readable."""
+        try:
+            return json.loads(self.stamp.read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def digest(self) -> str:
+        """Of everything that decides what is installed."""
+        inputs = [ROOT / name for name in ("pyproject.toml", "bootstrap.py", *self.constraints)]
+        return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+
+    def make(self) -> None:
+        """Make a new, empty environment, in place of an old one made here."""
+        if self.folder.exists() and any(self.folder.iterdir()) and not self.stamp.exists():
+            sys.exit(
+                f"bootstrap: {self.folder} is there, but was not made by bootstrap.py: please delete it or move it away"
+            )
+        say(f"making {self.folder}")
+        self.folder.mkdir(exist_ok=True)
+        self.stamp.write_text("{}")
+        for entry in self.folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != self.stamp:
+                entry.unlink()
+        try:
+            venv.create(self.folder, symlinks=os.name != "nt", with_pip=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"bootstrap: {error}\nThis Python lacks venv or pip (on Debian and Ubuntu: install python3-venv)")
+
+    def pip_install(self, what: str, *arguments: str) -> None:
+        """Install by pip: with its progress on a terminal, else only with its warnings and errors."""
+        say(f"installing {what}")
+        command = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
+        for path in self.constraints:
+            command += ["-c", path]
+        if not sys.stdout.isatty():
+            command.append("--quiet")
+        subprocess.run([*command, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, close_fds=False, check=True)
 
 
 def say(text: str) -> None:
@@ -67,81 +127,49 @@ def locked():
         yield
 
 
-def read_stamp() -> dict:
-    """What the last set-up left, empty if it left nothing readable."""
-    try:
-        return json.loads(STAMP.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def make_venv() -> None:
-    """Make a new, empty environment, in place of an old one made here."""
-    if VENV.exists() and any(VENV.iterdir()) and not STAMP.exists():
-        sys.exit(f"bootstrap: {VENV} is there, but was not made by bootstrap.py: please delete it or move it away")
-    say(f"making {VENV}")
-    VENV.mkdir(exist_ok=True)
-    STAMP.write_text("{}")
-    for entry in VENV.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry != STAMP:
-            entry.unlink()
-    try:
-        venv.create(VENV, symlinks=os.name != "nt", with_pip=True)
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"bootstrap: {error}\nThis Python lacks venv or pip (on Debian and Ubuntu: install python3-venv)")
-
-
-def pip_install(what: str, *arguments: str) -> None:
-    """Install by pip: with its progress on a terminal, else only with its warnings and errors."""
-    say(f"installing {what}")
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt", *arguments]
-    if not sys.stdout.isatty():
-        command.append("--quiet")
-    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, close_fds=False, check=True)
-
-
-def set_up(extras: set[str]) -> None:
-    """Bring ``.venv`` to hold the project with ``extras`` and escnn; do nothing where it does already."""
-    identity = {"python": "{}.{}".format(*sys.version_info), "path": str(VENV)}
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in INPUTS)).hexdigest()
-    stamp = read_stamp()
-    if not PYTHON.exists() or {key: stamp.get(key) for key in identity} != identity:
-        make_venv()
+def set_up(environment: Environment, extras: set[str]) -> None:
+    """Bring an environment to hold the project with ``extras`` and escnn; do nothing where it does already."""
+    identity = {"python": "{}.{}".format(*sys.version_info), "path": str(environment.folder)}
+    digest = environment.digest()
+    stamp = environment.read_stamp()
+    if not environment.python.exists() or {key: stamp.get(key) for key in identity} != identity:
+        environment.make()
         stamp = {}
-    extras = extras.union(stamp.get("extras", []))
+    extras = extras.union(stamp.get("extras", []), {"lie_learn"} if environment.lie_learn else ())
     wanted = {**identity, "inputs": digest, "extras": sorted(extras)}
     if stamp == wanted:
         return
     # A set-up that is killed leaves this empty stamp, and the next one starts afresh.
-    STAMP.write_text("{}")
+    environment.stamp.write_text("{}")
     try:
         names = ",".join(sorted(extras))
-        pip_install(f"the project with [{names}]; of what is new, PyTorch is the largest", "-e", f".[{names}]")
+        environment.pip_install(
+            f"the project with [{names}]; of what is new, PyTorch is the largest", "-e", f".[{names}]"
+        )
         # Not as a requirement: pip would build escnn's py3nj, which it can do without, from Fortran source.
-        pip_install("escnn", "--no-deps", "escnn")
+        environment.pip_install("escnn", "--no-deps", "escnn")
     except subprocess.CalledProcessError as error:
         if error.returncode > 0:  # pip gave up in good order: what was there before still holds
-            STAMP.write_text(json.dumps(stamp))
+            environment.stamp.write_text(json.dumps(stamp))
         sys.exit(
             f"bootstrap: pip failed with status {error.returncode}; its own words are above. Packages come from the "
             "package index that pip is configured for, so this needs a network. To try again, give the same command."
         )
-    STAMP.write_text(json.dumps(wanted))
+    environment.stamp.write_text(json.dumps(wanted))
     say("set-up done")
 
 
-def commands(task: str, arguments: list[str]) -> list[list]:
+def commands(environment: Environment, task: str, arguments: list[str]) -> list[list]:
     """The command lines of a task."""
+    python = environment.python
     if task == "compare":
-        return [[BIN / "escnn-attention", "compare", *arguments]]
-    if task == "test":
-        return [[PYTHON, "-m", "pytest", "-n", workers(), *arguments]]
+        return [[environment.bin / "escnn-attention", "compare", *arguments]]
+    if task in ARGUMENTS:
+        return [[python, "-m", "pytest", "-n", workers(), *arguments]]
     return {
-        "lint": [[PYTHON, "-m", "ruff", "check"], [PYTHON, "-m", "ruff", "format", "--check"]],
-        "types": [[PYTHON, "-m", "mypy"]],
-        "docs": [[PYTHON, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", "docs/_build/html"]],
+        "lint": [[python, "-m", "ruff", "check"], [python, "-m", "ruff", "format", "--check"]],
+        "types": [[python, "-m", "mypy"]],
+        "docs": [[python, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", "docs/_build/html"]],
         "setup": [],
     }[task]
 
@@ -154,11 +182,11 @@ def workers() -> str:
 
 def run(command: list, task: str) -> int:
     """Run one command line of a task and return its exit status, as a shell would."""
-    environment = dict(os.environ)
-    if task == "test":
-        environment.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the processors already
+    variables = dict(os.environ)
+    if task.startswith("test"):
+        variables.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the processors already
     # Paths given to compare are the caller's; the other tasks are about the project.
-    process = subprocess.Popen(command, cwd=None if task == "compare" else ROOT, env=environment)
+    process = subprocess.Popen(command, cwd=None if task == "compare" else ROOT, env=variables)
     while True:
         try:
             status = process.wait()
@@ -173,15 +201,16 @@ def main() -> int:
     if task not in EXTRAS:
         print(__doc__)
         return 0 if task in ("help", "-h", "--help") else 2
-    if arguments and task not in ("compare", "test"):
+    if arguments and task not in ARGUMENTS:
         sys.exit(f"bootstrap: {task} takes no arguments, but was given: {' '.join(arguments)}")
+    environment = Environment.of(task)
     try:
         with locked():
-            set_up(EXTRAS[task])
+            set_up(environment, EXTRAS[task])
     except KeyboardInterrupt:
         say("interrupted; the next call sets up afresh")
         return 130
-    return max([run(command, task) for command in commands(task, arguments)], default=0)
+    return max([run(command, task) for command in commands(environment, task, arguments)], default=0)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ else:
     def __getattr__(name: str) -> object:
         if name in __all__:
             raise ImportError(
-                f"escnn_attention.{name} needs escnn. With a Fortran compiler: pip install 'escnn-attention[escnn]'; "
-                "without one: pip install --no-deps escnn"
+                f"escnn_attention.{name} needs escnn: pip install --no-deps escnn (without --no-deps pip builds py3nj "
+                "from Fortran source and brings NumPy 1; escnn can do without)"
             )
         raise AttributeError(f"module 'escnn_attention' has no attribute {name!r}")
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from escnn_attention._escnn.lie_learn import is_usable
+
 # escnn's caches on disk are joblib's: here they start empty.
 FRESH_CACHE = """
 import sys
@@ -36,11 +38,14 @@ def bases_on_a_fresh_cache(
     return {
         order: start_python("\n".join([FRESH_CACHE, *imports, BASES]), tmp_path_factory.mktemp("cache"))
         for order, imports in ORDERS.items()
+        if order == "plugin first" or is_usable()
     }
 
 
 @pytest.mark.parametrize("order", ["plugin first", "escnn first"])
 def test_kernel_bases_can_be_built_on_a_fresh_cache(order, bases_on_a_fresh_cache):
+    if order not in bases_on_a_fresh_cache:
+        pytest.skip("escnn cannot be imported first where lie_learn cannot")
     output, errors = bases_on_a_fresh_cache[order].communicate(timeout=120)
     assert bases_on_a_fresh_cache[order].returncode == 0, errors
     if order == "plugin first":
@@ -48,6 +53,8 @@ def test_kernel_bases_can_be_built_on_a_fresh_cache(order, bases_on_a_fresh_cach
 
 
 def test_without_the_plugin_they_cannot(bases_on_a_fresh_cache):
+    if "escnn alone" not in bases_on_a_fresh_cache:
+        pytest.skip("escnn cannot be imported alone where lie_learn cannot")
     process = bases_on_a_fresh_cache["escnn alone"]
     _, errors = process.communicate(timeout=120)
     if process.returncode == 0:
@@ -84,6 +91,5 @@ def test_without_escnn_the_package_says_how_to_install_it(run_python):
     assert len(errors) == len(escnn_attention.__all__) + 1
     for name, error in zip([*escnn_attention.__all__, "GroupSelfAttention"], errors, strict=True):
         assert name in error
-        assert "pip install 'escnn-attention[escnn]'" in error
         assert "pip install --no-deps escnn" in error
     assert last == "module 'escnn_attention' has no attribute 'GroupSelfAttentoin'"
