@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import numpy as np
 import torch
 from escnn import gspaces

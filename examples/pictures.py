@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

@@ -19,6 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

@@ -1,5 +1,6 @@
 """The README and the site: their code runs, in order, and prints what they say it prints; their commands exist."""
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -70,6 +71,31 @@ def test_code_runs_and_prints_what_is_shown(name, tmp_path, monkeypatch):
             exec(compiled, namespace)
         printed = stdout.getvalue()
         assert same_output(shown, printed), f"{name}:{line} prints\n{printed}\nand shows\n{shown}"
+
+
+IMPORT = re.compile(r"^(?: *(?:>>>|\.\.\.) )? *(?:from|import) (escnn(?:_attention)?)\b", re.MULTILINE)
+EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.py")) if "escnn" in IMPORT.findall(path.read_text())]
+
+
+def docstring_examples() -> dict[str, str]:
+    """Those of the package that import both, by where they are."""
+    found = {}
+    for path in sorted((ROOT / "escnn_attention").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            docstring = ast.get_docstring(node) if documented else None
+            code = "\n".join(line for line in (docstring or "").splitlines() if ">>>" in line)
+            if len(set(IMPORT.findall(code))) == 2:
+                found[f"{path.name}:{getattr(node, 'name', '')}"] = code
+    return found
+
+
+def test_escnn_is_imported_second():
+    """Before it the package, without which escnn cannot be imported where lie_learn cannot."""
+    pages = {name: "\n".join(code for code, *_ in programs(ROOT / name)) for name in NAMES}
+    codes = pages | docstring_examples() | {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES}
+    assert len(codes) > len(pages) + len(EXAMPLES)
+    assert not [where for where, code in codes.items() if IMPORT.findall(code)[:1] == ["escnn"]]
 
 
 def test_outputs_that_differ_are_told_apart():

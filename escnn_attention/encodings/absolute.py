@@ -17,8 +17,8 @@ class AbsoluteEncoding(MLPEncoding):
     The options are those of :class:`MLPEncoding`.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import AbsoluteEncoding, GroupSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, encoding=AbsoluteEncoding())

@@ -25,8 +25,8 @@ class FourierEncoding(FrequencyEncoding):
         learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn and is saved with the layer.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FourierEncoding, GroupSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(8)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, num_heads=2, encoding=FourierEncoding(learned=False))

@@ -28,8 +28,8 @@ class MLPEncoding(Encoding):
             coordinate, and gradients at 0 are of order 1e6: for parity only.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, MLPEncoding
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=5, encoding=MLPEncoding(hidden=32))

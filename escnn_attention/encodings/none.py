@@ -16,8 +16,8 @@ class NoEncoding(Encoding):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, encoding="none")

@@ -53,8 +53,8 @@ class PairKernel(torch.nn.Module):
         ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PairKernel, PointSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
         >>> kernel = PairKernel(content="concat", location="raw", combine="mlp", hidden=8)

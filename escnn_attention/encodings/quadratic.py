@@ -47,8 +47,8 @@ class QuadraticEncoding(Encoding):
             channels.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, QuadraticEncoding
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=5, encoding=QuadraticEncoding())

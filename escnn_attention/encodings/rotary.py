@@ -36,8 +36,8 @@ class RotaryEncoding(FrequencyEncoding):
             has channels that are not rotated, in which a query would read nothing of the offset.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, RotaryEncoding
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.dihedralOnR3(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, encoding=RotaryEncoding(), keys="own")

@@ -26,8 +26,8 @@ class SeparableEncoding(MLPEncoding):
         ValueError: on binding, when a head has fewer channels than there are parts.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, SeparableEncoding
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, num_heads=2, encoding=SeparableEncoding())

@@ -41,9 +41,9 @@ class EquivarianceErrors:
             group.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import LiftingSelfAttention
         >>> from escnn_attention.equivariance import equivariance_errors
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, hidden = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])
         >>> layer = LiftingSelfAttention(image, hidden, kernel_size=3)
@@ -111,9 +111,9 @@ def equivariance_errors(
             the plane or which does not have ``layer``, or an output that is none of the above.
 
     Example:
-        >>> from escnn import gspaces
         >>> from escnn_attention.equivariance.angles import equivariance_errors
         >>> from escnn_attention.models import HybridNet
+        >>> from escnn import gspaces
         >>> g = gspaces.rot2dOnR2(4)
         >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> errors = equivariance_errors({"C4": network}, angles=[0, 45, 90], size=12)
@@ -159,8 +159,8 @@ def rotations_of(model: torch.nn.Module) -> tuple[float, ...]:
     Empty where no module of the model has a gspace over the plane with a finite group.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.equivariance.angles import rotations_of
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(3)
         >>> rotations_of(nn.ReLU(nn.FieldType(g, [g.regular_repr])))
         (0.0, 120.0, 240.0)

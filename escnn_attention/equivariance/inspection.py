@@ -35,9 +35,9 @@ class AttentionLayer(Protocol):
         attention_maps: where queries look; see :meth:`escnn_attention.GroupSelfAttention.attention_maps`.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, TransformerBlock
         >>> from escnn_attention.equivariance import AttentionLayer, find_attention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
         >>> layer: AttentionLayer = find_attention(TransformerBlock(fields, fields, num_heads=2, kernel_size=3))
@@ -82,9 +82,9 @@ def attention_layers(model: torch.nn.Module) -> dict[str, Any]:
     offers the same. Layers without attention maps, such as ``DilationSelfAttention``, are none of them.
 
     Example:
-        >>> from escnn import gspaces
         >>> from escnn_attention.equivariance.inspection import attention_layers
         >>> from escnn_attention.models import HybridNet
+        >>> from escnn import gspaces
         >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> list(attention_layers(network))
         ['stages.attention_2_1.attention']
@@ -143,9 +143,9 @@ def find_attention(model: torch.nn.Module, layer: str | torch.nn.Module | None =
         ValueError: there is no such layer in ``model``, or only one without attention maps.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, SiLU
         >>> from escnn_attention.equivariance import find_attention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> attention = GroupSelfAttention(fields, fields, kernel_size=3)

@@ -38,8 +38,8 @@ class EquivarianceRow:
         relative: the norm of the difference divided by the norm of ``layer(x)``.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import SiLU, equivariance_report
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> row = equivariance_report(SiLU(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5)).rows[1]
         >>> row.layer, row.input_shape, str(row.element), row.exact, row.relative < 1e-15
@@ -66,8 +66,8 @@ class EquivarianceReport:
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> report = equivariance_report(nn.SequentialModule(FieldLayerNorm(fields), SiLU(fields)), (1, 4, 5, 5))
@@ -187,8 +187,8 @@ def equivariance_report(
         ValueError: ``input_shape`` does not fit ``module.in_type``.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import equivariance_report
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> strided = nn.SequentialModule(nn.ReLU(fields), nn.R2Conv(fields, fields, 3, padding=1, stride=2))
@@ -265,8 +265,8 @@ def assert_equivariant(
         TypeError, ValueError: as in :func:`equivariance_report`.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FieldLayerNorm, assert_equivariant
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> assert_equivariant(FieldLayerNorm(nn.FieldType(g, [g.regular_repr])), (1, 4, 5, 5), tolerance=1e-12)
     """

@@ -33,8 +33,8 @@ class working_memory(AbstractContextManager["working_memory"]):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, working_memory
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields)

@@ -52,8 +52,8 @@ class SphereGrid:
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import SphereGrid
+        >>> from escnn import gspaces, nn
         >>> grid = SphereGrid(8)
         >>> g = gspaces.rot3dOnR3()
         >>> scalars = nn.FieldType(g, 2 * [g.trivial_repr])

@@ -102,8 +102,8 @@ class RandomTransformation(torch.nn.Module):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, Samples
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
         >>> layer = GroupSelfAttention(vectors, vectors, samples=Samples(12, turn="random"))

@@ -65,8 +65,8 @@ class Samples:
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, Samples
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(-1)
         >>> vectors = nn.FieldType(g, 4 * [g.irrep(1)])
         >>> layer = GroupSelfAttention(vectors, vectors, num_heads=2, kernel_size=5, samples=Samples(8, turn="random"))

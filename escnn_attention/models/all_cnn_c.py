@@ -75,8 +75,8 @@ class AllCNNC(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import AllCNNC
+        >>> from escnn import gspaces
         >>> network = AllCNNC(gspaces.rot2dOnR2(4), 3, 10, width=4, attention="features")
         >>> network(torch.randn(2, 3, 16, 16)).shape
         torch.Size([2, 10])

@@ -45,9 +45,9 @@ class EquivariantClassifier(torch.nn.Module):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import LiftingSelfAttention
         >>> from escnn_attention.models import EquivariantClassifier
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 8 * [g.regular_repr])
         >>> network = EquivariantClassifier({"lifting": LiftingSelfAttention(image, fields, 2, 5)}, num_classes=10)
@@ -129,9 +129,9 @@ class InvariantLogits(EquivariantModule):
         num_classes: the number of classes.
 
     Example:
-        >>> from escnn import gspaces
         >>> from escnn_attention import assert_equivariant
         >>> from escnn_attention.models import HybridNet
+        >>> from escnn import gspaces
         >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> logits = network.as_fields()  # an InvariantLogits
         >>> logits.evaluate_output_shape((1, 1, 9, 9))

@@ -43,8 +43,8 @@ class DenseBlock(GridModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import DenseBlock
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> DenseBlock(fields, growth=3)(fields(torch.randn(1, 8, 9, 9))).shape

@@ -71,8 +71,8 @@ class GroupDenseNet(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import GroupDenseNet
+        >>> from escnn import gspaces
         >>> network = GroupDenseNet(gspaces.flipRot2dOnR2(4), 3, 2, width=2, blocks=3)
         >>> network(torch.randn(2, 3, 24, 24)).shape
         torch.Size([2, 2])

@@ -83,8 +83,8 @@ class GroupCNN(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import GroupCNN
+        >>> from escnn import gspaces
         >>> network = GroupCNN.rotmnist(gspaces.rot2dOnR2(4), attention="features")
         >>> network(torch.randn(2, 1, 28, 28)).shape
         torch.Size([2, 10])

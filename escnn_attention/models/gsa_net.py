@@ -114,8 +114,8 @@ class GSANet(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import GSANet
+        >>> from escnn import gspaces
         >>> network = GSANet.rotmnist(gspaces.rot2dOnR2(4), kernel_size=5)
         >>> network(torch.randn(1, 1, 28, 28)).shape
         torch.Size([1, 10])

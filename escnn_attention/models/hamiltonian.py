@@ -58,8 +58,8 @@ class HamiltonianNetwork(torch.nn.Module):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HamiltonianNetwork, PointTransformer
+        >>> from escnn import gspaces
         >>> potential = PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=2, num_heads=2, pool="sum")
         >>> network = HamiltonianNetwork(potential)
         >>> q, p, features = torch.randn(6, 2), torch.randn(6, 2), torch.rand(6, 2) + 0.5

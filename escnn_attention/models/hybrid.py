@@ -65,8 +65,8 @@ class HybridNet(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HybridNet
+        >>> from escnn import gspaces
         >>> network = HybridNet(gspaces.flipRot2dOnR2(4), 3, 10, widths=(4, 8), convolutions=(2, 1), attention=(0, 2))
         >>> network(torch.randn(2, 3, 17, 17)).shape
         torch.Size([2, 10])

@@ -111,8 +111,8 @@ class PointTransformer(torch.nn.Module):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import PointTransformer
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.dihedralOnR3(2)
         >>> network = PointTransformer(g, in_type=5, out_type=3, fields=4, num_blocks=2, num_heads=2)
         >>> atoms, coords, batch = torch.randn(7, 5), torch.randn(7, 3), torch.tensor([0, 0, 0, 0, 1, 1, 1])

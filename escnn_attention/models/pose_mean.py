@@ -30,8 +30,8 @@ class PoseMean(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import PoseMean
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> PoseMean(fields)(fields(torch.tensor([0.0, 1.0, 2.0, 5.0]).view(1, 4, 1, 1))).tensor.flatten()

@@ -47,8 +47,8 @@ class ResidualBlock(GridModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import ResidualBlock
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> narrow, wide = nn.FieldType(g, 2 * [g.regular_repr]), nn.FieldType(g, 4 * [g.regular_repr])
         >>> ResidualBlock(narrow, wide, halve=True)(narrow(torch.randn(1, 8, 10, 10))).shape

@@ -61,8 +61,8 @@ class ResNet44(EquivariantClassifier):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import ResNet44
+        >>> from escnn import gspaces
         >>> network = ResNet44(gspaces.flipRot2dOnR2(4), 3, 10, width=(1, 2, 3), blocks=1)
         >>> network(torch.randn(2, 3, 16, 16)).shape
         torch.Size([2, 10])

@@ -29,8 +29,8 @@ def symmetric_tensor_repr(gspace: GSpace) -> Representation:
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import SymmetricTensors, symmetric_tensor_repr
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(5)
         >>> tensors = nn.FieldType(g, [symmetric_tensor_repr(g)])
         >>> tensors.size, [tuple(i) for i in tensors.representation.irreps]

@@ -81,8 +81,8 @@ class AttentiveConv(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import AttentiveConv
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 4 * [g.regular_repr])
         >>> lifting = AttentiveConv(image, fields, kernel_size=3, ratio=1)

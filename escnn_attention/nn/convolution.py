@@ -84,8 +84,8 @@ def attention_from_convolution(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import attention_from_convolution
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> convolution = nn.R2Conv(fields, fields, kernel_size=3, padding=1)

@@ -92,8 +92,8 @@ class DilationSelfAttention(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import DilationSelfAttention, Scales
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> scales = Scales(base=2, count=3)
         >>> hidden = scales.repeat(nn.FieldType(g, 2 * [g.regular_repr]))
@@ -256,8 +256,8 @@ class DilationLiftingSelfAttention(DilationSelfAttention):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import DilationLiftingSelfAttention, Scales
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> scales = Scales(base=2, count=3)
         >>> image = nn.FieldType(g, [g.trivial_repr])

@@ -66,8 +66,8 @@ class FeatureAttention(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FeatureAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 10 * [g.regular_repr])
         >>> attention = FeatureAttention(fields, ratio=2)

@@ -54,8 +54,8 @@ def complete_basis(kernel_size: int, *, dilation: int = 1, dimensions: int = 2) 
         TypeError, ValueError: an argument is not a positive integer, or ``dimensions`` is neither 2 nor 3.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import complete_basis
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
         >>> convolution = nn.R2Conv(fields, fields, kernel_size=3, **complete_basis(3))
@@ -94,8 +94,8 @@ def fit_kernel(convolution: R2Conv | R3Conv, kernel: Tensor, *, tolerance: float
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import complete_basis, fit_kernel
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])
         >>> convolution = nn.R2Conv(image, fields, kernel_size=3, **complete_basis(3))

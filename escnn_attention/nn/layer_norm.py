@@ -40,8 +40,8 @@ class FieldLayerNorm(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FieldLayerNorm
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr] + 2 * [g.irrep(1)])
         >>> norm = FieldLayerNorm(fields)

@@ -86,8 +86,8 @@ class PointSelfAttention(PointLayer):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PointSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR3(4)
         >>> atoms = nn.FieldType(g, 5 * [g.trivial_repr])
         >>> hidden = nn.FieldType(g, 8 * [g.regular_repr])
@@ -211,8 +211,8 @@ class PointAttentiveConv(PointSelfAttention):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PointAttentiveConv
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(6)
         >>> scalars, vectors = nn.FieldType(g, 3 * [g.trivial_repr]), nn.FieldType(g, 2 * [g.irrep(1)])
         >>> layer = PointAttentiveConv(scalars, vectors, num_heads=2, num_neighbours=5)

@@ -99,8 +99,8 @@ class PointTransformerBlock(PointBlock):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PointTransformerBlock
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(3)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr] + 2 * [g.irrep(1, 1)])
         >>> block = PointTransformerBlock(fields, fields, num_heads=2, num_neighbours=6)

@@ -41,8 +41,8 @@ class PoseAttention(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PoseAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 10 * [g.regular_repr])
         >>> attention = PoseAttention(fields)

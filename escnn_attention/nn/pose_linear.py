@@ -41,8 +41,8 @@ class PoseLinear(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.nn import PoseLinear
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(6)
         >>> hidden, vectors = nn.FieldType(g, 4 * [g.regular_repr]), nn.FieldType(g, 2 * [g.irrep(1)])
         >>> PoseLinear(hidden, vectors)(hidden(torch.randn(1, 24, 5, 5))).shape
@@ -109,8 +109,8 @@ class PoseFeedForward(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.nn import PoseFeedForward
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> vectors = nn.FieldType(g, 4 * [g.irrep(1)])
         >>> PoseFeedForward(vectors, vectors, samples=24)(vectors(torch.randn(1, 12, 3, 3, 3))).shape
@@ -174,8 +174,8 @@ class FieldLinear(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.nn import FieldLinear
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(-1)
         >>> one, other = nn.FieldType(g, 3 * [g.irrep(1)]), nn.FieldType(g, [g.irrep(1), g.trivial_repr])
         >>> FieldLinear(one, other)(one(torch.randn(1, 6, 5, 5))).shape

@@ -29,8 +29,8 @@ class Crop(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import Crop
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> Crop(fields, 2)(fields(torch.randn(1, 4, 9, 8))).shape
@@ -82,8 +82,8 @@ class HalvingPool(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import HalvingPool
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> HalvingPool(fields)(fields(torch.randn(1, 4, 8, 7))).shape

@@ -32,8 +32,8 @@ class Scales:
         ValueError: a base that is not more than 1, or no scales.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import Scales
+        >>> from escnn import gspaces, nn
         >>> scales = Scales(base=2, count=3)
         >>> scales.values
         (1.0, 2.0, 4.0)
@@ -110,8 +110,8 @@ class PerScale(GridModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FieldLayerNorm, PerScale, Scales
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields, scales = nn.FieldType(g, 2 * [g.regular_repr]), Scales(base=2, count=3)
         >>> norm = PerScale(FieldLayerNorm(fields), scales)
@@ -177,8 +177,8 @@ class ScalePooling(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import ScalePooling, Scales
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> scales = Scales(base=2, count=3)
         >>> pool = ScalePooling(scales.repeat(nn.FieldType(g, 2 * [g.regular_repr])), scales)

@@ -110,8 +110,8 @@ class GroupSelfAttention(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(4)
         >>> vectors = nn.FieldType(g, 3 * [g.irrep(1, 1)])
         >>> hidden = nn.FieldType(g, 8 * [g.regular_repr])
@@ -215,8 +215,8 @@ class GroupSelfAttention(PlainModule):
 
         Example:
             >>> import torch
-            >>> from escnn import gspaces, nn
             >>> from escnn_attention import GroupSelfAttention
+            >>> from escnn import gspaces, nn
             >>> g = gspaces.rot2dOnR2(4)
             >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
             >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3)
@@ -328,8 +328,8 @@ class LiftingSelfAttention(GroupSelfAttention):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import LiftingSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(8)
         >>> image, hidden = nn.FieldType(g, 3 * [g.trivial_repr]), nn.FieldType(g, 4 * [g.regular_repr])
         >>> layer = LiftingSelfAttention(image, hidden, num_heads=2, kernel_size=5)

@@ -26,8 +26,8 @@ class SiLU(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import SiLU
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> SiLU(fields)(fields(torch.zeros(1, 4, 3, 3))).shape

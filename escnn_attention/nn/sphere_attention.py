@@ -78,8 +78,8 @@ class SphereSelfAttention(PointLayer):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import SphereGrid, SphereSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> scalars = nn.FieldType(g, 2 * [g.trivial_repr])
         >>> vectors = nn.FieldType(g, [g.fibergroup.irrep(1)])

@@ -59,8 +59,8 @@ class SphereTransformerBlock(PointBlock):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import SphereTransformerBlock
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> fields = nn.FieldType(g, 4 * [g.trivial_repr] + 2 * [g.fibergroup.irrep(1)])
         >>> block = SphereTransformerBlock(fields, fields, num_heads=2, num_neighbours=6)

@@ -88,8 +88,8 @@ class TransformerBlock(GridModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import AttentiveConv, TransformerBlock
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
         >>> block = TransformerBlock(fields, fields, num_heads=2, kernel_size=5, norm="pre")

@@ -23,8 +23,8 @@ class AttentionMaps(NamedTuple):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FeatureAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 3 * [g.regular_repr])
         >>> maps = FeatureAttention(fields).attention_maps(fields(torch.randn(2, 12, 9, 9)))

@@ -66,9 +66,9 @@ def plot_attended_images(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FeatureAttention
         >>> from escnn_attention.plotting import plot_attended_images
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(4)
         >>> attention = FeatureAttention(nn.FieldType(g, 3 * [g.trivial_repr]), ratio=1)
         >>> figure = plot_attended_images(torch.randn(2, 3, 12, 12), attention)

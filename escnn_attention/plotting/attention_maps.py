@@ -103,9 +103,9 @@ def plot_attention_maps(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HybridNet
         >>> from escnn_attention.plotting import plot_attention_maps
+        >>> from escnn import gspaces
         >>> g = gspaces.rot2dOnR2(4)
         >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 2))
         >>> figure = plot_attention_maps(

@@ -69,9 +69,9 @@ def plot_attentive_layers(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import FeatureAttention
         >>> from escnn_attention.plotting import plot_attentive_layers
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 3 * [g.regular_repr])
         >>> network = nn.SequentialModule(

@@ -86,9 +86,9 @@ def plot_attentive_maps(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import AttentiveConv
         >>> from escnn_attention.plotting import plot_attentive_maps
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 3 * [g.regular_repr])
         >>> lifting = AttentiveConv(image, fields, 3, ratio=1)

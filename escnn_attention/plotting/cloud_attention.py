@@ -92,9 +92,9 @@ def plot_cloud_attention(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention.models import PointTransformer
         >>> from escnn_attention.plotting import plot_cloud_attention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> network = PointTransformer(g, in_type=1, out_type=1, fields=4, num_blocks=2, num_heads=2)
         >>> cloud = nn.GeometricTensor(torch.ones(7, 1), network.in_type, torch.randn(7, 2))

@@ -78,9 +78,9 @@ def plot_encoding(
             of the plane, or ``size`` is given for a window or below 2.
 
     Example:
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import GSANet
         >>> from escnn_attention.plotting import plot_encoding
+        >>> from escnn import gspaces
         >>> network = GSANet(gspaces.rot2dOnR2(4), 1, 10, channels=8, blocks=(1,), num_heads=2)
         >>> figure = plot_encoding(network, "stages.attention_1_1", channels=[0, 1], pose_table=False)
         >>> len(figure.axes)  # two channels in four poses, each with a scale of colours

@@ -62,9 +62,9 @@ def plot_equivariance_error(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HybridNet
         >>> from escnn_attention.plotting import plot_equivariance_error
+        >>> from escnn import gspaces
         >>> options = {"widths": (4, 4), "convolutions": (1, 0), "attention": (0, 1)}
         >>> models = {f"C{n}": HybridNet(gspaces.rot2dOnR2(n), 1, 10, **options) for n in (2, 4)}
         >>> figure = plot_equivariance_error(models, angles=range(0, 361, 90), size=12)

@@ -64,9 +64,9 @@ def plot_feature_maps(
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HybridNet
         >>> from escnn_attention.plotting import plot_feature_maps
+        >>> from escnn import gspaces
         >>> g = gspaces.rot2dOnR2(4)
         >>> network = HybridNet(g, 1, 10, widths=(4, 4), convolutions=(1, 0), attention=(0, 1))
         >>> figure = plot_feature_maps(torch.randn(1, 1, 12, 12), network, ["stages.convolution_1_1", "stages.norm"])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import torch
 from escnn import gspaces, nn
 

@@ -12,6 +12,7 @@ import math
 import re
 from typing import Any
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import torch
 from escnn import gspaces
 from escnn.gspaces import GSpace

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import numpy as np
 import torch
 from escnn import gspaces, nn

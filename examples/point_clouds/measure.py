@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import lightning.pytorch as pl
 import numpy as np
 import torch

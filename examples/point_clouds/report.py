@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 from escnn.gspaces import GSpace
 from rich.console import Console
 from rich.table import Table

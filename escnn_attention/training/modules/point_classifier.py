@@ -30,9 +30,9 @@ class PointClassifier(PointModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import PointTransformer
         >>> from escnn_attention.training import Clouds, PointClassifier
+        >>> from escnn import gspaces
         >>> network = PointTransformer(gspaces.rot2dOnR2(4), 1, 4 * 3, fields=4, num_blocks=1)
         >>> batch = Clouds(torch.randn(5, 2), torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 1]), torch.zeros(2, 4))
         >>> PointClassifier(network, num_classes=3, num_targets=4)(batch).shape

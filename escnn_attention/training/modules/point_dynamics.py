@@ -33,9 +33,9 @@ class PointDynamics(TrajectoryModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import HamiltonianNetwork, PointTransformer
         >>> from escnn_attention.training import Clouds, PointDynamics
+        >>> from escnn import gspaces
         >>> network = HamiltonianNetwork(PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=1))
         >>> frames = torch.randn(6, 5, 2, 2)
         >>> batch = Clouds(frames[:, 0, 0], torch.rand(6, 2) + 1, torch.zeros(6).long(), torch.ones(1), frames)

@@ -38,9 +38,9 @@ class PointForecast(TrajectoryModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import PointTransformer
         >>> from escnn_attention.training import Clouds, PointForecast
+        >>> from escnn import gspaces
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = {"scalar": 1, "vector": 1}
         >>> network = PointTransformer(g, fields, "vector", fields=4, num_blocks=1, pool=None)

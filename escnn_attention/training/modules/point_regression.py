@@ -32,9 +32,9 @@ class PointRegression(PointModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention.models import PointTransformer
         >>> from escnn_attention.training import Clouds, PointRegression
+        >>> from escnn import gspaces
         >>> network = PointTransformer(gspaces.rot2dOnR2(4), 3, 2, fields=4, num_blocks=1)
         >>> batch = Clouds(torch.randn(5, 2), torch.randn(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.randn(2, 2))
         >>> PointRegression(network)(batch).shape
