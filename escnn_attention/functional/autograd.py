@@ -142,7 +142,7 @@ class Operator(Generic[Arguments]):
         if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not self._holds_memory(arguments):
             out: Tensor = self.forward(*arguments)[0]
         else:
-            out = _Direct.apply(self, *arguments)[0]
+            out = _Direct.apply(self, arguments[self._tensors :], *arguments[: self._tensors])[0]
         return out
 
     def _holds_memory(self, arguments: Arguments) -> bool:
@@ -172,7 +172,9 @@ class Operator(Generic[Arguments]):
         ctx.set_materialize_grads(False)
 
     def _differentiate_traced(self, ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        return self.differentiate(ctx, grad, ctx.needs_input_grad, self._run_backward)
+        needed = ctx.needs_input_grad
+        grads = self.differentiate(ctx, grad, list(needed[: self.leaves]), self._run_backward)
+        return (*grads, *[None] * (len(needed) - self.leaves))
 
     def _run_backward(
         self, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], arguments: Arguments
@@ -184,21 +186,19 @@ class Operator(Generic[Arguments]):
         self,
         ctx: Any,
         grad: Tensor | None,
-        needs_input_grad: tuple[bool, ...],
+        needed: list[bool],
         run: Callable[[Tensor, Tensor | None, Tensor, list[bool], Arguments], list[Tensor]],
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of all arguments, by the backward pass or an operator of it."""
-        rest: list[Tensor | None] = [None] * (len(needs_input_grad) - self.leaves)
+        """The gradients of the leaves, by the backward pass or an operator of it."""
         if grad is None:
-            return (*[None] * self.leaves, *rest)
+            return (None,) * self.leaves
         out, kept, *tensors = ctx.saved_tensors
         arguments = self.kind(*tensors, *ctx.options)
-        needed = list(needs_input_grad[: self.leaves])
         if torch.is_grad_enabled():
             found = self._differentiate_twice(grad, needed, arguments)
         else:
             found = iter(run(grad, out, kept, needed, arguments))
-        return (*(next(found) if need else None for need in needed), *rest)
+        return tuple(next(found) if need else None for need in needed)
 
     def _differentiate_twice(self, grad: Tensor, needed: list[bool], arguments: Arguments) -> Iterator[Tensor | None]:
         """Gradients that have gradients of their own, by operations that autograd looks through."""
@@ -223,14 +223,18 @@ class _Direct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator[Any], *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, operator: Operator[Any], options: tuple[Any, ...], *tensors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         ctx.operator = operator
-        out, kept = operator._pass_forward(operator.kind(*arguments))
+        arguments = operator.kind(*tensors, *options)
+        out, kept = operator._pass_forward(arguments)
         operator.save(ctx, arguments, (out, kept))
         ctx.mark_non_differentiable(kept)
         return out, kept
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        operator = ctx.operator
-        return (None, *operator.differentiate(ctx, grad, ctx.needs_input_grad[1:], operator._pass_back))
+        operator, needed = ctx.operator, list(ctx.needs_input_grad[2 : 2 + ctx.operator.leaves])
+        grads = operator.differentiate(ctx, grad, needed, operator._pass_back)
+        return (None, None, *grads, *[None] * (operator._tensors - operator.leaves))

@@ -117,8 +117,7 @@ def check_backend(backend: str, positions: type[Positions] = Grid) -> str:
         >>> check_backend("native")
         'native'
     """
-    names = backends_for(positions)
-    if backend != "auto" and backend not in names:
+    if backend != "auto" and backend not in (names := backends_for(positions)):
         raise ValueError(f"backend: got {backend!r}, needed 'auto', {', '.join(map(repr, names))}")
     return backend
 

@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention.functional.autograd import is_transformed
+from escnn_attention.functional.gather import Columns, add_columns, gather_columns
 
 __all__ = ["add_to_each", "grouped_linear", "grouped_linear_transpose", "matmul", "of_one_precision"]
 
 # Rows that fill no vector register are slow to make.
 _NARROW = 16
+
+_FEW = 2**13
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -101,74 +104,109 @@ class _AddToEach(torch.autograd.Function):
         return grad, functools.reduce(torch.add, grad.unbind(-2)).unsqueeze(-2)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear map for every group: ``(..., s)`` and weights ``(G, o, s)`` to ``(G, ..., o)``.
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, columns: Columns | None = None) -> Tensor:
+    """A linear map for every group: ``(..., s)`` and weights ``(G, *o, s)`` to ``(G, ..., *o)``.
 
     On the CPU the result of a group lies in one stretch of memory: what works there on one head at a time reads its
     queries, keys and values several times, and interleaved with those of the other heads each number costs a cache
     line. Elsewhere every further operation costs, and groups are one product.
 
-    ``bias`` is ``(G', o)``, of the first groups, or None.
+    Args:
+        x: ``(..., s)``.
+        weight: ``(G, *o, s)``; with ``columns`` ``(F, n)``.
+        bias: that of the first groups, ``(G', *o)``, with axes of length 1 where all share it.
+        columns: of the weights, that each pose sees: the map is what
+            :func:`~escnn_attention.functional.gather.gather_columns` gives.
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if is_transformed(x, weight, bias):
-        y = torch.einsum("...s,gos->...go", x, weight)
-        return (y if bias is None else y + F.pad(bias, (0, 0, 0, len(weight) - len(bias)))).movedim(-2, 0)
-    return _GroupedLinear.apply(x, weight, bias)
+        weight = weight if columns is None else gather_columns(weight, columns)
+        y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
+        if bias is not None:
+            bias = F.pad(bias, (0, 0) * (bias.dim() - 1) + (0, len(weight) - len(bias)))
+            y = y + bias[(slice(None), *[None] * (x.dim() - 1))]
+        return y
+    if not torch.is_grad_enabled():
+        return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
+    return _GroupedLinear.apply(x, weight, bias, *(columns or (None, 0)))
 
 
-def grouped_linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The transpose of :func:`grouped_linear`: ``(G, ..., o)`` and weights ``(G, o, s)`` to the sum ``(..., s)``.
+def grouped_linear_transpose(
+    y: Tensor, weight: Tensor, bias: Tensor | None = None, columns: Columns | None = None
+) -> Tensor:
+    """The transpose of :func:`grouped_linear`: ``(G, ..., *o)`` and weights ``(G, *o, s)`` to the sum ``(..., s)``.
 
-    ``bias`` is ``(s,)``, or None.
+    Args:
+        y: ``(G, ..., *o)``.
+        bias: ``(s,)``.
+        weight, columns: as in :func:`grouped_linear`.
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if is_transformed(y, weight, bias):
-        x = torch.einsum("g...o,gos->...s", y, weight)
+        weight = weight if columns is None else gather_columns(weight, columns)
+        x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
         return x if bias is None else x + bias
-    return _GroupedLinearTranspose.apply(y, weight, bias)
+    if not torch.is_grad_enabled():
+        return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
+    return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, 0)))
 
 
-def _in_one(weight: Tensor) -> bool:
-    """Whether to take one product and move its result: group by group ``x`` is read again for every group."""
-    return len(weight) == 1 or weight.shape[2] >= 6 * weight.shape[1] or weight.device.type != "cpu"
+def _in_one(weight: Tensor, rows: int) -> bool:
+    """Whether to take one product and move its result: group by group ``x`` is read again for every group.
+
+    Few numbers are moved in less time than another product takes to start.
+    """
+    groups, outputs, inputs = weight.shape
+    few = rows * groups * outputs <= _FEW
+    return few or groups == 1 or inputs >= 6 * outputs or weight.device.type != "cpu"
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    groups, outputs, _ = weight.shape
-    rows = x.flatten(0, -2)  # of other shapes torch adds the bias in an operation of its own
-    if _in_one(weight):
-        if bias is not None and len(bias) < groups:
-            bias = F.pad(bias, (0, 0, 0, groups - len(bias)))
-        y = F.linear(rows, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        y = y.unflatten(-1, (groups, outputs)).transpose(0, 1)
-        y = y.contiguous() if y.device.type == "cpu" else y
+    shape, weight = weight.shape, weight.flatten(1, -2)
+    groups, outputs, inputs = weight.shape
+    rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
+    if bias is not None:
+        bias = bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs)
+    if _in_one(weight, len(rows)):
+        of_all = bias is not None and len(bias) == groups
+        y = F.linear(rows, weight.view(-1, inputs), bias.flatten() if bias is not None and of_all else None)
+        y = y.view(-1, groups, outputs).transpose(0, 1)
+        y, bias = y.contiguous() if y.device.type == "cpu" else y, None if of_all else bias
     else:
         y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
-        if bias is not None:
-            y[: len(bias)] += bias.unsqueeze(1)
-    return y.unflatten(1, x.shape[:-1])
+    if bias is not None:
+        y[: len(bias)] += bias
+    return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    rows = y.flatten(1, -2)
-    if _in_one(weight):
+    lead, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.flatten(1, -2)
+    rows = y.reshape(len(weight), -1, weight.shape[1])
+    if _in_one(weight, rows.shape[1]):
         x = F.linear(rows.transpose(0, 1).flatten(1), weight.flatten(0, 1).T, bias)
     else:
         x = rows[0] @ weight[0] if bias is None else torch.addmm(bias, rows[0], weight[0])
         for of_group, weight_of_group in zip(rows[1:], weight[1:], strict=True):
             x = x.addmm_(of_group, weight_of_group)
-    return x.unflatten(0, y.shape[1:-1])
+    return x.view(*lead, x.shape[-1])
 
 
 def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the weights ``(G, o, s)``, of ``(G, ..., o)`` and ``(..., s)``."""
-    rows, columns = y.flatten(1, -2), x.flatten(0, -2)
-    if _in_one(weight):
-        return (rows.transpose(0, 1).flatten(1).T @ columns).view(weight.shape)
-    return rows.transpose(1, 2) @ columns
+    """The gradient of the weights ``(G, *o, s)``, of ``(G, ..., *o)`` and ``(..., s)``."""
+    shape, weight = weight.shape, weight.flatten(1, -2)
+    rows, columns = y.reshape(len(weight), -1, weight.shape[1]), x.reshape(-1, shape[-1])
+    if _in_one(weight, rows.shape[1]):
+        return (rows.transpose(0, 1).flatten(1).T @ columns).view(shape)
+    return (rows.transpose(1, 2) @ columns).view(shape)
+
+
+def _bias_gradient(y: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of the bias, of its shape, of ``(G, ..., *o)``."""
+    y = y[: shape[0]].reshape(shape[0], -1, *weight.shape[1:-1])
+    shared = [i + 1 for i in range(1, len(shape)) if shape[i] == 1 != y.shape[i + 1]]
+    return y.sum([1, *shared]).view(shape)
 
 
 # Each is the other's derivative, so that there are derivatives of every order. Written with expanded tensors autograd
@@ -176,34 +214,62 @@ def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 # small layer each of them costs as much as a product.
 
 
-class _GroupedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.with_bias = 0 if bias is None else len(bias)
-        return _linear(x, weight, bias)
+class _Grouped(torch.autograd.Function):
+    """What both have in common: the weights, which may have to be gathered, and their gradient."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
+    def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None, groups: int) -> Tensor:
+        """Keep what the backward pass needs; the map itself."""
+        map_ = weight if index is None else gather_columns(weight, Columns(index, groups))
+        ctx.save_for_backward(x, weight, index, None if index is None else map_)
+        ctx.groups, ctx.of_bias = groups, None if bias is None else bias.shape
+        return map_
+
+    @staticmethod
+    def kept(ctx: Any) -> tuple[Tensor, Tensor]:
+        """What was mapped, and the map, by operations that autograd looks through where it asks for that."""
+        x, weight, index, map_ = ctx.saved_tensors
+        if map_ is None:
+            return x, weight
+        return x, gather_columns(weight, Columns(index, ctx.groups)) if torch.is_grad_enabled() else map_
+
+    @staticmethod
+    def weight_gradient(ctx: Any, y: Tensor, x: Tensor, map_: Tensor) -> Tensor | None:
+        """The gradient of the weights, of the outputs' and the inputs' side of the map."""
+        if not ctx.needs_input_grad[1]:
+            return None
+        _, weight, index, _ = ctx.saved_tensors
+        of_map = _weight_gradient(y, x, map_)
+        return of_map if index is None else add_columns(of_map, index, weight.shape[1])
+
+
+class _GroupedLinear(_Grouped):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
+        return _linear(x, _Grouped.keep(ctx, x, weight, bias, *columns), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, map_ = _Grouped.kept(ctx)
         return (
-            grouped_linear_transpose(grad, weight) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(grad, x, weight) if ctx.needs_input_grad[1] else None,
-            grad[: ctx.with_bias].flatten(1, -2).sum(1) if ctx.needs_input_grad[2] else None,
+            grouped_linear_transpose(grad, map_) if ctx.needs_input_grad[0] else None,
+            _Grouped.weight_gradient(ctx, grad, x, map_),
+            _bias_gradient(grad, map_, ctx.of_bias) if ctx.needs_input_grad[2] else None,
+            *(None, None),
         )
 
 
-class _GroupedLinearTranspose(torch.autograd.Function):
+class _GroupedLinearTranspose(_Grouped):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(y, weight)
-        return _linear_transpose(y, weight, bias)
+    def forward(ctx: Any, y: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
+        return _linear_transpose(y, _Grouped.keep(ctx, y, weight, bias, *columns), bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        y, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, map_ = _Grouped.kept(ctx)
         return (
-            grouped_linear(grad, weight) if ctx.needs_input_grad[0] else None,
-            _weight_gradient(y, grad, weight) if ctx.needs_input_grad[1] else None,
-            grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None,
+            grouped_linear(grad, map_) if ctx.needs_input_grad[0] else None,
+            _Grouped.weight_gradient(ctx, y, grad, map_),
+            grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None,
+            *(None, None),
         )

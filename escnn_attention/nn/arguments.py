@@ -73,11 +73,11 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
     name = type(layer).__name__
     if not isinstance(x, GeometricTensor):
         raise TypeError(f"input: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
-    if x.type.gspace != in_type.gspace:
+    if x.type is not in_type and x.type.gspace != in_type.gspace:
         raise ValueError(
             f"input: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
         )
-    if x.type != in_type:
+    if x.type is not in_type and x.type != in_type:
         raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
     if x.coords is None:
         check_grid(x.tensor.shape[2:])
@@ -87,6 +87,8 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
 
 def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
     """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
+    if _has_first_of(layer, x.tensor.dtype):
+        return
     other = None
     for parameter in layer.parameters():
         if parameter.dtype == x.tensor.dtype:
@@ -99,6 +101,15 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
             f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "
             f"with .to(torch.{needed}){layer_instead}"
         )
+
+
+def _has_first_of(module: torch.nn.Module, dtype: torch.dtype) -> bool | None:
+    """Whether the first parameter that is found has this precision; None without any. It is asked at every call."""
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter.dtype == dtype
+    found = (_has_first_of(child, dtype) for child in module._modules.values() if child is not None)
+    return next((answer for answer in found if answer is not None), None)
 
 
 def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:

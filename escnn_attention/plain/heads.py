@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.nn.functional as F
@@ -33,8 +34,10 @@ class HeadModule(ExactBuffers):
         self.num_heads = project_in.groups // len(needs.fields)
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of features ``(B, N, in)``, each ``(M, B, N, P, C)``."""
-        made = self.project_in(x).unflatten(0, (-1, self.num_heads))
+        """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``."""
+        made = self.project_in(x)  # heads of each, B, *space, P, C
+        shape = (len(self.needs.fields), self.num_heads, len(x), math.prod(x.shape[1:-1]), *made.shape[-2:])
+        made = made.reshape(shape)
         fields = dict(zip(self.needs.fields, made.unbind(), strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.gather import Columns, in_groups
 from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
 from escnn_attention.plain.buffers import ExactBuffers
 
@@ -43,7 +44,8 @@ class Segment(Protocol):
 class _Frames(ExactBuffers):
     r"""Writes weight vectors w in the frame of every pose, :math:`w\,\rho(h)^{-1}`.
 
-    Maps ``(F, size)`` to ``(F, |H|, size)``.
+    Maps ``(F, size)`` to ``(groups, |H|, F // groups, size)``. A single group has the poses inside, as the channels of
+    regular fields do: ``(1, F, |H|, size)``.
     """
 
     index: Tensor | None
@@ -69,7 +71,17 @@ class _Frames(ExactBuffers):
         in_order = bool((order == np.arange(len(order))).all())
         self.register_buffer("order", None if in_order else torch.as_tensor(order), persistent=False)
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def forward(self, weight: Tensor, groups: int) -> Tensor:
+        return in_groups(self._in_frames(weight), groups)
+
+    def map(self, weight: Tensor, groups: int) -> tuple[Tensor, Columns | None]:
+        """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all."""
+        if self.index is not None and not self._stretches and self.order is None:
+            return weight, Columns(self.index, groups)
+        return self(weight, groups), None
+
+    def _in_frames(self, weight: Tensor) -> Tensor:
+        """The vectors as ``(F, |H|, size)``."""
         parts = []
         if self.index is not None:
             parts.append(weight.index_select(1, self.index.flatten()).unflatten(1, self.index.shape))
@@ -82,18 +94,8 @@ class _Frames(ExactBuffers):
         return frames if self.order is None else frames.index_select(2, self.order)
 
 
-def _in_groups(of_poses: Tensor, groups: int) -> Tensor:
-    """Fields and poses in groups, from ``(F, |H|, n)`` to ``(groups, |H| · F // groups, n)``.
-
-    In a group the poses lie outside the fields. A single group has them inside, as the channels of regular fields do.
-    """
-    if groups == 1:
-        return of_poses.flatten(0, 1).unsqueeze(0)
-    return of_poses.unflatten(0, (groups, -1)).transpose(1, 2).flatten(1, 2)
-
-
 def _by_group(bias: Tensor | None, fields: int, last: tuple[int, int] = (0, 0)) -> Tensor | None:
-    """The biases of the first fields, of each group, ``(groups, fields)``, filled up with zeros.
+    """The biases of the first fields, of each group, ``(groups, 1, fields)``, filled up with zeros.
 
     Args:
         bias: of the first fields, followed by those of the last groups.
@@ -105,8 +107,9 @@ def _by_group(bias: Tensor | None, fields: int, last: tuple[int, int] = (0, 0)) 
     groups, some = last
     if groups and 0 < some < fields:
         first, of_last = bias.split([len(bias) - groups * some, groups * some])
-        return torch.cat([first.view(-1, fields), F.pad(of_last.view(groups, some), (0, fields - some))])
-    return F.pad(bias, (0, -len(bias) % fields)).view(-1, fields) if len(bias) % fields else bias.view(-1, fields)
+        filled = F.pad(of_last.view(groups, some), (0, fields - some))
+        return torch.cat([first.view(-1, fields), filled]).unsqueeze(1)
+    return (F.pad(bias, (0, -len(bias) % fields)) if len(bias) % fields else bias).view(-1, 1, fields)
 
 
 def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
@@ -156,17 +159,15 @@ class ToPoses(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        bias = _by_group(self.bias, fields, self.last_bias)
+        bias = _by_group(self.bias, fields, self.last_bias)  # every pose has that of its field
         if self.frames is None:
             of_poses = x.unflatten(-1, (-1, self.order)).transpose(-1, -2)
-            return grouped_linear(of_poses, self.weight.unflatten(0, (self.groups, fields)), bias)
-        if bias is not None:
-            # Every pose has that of its field.
-            bias = bias.repeat_interleave(self.order, 1) if self.groups == 1 else bias.repeat(1, self.order)
-        y = grouped_linear(x, _in_groups(self.frames(self.weight), self.groups), bias)
-        if self.groups == 1:
-            return y.unflatten(-1, (fields, self.order)).transpose(-1, -2)
-        return y.unflatten(-1, (self.order, fields))
+            weight = self.weight.unflatten(0, (self.groups, fields))
+            return grouped_linear(of_poses, weight, None if bias is None else bias.squeeze(1))
+        weight, columns = self.frames.map(self.weight, self.groups)
+        if self.groups > 1:
+            return grouped_linear(x, weight, bias, columns)
+        return grouped_linear(x, weight, None if bias is None else bias.transpose(1, 2), columns).transpose(-1, -2)
 
 
 class FromPoses(ExactBuffers):
@@ -214,9 +215,9 @@ class FromPoses(ExactBuffers):
             weight = self.weight.T.unflatten(0, (self.groups, -1))
             x = grouped_linear_transpose(y, weight).transpose(-1, -2).flatten(-2)
             return x if bias is None else x + bias.to(x.dtype)
-        rows = y.transpose(-1, -2) if self.groups == 1 else y
-        weight = _in_groups(self.frames(self.weight), self.groups)
-        return grouped_linear_transpose(rows.flatten(3), weight, bias)
+        of_poses = y.transpose(-1, -2) if self.groups == 1 else y
+        weight, columns = self.frames.map(self.weight, self.groups)
+        return grouped_linear_transpose(of_poses, weight, bias, columns)
 
 
 class Scalars(torch.nn.Module):
@@ -240,5 +241,5 @@ class Scalars(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         fields = len(self.weight) // self.groups
-        weight = self.weight.unflatten(0, (self.groups, fields))
-        return grouped_linear(x, weight, _by_group(self.bias, fields, self.last_bias)).unsqueeze(-2)
+        weight = self.weight.view(self.groups, 1, fields, -1)
+        return grouped_linear(x, weight, _by_group(self.bias, fields, self.last_bias))

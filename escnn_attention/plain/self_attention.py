@@ -179,5 +179,5 @@ def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, N, in)``."""
-    return x.flatten(2).transpose(1, 2) if x.dim() > 2 else x.unsqueeze(1)
+    """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, *space, in)``, of one without a space."""
+    return x.movedim(1, -1) if x.dim() > 2 else x.unsqueeze(1)

@@ -42,7 +42,7 @@ class Arguments(NamedTuple):
     """What there is to compute, in numbers and tensors that an operator takes.
 
     Attributes:
-        q: ``(M, B, N, J, C)``, contiguous, scaled, so that scores are in units of log 2.
+        q: ``(M, B, N, J, C)``, contiguous.
         k, v: ``(M, B, N, P, C)``, contiguous.
         spatial, pose: as in :class:`~escnn_attention.functional.bias.PositionalBias`.
         cos, sin, readout: of waves; None in a window.
@@ -72,6 +72,11 @@ class Arguments(NamedTuple):
     sum_query_poses: bool
     dropout: float
     chunk: int
+
+    @property
+    def scale(self) -> float:
+        """The factor by which queries are multiplied, so that scores are in units of log 2."""
+        return LOG2E / math.sqrt(self.q.shape[-1])
 
     @property
     def leaves(self) -> tuple[Tensor | None, ...]:
@@ -154,9 +159,8 @@ class GridLoop:
         elif bias.waves is not None:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
-        q, dtype, exact = call.q, call.v.dtype, working_precision(call.v.dtype)
-        q = q.to(exact) * (LOG2E / math.sqrt(q.shape[-1]))
-        q, k, v = (t.to(exact).contiguous() for t in (q, call.k, call.v))
+        dtype, exact = call.v.dtype, working_precision(call.v.dtype)
+        q, k, v = (t.to(exact).contiguous() for t in (call.q, call.k, call.v))
         others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
         spatial, pose, cos, sin, readout = others
         arguments = Arguments(
@@ -178,13 +182,12 @@ class GridLoop:
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
     query: QueryMode = "all" if call.sum_query_poses else "own"
-    natural = call.q * (math.sqrt(call.q.shape[-1]) / LOG2E)
     if not (call.kernel_size or call.spatial is not None):
-        return _everything_at_once(natural, call, query)
+        return _everything_at_once(call, query)
     window = Window(call.kernel_size or None, call.window, call.dilation)
     grid = Grid(tuple(call.shape), window, device=call.q.device)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
-    return blocked.attention(Call(natural, call.k, call.v, grid, bias, query, dropout=call.dropout))
+    return blocked.attention(Call(call.q, call.k, call.v, grid, bias, query, dropout=call.dropout))
 
 
 def isolating_nonfinite(
@@ -199,7 +202,7 @@ def isolating_nonfinite(
     def guarded(call: Arguments) -> tuple[Tensor, Tensor]:
         out, sums = forward_pass(call)
         # Every key is seen by its own query at least, so that what is not finite leaves a trace.
-        if not call.kernel_size or torch.isfinite(out.sum()):
+        if not call.kernel_size or math.isfinite(out.sum()):
             return out, sums
         finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
         spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
@@ -215,9 +218,9 @@ def isolating_nonfinite(
     return guarded
 
 
-def _everything_at_once(q: Tensor, call: Arguments, query: QueryMode) -> Tensor:
-    """Global attention with all scores held, of queries that are not scaled."""
-    pose, cos, sin, readout = call.pose, call.cos, call.sin, call.readout
+def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
+    """Global attention with all scores held."""
+    q, pose, cos, sin, readout = call.q, call.pose, call.cos, call.sin, call.readout
     q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
     score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
     if pose is not None:

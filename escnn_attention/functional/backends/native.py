@@ -33,6 +33,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 
 __all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
@@ -110,11 +111,11 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     heads, images, positions, query_poses, channels = q.shape
     everything = _sees_everything(call)
     if everything:
-        shape, steps, pad, rows = [positions], torch.zeros(0, 1, dtype=torch.long, device="cpu"), 0, positions
-        parts = min(images, max(1, _PARTS // heads))
+        shape, steps, pad = *_line(positions), 0
+        rows, parts = positions, min(images, max(1, _PARTS // heads))
     else:
-        steps, pad = steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-        shape, rows, parts = call.shape, _rows(call, pad), min(images, _PARTS)
+        shape, steps, pad = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
+        rows, parts = _rows(call, pad), min(images, _PARTS)
     values: dict[str, Any] = {
         **tensors,
         "q": q.contiguous(),
@@ -124,7 +125,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "pose": None if call.pose is None else call.pose.contiguous(),
         "waves": waves,
         "amplitudes": None if call.readout is None else _amplitudes(q, call.readout),
-        "shape": torch.tensor(shape, device="cpu"),
+        "shape": shape,
         "steps": steps,
         "dim": len(shape),
         "heads": heads,
@@ -147,9 +148,22 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "seed": 0 if call.seed is None else int(call.seed),
         "sum_query_poses": call.sum_query_poses,
         "dropout": call.dropout,
+        "scale": call.scale,
         "unit": 1 / LOG2E,
     }
     _KERNEL.run(q.dtype, values)
+
+
+@constant_tables
+def _space(shape: tuple[int, ...], *window: Any) -> tuple[Tensor, Tensor, int]:
+    """A grid as the loop has it: its shape, the offsets of a window, and the longest."""
+    return torch.tensor(shape), *steps_of(shape, *window)
+
+
+@constant_tables
+def _line(positions: int) -> tuple[Tensor, Tensor]:
+    """Positions that all see each other as the loop has them: a line of them, and no offsets."""
+    return torch.tensor([positions]), torch.zeros(0, 1, dtype=torch.long)
 
 
 def _sees_everything(call: Arguments) -> bool:

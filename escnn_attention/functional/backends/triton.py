@@ -102,7 +102,7 @@ def attention(call: Call) -> Tensor:
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     heads, batch, positions, _, channels = call.q.shape
     out, sums = call.q.new_empty(heads * batch, call.num_poses, channels, positions), _empty_sums(call)
-    everything = [*(_images(t) for t in (call.q, call.k, call.v)), out, sums.flatten(0, 1)]
+    everything = [_images(call.q * call.scale), _images(call.k), _images(call.v), out, sums.flatten(0, 1)]
     for rows in _chunks(call):
         q, k, v, *filled = (_some(t, rows) for t in everything)
         _launch("forward", call, rows, [q, k, v, _known(_table(call, rows), q)], filled)
@@ -110,7 +110,7 @@ def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
-    vectors = [_images(t) for t in (call.q, call.k, call.v, out, grad)]
+    vectors = [_images(t) for t in (call.q * call.scale, call.k, call.v, out, grad)]
     grads = [torch.empty_like(t) for t in vectors[:3]]
     everything = [*vectors, *grads, sums.flatten(0, 1)]
     of_tables = []
@@ -132,6 +132,7 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     terms = [None if t is None else torch.empty_like(t) for t in call.leaves[3:]]
     if of_tables:
         _fill_terms(terms, of_tables, call)
+    grads[0] *= call.scale
     return [*(_as_projected(t, call) for t in grads), *terms]
 
 

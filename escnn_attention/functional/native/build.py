@@ -65,7 +65,7 @@ class Kernel:
     def __init__(self, source: Path, purpose: str, fields: Fields):
         self._source = source
         self._purpose = purpose
-        self._names, self._optional = fields.names, fields.optional
+        self._fields = [(field.name, field.optional) for field in fields.fields]
         self._arguments = fields.structure()
         self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
 
@@ -85,7 +85,7 @@ class Kernel:
         """The loop of a library that was built for the same arguments."""
         size_of = built.escnn_attention_size
         size_of.restype = ctypes.c_int64
-        got, needed = size_of(), ctypes.sizeof(self._arguments)
+        got, needed = size_of(), self._arguments.size
         if got != needed:
             raise RuntimeError(f"{self._source.name}: got a library whose arguments have {got} bytes, needed {needed}")
         function: Callable[..., int] = built.escnn_attention
@@ -109,18 +109,25 @@ class Kernel:
         """
         function = self._function(dtype)
         assert not isinstance(function, NotBuilt)
-        given = {name: v.data_ptr() if isinstance(v, Tensor) else v for name, v in values.items() if v is not None}
-        if values.keys() != self._names or (len(given) < len(values) and self._names - given.keys() - self._optional):
+        packed: list[float] = []
+        for name, optional in self._fields:
+            value = values.get(name)
+            if value is None and not (optional and name in values):
+                raise TypeError(self._what_is_wrong(values))
+            packed.append(value.data_ptr() if isinstance(value, Tensor) else value or 0)
+        if len(values) > len(packed):
             raise TypeError(self._what_is_wrong(values))
-        if function(ctypes.byref(self._arguments(**given))):
+        if function(self._arguments.pack(*packed)):
             raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
 
     def _what_is_wrong(self, values: Mapping[str, Tensor | float | None]) -> str:
         """Which fields are missing, are none of the loop's, or are None without being optional."""
+        needed = {name for name, optional in self._fields if not optional}
+        names = {name for name, _ in self._fields}
         wrong = {
-            "no": self._names - values.keys(),
-            "unknown": values.keys() - self._names,
-            "None for": {name for name, value in values.items() if value is None} & (self._names - self._optional),
+            "no": names - values.keys(),
+            "unknown": values.keys() - names,
+            "None for": {name for name, value in values.items() if value is None} & needed,
         }
         got = " and ".join(f"{what} {', '.join(sorted(names))}" for what, names in wrong.items() if names)
         return f"{self._source.name}: got {got}, needed its fields, each once"

@@ -1,6 +1,6 @@
 """What the compiled loops are given: one list of fields for each, from which both sides of the boundary follow.
 
-Python fills a structure of ctypes (:class:`~escnn_attention.functional.native.build.Kernel`), and C++ reads a ``struct
+Python packs a structure (:class:`~escnn_attention.functional.native.build.Kernel`), and C++ reads a ``struct
 Arguments`` of the same fields in the same order, from a header that is made of the list::
 
     python escnn_attention/functional/native/fields.py
@@ -11,10 +11,10 @@ lists, and a library whose structure has another size is an error where it is lo
 
 from __future__ import annotations
 
-import ctypes
+import struct
 import textwrap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["FIELDS", "Field", "Fields"]
 
@@ -57,11 +57,10 @@ class Fields:
         """The names of those that may be None."""
         return frozenset(field.name for field in self.fields if field.optional)
 
-    def structure(self) -> type[ctypes.Structure]:
-        """The structure of ctypes that has the fields."""
-        numbers: dict[str, Any] = {"int64_t": ctypes.c_int64, "double": ctypes.c_double}
-        members = [(field.name, numbers.get(field.type, ctypes.c_void_p)) for field in self.fields]
-        return type("Arguments", (ctypes.Structure,), {"_fields_": members})
+    def structure(self) -> struct.Struct:
+        """What packs the fields, in order, as the compiler lays them out."""
+        numbers = {"int64_t": "q", "double": "d"}
+        return struct.Struct("@" + "".join(numbers.get(field.type, "P") for field in self.fields))
 
     def header(self) -> str:
         """The text of the header: the structure, and a function that gives its size."""
@@ -130,6 +129,7 @@ _GRIDS = Fields(
     Field("seed", "int64_t", "of dropout"),
     Field("sum_query_poses", "int64_t", "whether every output pose has all query poses"),
     Field("dropout", "double", "the probability"),
+    Field("scale", "double", "by which queries are multiplied, and amplitudes with them"),
     Field("unit", "double", "of the scores, in which gradients are wanted"),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import runpy
 import shutil
 
@@ -57,7 +56,8 @@ def test_a_structure_and_its_header():
         Field("n", "int64_t", "how many"),
         Field("times", "double", "a factor"),
     )
-    assert made.structure()._fields_ == [("x", ctypes.c_void_p), ("n", ctypes.c_int64), ("times", ctypes.c_double)]
+    assert made.structure().unpack(made.structure().pack(7, -1, 0.5)) == (7, -1, 0.5)
+    assert made.structure().format == "@Pqd"
     assert (made.names, made.optional) == ({"x", "n", "times"}, {"x"})
     assert (
         "// Sizes: n numbers.\n"

@@ -47,6 +47,7 @@ extern "C" struct Arguments {
     int64_t seed;  // of dropout
     int64_t sum_query_poses;  // whether every output pose has all query poses
     double dropout;  // the probability
+    double scale;  // by which queries are multiplied, and amplitudes with them
     double unit;  // of the scores, in which gradients are wanted
 };
 

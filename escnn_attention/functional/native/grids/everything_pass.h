@@ -60,10 +60,10 @@ template <class T> struct EverythingPass {
         v = static_cast<const T*>(call.v) + image * num_keys * channels;
         T* logs = static_cast<T*>(call.sums) + image * num_queries * rows;
         key = Dropout<T>::key(call.seed, image);
-        pack(static_cast<const T*>(call.q) + of_q * channels, query_poses, channels, q);
+        pack(static_cast<const T*>(call.q) + of_q * channels, query_poses, channels, q, T(call.scale));
         if (waves)
             pack(static_cast<const T*>(call.amplitudes) + of_q * call.num_waves, query_poses, call.num_waves,
-                 amplitudes);
+                 amplitudes, T(call.scale));
         T* outputs_of_image = static_cast<T*>(call.out) + of_out;
         if (!call.grad) {
             each_vector([&] { forward(); });
@@ -75,11 +75,12 @@ template <class T> struct EverythingPass {
         pack(static_cast<const T*>(call.grad) + of_out, num_poses, channels, out);
         grad_k.clear(), grad_v.clear();
         each_vector([&] { backward(); });
-        const T unit = T(call.unit);
-        packing.unpack(grad_q, query_poses, channels, 0, false, static_cast<T*>(call.grad_q) + of_q * channels, unit);
+        const T unit = T(call.unit), of_scaled = T(call.unit * call.scale);
+        packing.unpack(grad_q, query_poses, channels, 0, false, static_cast<T*>(call.grad_q) + of_q * channels,
+                       of_scaled);
         if (waves)
             packing.unpack(grad_amplitudes, query_poses, call.num_waves, 0, false,
-                           static_cast<T*>(call.grad_amplitudes) + of_q * call.num_waves, unit);
+                           static_cast<T*>(call.grad_amplitudes) + of_q * call.num_waves, of_scaled);
         write_keys(grad_k, static_cast<T*>(call.grad_k) + image * num_keys * channels, unit);
         write_keys(grad_v, static_cast<T*>(call.grad_v) + image * num_keys * channels, T(1));
     }
@@ -88,8 +89,8 @@ template <class T> struct EverythingPass {
     void take_gradients(double* of_waves, double* of_pose) const { waves.take(of_waves), pose_tables.take(of_pose); }
 
   private:
-    void pack(const T* from, int64_t poses, int64_t size, const Buffer<T>& to) const {
-        packing.pack(from, poses, size, 0, false, to);
+    void pack(const T* from, int64_t poses, int64_t size, const Buffer<T>& to, T factor = 1) const {
+        packing.pack(from, poses, size, 0, false, to, factor);
     }
     void write_keys(const Buffer<T>& from, T* to, T factor) const {
         for (int64_t n = 0; n < num_keys; n++)

@@ -59,7 +59,8 @@ template <class T> struct WindowPass {
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
             first = uint32_t(band * layout.row);
             packing.pack_mask(band, mask);
-            packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q);
+            packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q,
+                         T(call.scale));
             packing.pack(static_cast<const T*>(call.k) + of_k, key_poses, channels, band, true, k);
             packing.pack(static_cast<const T*>(call.v) + of_k, key_poses, channels, band, true, v);
             if (!call.grad) {
@@ -73,7 +74,8 @@ template <class T> struct WindowPass {
             grad_k.clear(), grad_v.clear();
             each_vector([&] { call.sum_query_poses ? backward_all() : backward_own(); });
             const T unit = T(call.unit);
-            packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q, unit);
+            packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q,
+                           T(call.unit * call.scale));
             packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, unit);
             packing.unpack(grad_v, key_poses, channels, band, true, static_cast<T*>(call.grad_v) + of_k);
         }
