@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention._checks import check_int
+from escnn_attention._checks import check_int, check_length
 from escnn_attention.encodings.base import Encoding
 from escnn_attention.encodings.none import NoEncoding
 from escnn_attention.encodings.quadratic import check_sharpness
@@ -114,7 +114,7 @@ class ConvolutionalEncoding(Encoding):
         self.initial_sharpness = check_sharpness(sharpness, _MOST, "a positive number")
         self.content = _check_number("content", content, _MOST)
         self.width = width
-        self.reach = None if reach is None else _check_number("reach", reach, 1.0)
+        self.reach = None if reach is None else _check_number("reach", check_length("reach", reach), 1.0)
         self.centre: Parameter | None = None
         self.sharpness: Parameter | None = None
         self.pose_preference: Parameter | None = None

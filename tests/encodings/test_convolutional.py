@@ -312,7 +312,8 @@ def test_states_and_exports():
         (ValueError, "content: got -1", {"content": -1}),
         (ValueError, "content: got 'much'", {"content": "much"}),
         (ValueError, "width: got 4, needed an odd number", {"width": 4}),
-        (ValueError, "reach: got 2, needed a number from 0 to 1", {"reach": 2}),
+        (ValueError, "reach: got 0, needed a positive length", {"reach": 0}),
+        (ValueError, "reach: got 2.0, needed a number from 0 to 1", {"reach": 2}),
     ],
 )
 def test_bad_arguments(error, message, arguments):
