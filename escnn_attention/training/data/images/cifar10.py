@@ -7,12 +7,13 @@ import io
 import tarfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.images.batches import FlipAndCrop, ImagesInMemory
+from escnn_attention.training.data.images.batches import Augmentation, FlipAndCrop, ImagesInMemory
 from escnn_attention.training.data.images.published import PublishedImages
 from escnn_attention.training.data.storage.arrays import check_labels, npz_file, readable
 from escnn_attention.training.data.storage.download import download, report_progress
@@ -53,7 +54,9 @@ class CIFAR10(PublishedImages):
         augment: mirror training images left to right with probability 1/2, and cut them out of the image with a black
             frame of 4 pixels at a random place; another time for each epoch.
         full_train: train on all 50,000 training images and validate on the test images.
-        folder, batch_size, seed, num_workers, limit_train, limit_valid, limit_test, eval_batch_size, download: see
+        folder: the folder to look in, and to download into.
+        **options: ``batch_size``, ``seed``, ``num_workers``, ``limit_train``, ``limit_valid``, ``limit_test``,
+            ``eval_batch_size``, ``download``, ``drop_last``, ``mean``, ``std``, ``rotate_train``: see
             :class:`~.published.PublishedImages`.
 
     In a configuration file::
@@ -81,25 +84,17 @@ class CIFAR10(PublishedImages):
     def __init__(
         self,
         folder: Path | None = None,
-        batch_size: int = 64,
-        seed: int = 0,
-        num_workers: int = 0,
-        limit_train: int | None = None,
-        limit_valid: int | None = None,
-        limit_test: int | None = None,
-        eval_batch_size: int | None = None,
-        download: bool = True,
         augment: bool = False,
         full_train: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            folder, batch_size, seed, num_workers, limit_train, limit_valid, limit_test, eval_batch_size, download
-        )
+        super().__init__(folder, **options)
         self.augment = augment
         self.full_train = full_train
 
-    def _augmentation(self, count: int) -> FlipAndCrop | None:
-        return FlipAndCrop(count, _PADDING, self.seed) if self.augment else None
+    def _augmentations(self, count: int) -> list[Augmentation]:
+        own: list[Augmentation] = [FlipAndCrop(count, _PADDING, self.seed)] if self.augment else []
+        return own + super()._augmentations(count)
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.download and not (_has_files(folder) or (folder / JPEG).exists()):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from escnn_attention.training.data.images.batches import Batches, FlipAndCrop, ImageSource
+from escnn_attention.training.data.images.batches import Augmentation, Batches, ImageSource, RandomRotations
+from escnn_attention.training.data.parts import at_least
 from escnn_attention.training.data.published import PublishedData
 from escnn_attention.training.errors import UserError
 
@@ -35,6 +36,9 @@ class PublishedImages(PublishedData, ABC):
         download: whether to download what the folder lacks.
         drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
         mean, std: by which the images are normalised; by default those of the data set.
+        rotate_train: rotate each training image about its centre, in each epoch by another angle between 0 and this
+            many degrees. 360 gives all rotations; 360/N does for a network that rotations by 360°/N do not change, of
+            which the others are the complement.
 
     Attributes:
         in_channels: C.
@@ -71,11 +75,16 @@ class PublishedImages(PublishedData, ABC):
         drop_last: bool = True,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        rotate_train: float = 0.0,
     ) -> None:
         limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
         super().__init__(batch_size, seed, num_workers, eval_batch_size, limits, drop_last)
         self.folder = folder
         self.download = download
+        self.rotate_train = rotate_train
+        at_least(0, rotate_train=rotate_train)
+        if rotate_train > 360:
+            raise UserError(f"rotate_train must be at most 360, got {rotate_train}")
         for name, values in (("mean", mean), ("std", std)):
             if values is None:
                 continue
@@ -89,14 +98,14 @@ class PublishedImages(PublishedData, ABC):
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource] | None:
         """The parts asked for, at least their first so many images, or ``None`` where the folder lacks a file."""
 
-    def _augmentation(self, count: int) -> FlipAndCrop | None:
+    def _augmentations(self, count: int) -> list[Augmentation]:
         """What is done to ``count`` training images before they are normalised."""
-        return None
+        return [RandomRotations(count, self.rotate_train, self.seed, self.white)] if self.rotate_train else []
 
     # How.
 
     def _batches(self, part: str) -> Batches:
-        augment = self._augmentation(self._count(part)) if part == "train" else None
+        augment = self._augmentations(self._count(part)) if part == "train" else ()
         return Batches(self._sources[part], self.mean, self.std, augment, self.white)
 
     def _too_few(self, part: str, count: int, world_size: int) -> str:
