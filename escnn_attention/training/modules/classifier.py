@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, Scheduled
+from escnn_attention.training.modules.scheduled import Scheduled
 
 __all__ = ["Classifier"]
 
@@ -20,24 +18,12 @@ class Classifier(Scheduled):
     Args:
         network: images ``(B, C, H, W)`` to logits ``(B, num_classes)``.
         num_classes: the number of classes; by default what the network says (``network.num_classes``).
-        optimizer: from the parameters to an optimiser; its learning rate is the highest of the schedule.
-        schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
-            ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
-            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by it when the validation accuracy has
-            not risen for more than ``patience`` epochs.
-        warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
-            ``"steps"``; none for ``"plateau"``.
-        milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
-        gamma: the factor by which it falls.
-        patience: in epochs, for ``"plateau"``.
-        label_smoothing: of the cross-entropy.
-        seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
-            the same whether or not the process was restarted before it.
+        label_smoothing: the part ε of each target that is spread evenly over all classes: the loss is
+            −Σ_c ((1 − ε)·[c = label] + ε/K) log p_c for K classes.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: no number of classes, an unknown schedule, a warm-up that is negative or longer than the training,
-            milestones that do not ascend or are of another schedule, a factor that is not between 0 and 1, or a
-            patience that is negative.
+        ValueError: no number of classes, or as :class:`~.scheduled.Scheduled` raises.
 
     Example:
         >>> import torch
@@ -52,16 +38,10 @@ class Classifier(Scheduled):
         network: nn.Module,
         num_classes: int | None = None,
         *,
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
-        schedule: Schedule = "constant",
-        warm_up: float = 0.0,
-        milestones: Sequence[int] = (),
-        gamma: float = 0.1,
-        patience: int = 10,
         label_smoothing: float = 0.0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(optimizer, schedule, warm_up, seed, milestones=milestones, gamma=gamma, patience=patience)
+        super().__init__(**options)
         if num_classes is None:
             num_classes = getattr(network, "num_classes", None)
         if not isinstance(num_classes, int):

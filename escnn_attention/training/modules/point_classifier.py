@@ -9,7 +9,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from escnn_attention.training.data.clouds.batch import Clouds
 from escnn_attention.training.modules.point_module import PointModule
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
 
 __all__ = ["PointClassifier"]
 
@@ -22,11 +21,11 @@ class PointClassifier(PointModule):
         num_classes: of each classification.
         num_targets: the number of classifications, such as counts of several things. The accuracy is the mean over all
             of them, and ``exact`` the part of the clouds in which all are right.
-        label_smoothing: of the cross-entropy.
-        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+        label_smoothing: of the cross-entropy, see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: an unknown schedule; on a batch, an output or targets of another shape.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; on a batch, an output or targets of another shape.
 
     Example:
         >>> import torch
@@ -46,12 +45,9 @@ class PointClassifier(PointModule):
         num_targets: int = 1,
         *,
         label_smoothing: float = 0.0,
-        optimizer: OptimizerCallable = adam,
-        schedule: Schedule = "constant",
-        warm_up: float = 0.0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(optimizer, schedule, warm_up, seed)
+        super().__init__(**options)
         self.network = network
         self.num_classes, self.num_targets = num_classes, num_targets
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)

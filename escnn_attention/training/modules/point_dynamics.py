@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.training.data.clouds.batch import Clouds
 from escnn_attention.training.modules.point_module import TrajectoryModule
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
 
 __all__ = ["PointDynamics"]
 
@@ -25,11 +26,11 @@ class PointDynamics(TrajectoryModule):
         network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
         step: the time from one frame to the next; by default what the data says (``step``).
         substeps: the steps of the integrator between two frames.
-        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
         TypeError: another network.
-        ValueError: an unknown schedule; no step that is known; on a batch, no frames.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames.
 
     Example:
         >>> import torch
@@ -51,12 +52,9 @@ class PointDynamics(TrajectoryModule):
         *,
         step: float | None = None,
         substeps: int = 1,
-        optimizer: OptimizerCallable = adam,
-        schedule: Schedule = "constant",
-        warm_up: float = 0.0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(step, optimizer, schedule, warm_up, seed)
+        super().__init__(step=step, **options)
         if not isinstance(network, HamiltonianNetwork):
             raise TypeError(f"network: got {type(network).__name__}, needed a HamiltonianNetwork")
         self.network = network

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from escnn_attention.training.data.clouds.batch import Clouds
 from escnn_attention.training.modules.point_module import TrajectoryModule
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
 
 __all__ = ["PointForecast"]
 
@@ -31,10 +30,11 @@ class PointForecast(TrajectoryModule):
             :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
             features are ``(N, C + d)``.
         step: the time from one frame to the next, T where there are two; by default what the data says (``step``).
-        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: an unknown schedule; no step that is known; on a batch, no frames, or an output of another shape.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames, or an output
+            of another shape.
 
     Example:
         >>> import torch
@@ -55,12 +55,9 @@ class PointForecast(TrajectoryModule):
         network: nn.Module,
         *,
         step: float | None = None,
-        optimizer: OptimizerCallable = adam,
-        schedule: Schedule = "constant",
-        warm_up: float = 0.0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(step, optimizer, schedule, warm_up, seed)
+        super().__init__(step=step, **options)
         self.network = network
 
     def forward(self, clouds: Clouds) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, Scheduled
+from escnn_attention.training.modules.scheduled import Scheduled
 
 __all__ = ["PointModule", "TrajectoryModule"]
 
@@ -49,19 +49,17 @@ class TrajectoryModule(PointModule):
 
     Args:
         step: the time from one frame to the next; by default what the data says (``step``).
-        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: an unknown schedule; a step that is not positive.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; a step that is not positive.
     """
 
     monitor: ClassVar[str] = "valid_error"
     mode: ClassVar[Literal["max", "min"]] = "min"
 
-    def __init__(
-        self, step: float | None, optimizer: OptimizerCallable, schedule: Schedule, warm_up: float, seed: int
-    ) -> None:
-        super().__init__(optimizer, schedule, warm_up, seed)
+    def __init__(self, *, step: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
         if step is not None and not step > 0:
             raise ValueError(f"step: got {step!r}, needed a positive time")
         self.step = step

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from escnn_attention.training.data.clouds.batch import Clouds
 from escnn_attention.training.modules.point_module import PointModule
-from escnn_attention.training.modules.scheduled import OptimizerCallable, Schedule, adam
 
 __all__ = ["PointRegression"]
 
@@ -25,10 +24,11 @@ class PointRegression(PointModule):
         network: of ``(features, coords, batch=batch)`` to ``(B, T)`` or ``(B, d, d)``, as the targets are; those of
             shape ``(B,)`` are taken as ``(B, 1)``.
         loss: ``"l1"`` or ``"mse"``, of what the data gives.
-        optimizer, schedule, warm_up, seed: see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: an unknown loss or schedule; on a batch, an output of another shape than the targets.
+        ValueError: an unknown loss; as :class:`~.scheduled.Scheduled` raises; on a batch, an output of another shape
+            than the targets.
 
     Example:
         >>> import torch
@@ -49,12 +49,9 @@ class PointRegression(PointModule):
         network: nn.Module,
         *,
         loss: Literal["l1", "mse"] = "l1",
-        optimizer: OptimizerCallable = adam,
-        schedule: Schedule = "constant",
-        warm_up: float = 0.0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(optimizer, schedule, warm_up, seed)
+        super().__init__(**options)
         if loss not in ("l1", "mse"):
             raise ValueError(f"loss: got {loss!r}, needed 'l1' or 'mse'")
         self.network = network

@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
+from escnn_attention.training.modules.averaging import AveragedWeights
+from escnn_attention.training.modules.decay import parameter_groups
 from escnn_attention.training.modules.mean import Mean
 
-__all__ = ["OptimizerCallable", "Schedule", "Scheduled", "adam"]
+__all__ = ["Decay", "OptimizerCallable", "Schedule", "Scheduled", "adam"]
 
 Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
+
+Decay = Literal["all", "weights"]
 
 OptimizerCallable = Callable[[Iterable], Optimizer]  # as Lightning's command line knows it
 
@@ -31,33 +35,65 @@ def adam(parameters: Any) -> Optimizer:
 
 
 class Scheduled(pl.LightningModule):
-    """What all modules here share: an optimiser with a schedule, and random numbers that are the same after a restart.
+    """What all modules here share: how weights are learned, with random numbers that are the same after a restart.
 
     Args:
-        optimizer, schedule, warm_up, seed, milestones, gamma, patience: see :class:`Classifier`.
+        optimizer: from the parameters, or groups of them, to an optimiser; its learning rate is the highest of the
+            schedule.
+        schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
+            ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
+            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by it when what the best epoch is chosen
+            by has not got better for more than ``patience`` epochs.
+        warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
+            ``"steps"``; none for ``"plateau"``.
+        milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
+        gamma: the factor by which it falls.
+        patience: in epochs, for ``"plateau"``.
+        decay: what the weight decay of the optimiser is for: ``"all"`` parameters; or ``"weights"``, none of norms, of
+            positional encodings and no biases
+            (:func:`~escnn_attention.training.modules.decay.decayed_parameters`). With ``torch.optim.AdamW`` it is
+            decoupled from the gradient.
+        ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
+            and kept: an average over about 1 / (1 − ``ema``) steps
+            (:class:`~escnn_attention.training.modules.averaging.AveragedWeights`). None for the weights themselves.
+        seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
+            the same whether or not the process was restarted before it.
+
+    Attributes:
+        monitor: what the best epoch is chosen by.
+        mode: whether it is the highest (``"max"``) or the lowest (``"min"``).
 
     Raises:
-        ValueError: an unknown schedule, a warm-up that is negative, milestones that do not ascend or are of another
-            schedule, a factor that is not between 0 and 1, or a patience that is negative.
+        ValueError: an unknown schedule or decay, a warm-up that is negative or longer than the training, milestones
+            that do not ascend or are of another schedule, a factor or an average's decay that is not between 0 and 1,
+            or a patience that is negative.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.training import Classifier
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> module = Classifier(network, 10, schedule="cosine", warm_up=1, decay="weights", ema=0.999)  # a Scheduled
+        >>> module.monitor
+        'valid_accuracy'
     """
 
     monitor: ClassVar[str] = "valid_accuracy"
-    """What the best epoch is chosen by."""
     mode: ClassVar[Literal["max", "min"]] = "max"
-    """Whether it is the highest or the lowest."""
 
     network: nn.Module
 
     def __init__(
         self,
-        optimizer: OptimizerCallable,
-        schedule: Schedule,
-        warm_up: float,
-        seed: int,
         *,
+        optimizer: OptimizerCallable = adam,
+        schedule: Schedule = "constant",
+        warm_up: float = 0.0,
         milestones: Sequence[int] = (),
         gamma: float = 0.1,
         patience: int = 10,
+        decay: Decay = "all",
+        ema: float | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if schedule not in get_args(Schedule):
@@ -75,7 +111,13 @@ class Scheduled(pl.LightningModule):
             raise ValueError(f"gamma: got {gamma!r}, needed a number between 0 and 1")
         if patience < 0:
             raise ValueError(f"patience: got {patience!r}, needed a number of epochs that is not negative")
+        if decay not in get_args(Decay):
+            raise ValueError(f"decay: got {decay!r}, needed one of {', '.join(map(repr, get_args(Decay)))}")
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(f"ema: got {ema!r}, needed a number between 0 and 1, or None")
         self.optimizer = optimizer
+        self.decay: Decay = decay
+        self.ema = ema
         self.schedule: Schedule = schedule
         self.warm_up = warm_up
         self.milestones = milestones
@@ -88,8 +130,12 @@ class Scheduled(pl.LightningModule):
         # Processes that share a batch must not drop the same features of different images.
         torch.manual_seed(hash((self.seed, self.current_epoch, batch_index, self.global_rank)) % 2**63)
 
+    def configure_callbacks(self) -> list[pl.Callback]:
+        trains = self.ema is not None and self.trainer.state.fn == TrainerFn.FITTING
+        return [AveragedWeights(cast(float, self.ema))] if trains else []
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimiser = self.optimizer(self.parameters())
+        optimiser = self.optimizer(self.parameters() if self.decay == "all" else parameter_groups(self))
         if self.schedule == "constant" and not self.warm_up:
             return optimiser
         if self.schedule == "plateau":

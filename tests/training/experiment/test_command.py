@@ -636,6 +636,39 @@ def test_convolutions_are_trained_and_measured_too(configuration, tmp_path):
     assert json.loads((tmp_path / "run" / "test.json").read_text(encoding="utf-8"))["weights_sha256"] != first
 
 
+def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch):
+    """Averages, decay of weights alone, smooth labels and rotated images, of a network with filters."""
+    gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
+    options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
+    options |= {"convolutions": [1, 1], "attention": [0, 1], "dropout": 0.1}
+    changes = {"model__network": {"class_path": "escnn_attention.models.HybridNet", "init_args": options}}
+    changes |= {"model__ema": 0.7, "model__decay": "weights", "model__label_smoothing": 0.1}
+    adam = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.05, "weight_decay": 0.1}}
+    changes |= {"model__optimizer": adam, "data__init_args__rotate_train": 180.0, "trainer__max_epochs": 2}
+    file, whole, parts = configuration(**changes), tmp_path / "whole", tmp_path / "parts"
+    call("fit", file, whole)
+
+    def stop(module):
+        if module.current_epoch == 1:
+            raise RuntimeError("the power fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "on_train_epoch_start", stop)
+        with pytest.raises(RuntimeError, match="the power fails"):
+            call("fit", file, parts)
+    call("fit", file, parts)
+    one, other = (torch.load(folder / "last.ckpt", weights_only=True) for folder in (whole, parts))
+    assert len(one["optimizer_states"][0]["param_groups"]) == 2
+    for part in ("state_dict", "current_model_state"):
+        assert one[part].keys() == other[part].keys()
+        assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
+    assert any(not torch.equal(value, one["current_model_state"][name]) for name, value in one["state_dict"].items())
+    call("test", file, parts)
+    for option, message in (("ema", "0.7 there, 0.8 now"), ("decay", '"weights" there, "all" now')):
+        with pytest.raises(UserError, match=rf"model\.{option} \({message}\)"):
+            call("fit", file, parts, f"--model.{option}", {"ema": 0.8, "decay": "all"}[option])
+
+
 def test_callbacks_of_ones_own(configuration, tmp_path):
     """In the configuration, for all commands."""
     callbacks = [
