@@ -1,7 +1,8 @@
 """Some of the combinations of a sweep in every run, others in the next."""
 
 import random
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,24 @@ def cover(cases: Sequence[set[Hashable]], seed: object, most: int | None = None)
         missing -= cases[best]
         drawn.append(best)
     return sorted(drawn)
+
+
+def seeds(config: pytest.Config, counts: Mapping[str, int], few: int) -> list[Any]:
+    """The parameters ``(kind, seed)`` of tests that draw by themselves, ``few`` of each kind for ordinary runs.
+
+    Each is named after its seed: ``--hypothesis-seed`` with this number draws the same first.
+
+    Args:
+        config: of the run.
+        counts: how many there are of each kind.
+        few: how many of them are not marked ``exhaustive``.
+    """
+    first = int(config.option.hypothesis_seed)
+    return [
+        pytest.param(kind, first + i, id=f"{kind}-{first + i}", marks=() if i < few else pytest.mark.exhaustive)
+        for kind, count in counts.items()
+        for i in range(count)
+    ]
 
 
 def mark_undrawn(items: Iterable[pytest.Item], seed: int, *, draw: bool) -> None:

@@ -21,6 +21,7 @@ from escnn_attention.geometry.points import Points
 from tests import spaces
 from tests.drawing import KINDS, Draw, Drawn, Layer
 from tests.nn.attention import turned_error
+from tests.sampling import seeds
 
 FEW = 4
 TOLERANCE = 1e-10
@@ -30,13 +31,8 @@ NAMES = sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"})
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        first, exhaustive = int(metafunc.config.option.hypothesis_seed), pytest.mark.exhaustive
-        drawn = [
-            pytest.param(kind, first + i, id=f"{kind}-{first + i}", marks=() if i < FEW else exhaustive)
-            for kind, (_, count) in KINDS.items()
-            for i in range(count)
-        ]
-        metafunc.parametrize(("kind", "seed"), drawn)
+        counts = {kind: count for kind, (_, count) in KINDS.items()}
+        metafunc.parametrize(("kind", "seed"), seeds(metafunc.config, counts, FEW))
 
 
 def results(layer: Layer, drawn: Drawn, formula: bool = False) -> list[Tensor]:
