@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -142,10 +143,6 @@ class Encoding(torch.nn.Module, ABC):
             bias: ``(num_heads, C)``, that of the queries; None where they have none.
         """
 
-    def drop_poses(self) -> None:
-        """Leave the term of the pose out, for keys that have none."""
-        self.pose_embedding = self.pose_network = None
-
     @property
     def has_poses(self) -> bool:
         """Whether the pose of a key matters; with a single pose its term is the same for all and drops out."""
@@ -175,6 +172,34 @@ class Encoding(torch.nn.Module, ABC):
             assert values is not None
             varies = values.var(dim=1, correction=0).mean().sqrt()
             last_linear(self.pose_network).weight.mul_(std / varies.clamp(min=1e-6))
+
+    def drop_poses(self) -> None:
+        """Do without the term of the pose: the function of the offset stays the one that the layer has beside it."""
+        self.pose_embedding = None
+        if self.pose_network is not None:
+            del self.pose_network  # A module that is None would take what is saved of one, and say nothing.
+            self.pose_network = None
+
+    @torch.no_grad()
+    def saved_pose(self, saved: Mapping[str, Tensor], index: int | None, features: Tensor | None) -> Tensor:
+        """The term of one pose as an encoding has it that was bound with poses and saved, ``(heads, C)``.
+
+        Args:
+            saved: its parameters by name, those of the term of the pose among them.
+            index: the pose, of a table.
+            features: ``(F,)``, the features of the pose, of a network.
+        """
+        if "pose_embedding" in saved:
+            values = saved["pose_embedding"][:, index]
+        else:
+            assert features is not None
+            start = "pose_network."
+            weights = {n.removeprefix(start): t for n, t in saved.items() if n.startswith(start)}
+            like = next(iter(weights.values()))
+            network = self._pose_mlp(len(features), self._table_heads() * self._pose_channels()).to(like)
+            network.load_state_dict(weights)
+            values = network(features.to(like)).unflatten(-1, (self._table_heads(), -1))
+        return F.pad(values, (self.channels - values.shape[-1], 0)).expand(self.num_heads, -1)
 
     def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
         """The network of the features of a relative pose."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,9 @@ class PairKernel(torch.nn.Module):
     its kernel for QM9 ``PairKernel("concat", "raw", "mlp", hidden=6)`` with ``normalization="count"``.
     """
 
+    bias: Parameter | None
+    of_pose: Parameter | None
+
     def __init__(
         self,
         content: Content = "dot",
@@ -101,21 +104,46 @@ class PairKernel(torch.nn.Module):
         drops_out = self.content == "dot" and self.combine == "sum" and normalization == "softmax"
         return Needs(key_bias=0 if drops_out else channels)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the location is a linear function that is added to the rest of the score."""
+        return self.location == "raw" and self.combine == "sum"
+
     def bind(
-        self, dim: int, num_heads: int, channels: int, num_poses: int, pose_features: int | Tensor = 0
+        self,
+        dim: int,
+        num_heads: int,
+        channels: int,
+        num_poses: int,
+        pose_features: int | Tensor = 0,
+        *,
+        normalization: Normalization = "softmax",
     ) -> PairKernel:
-        """A copy with parameters: see :meth:`escnn_attention.encodings.base.Encoding.bind`."""
+        """A copy with parameters: see :meth:`escnn_attention.encodings.base.Encoding.bind`.
+
+        Without those that add the same to all scores of a query, which drops out of a softmax.
+        """
         if self.bound:
             raise ValueError("encoding: this PairKernel belongs to a layer already; pass a new one")
         bound = copy.deepcopy(self)
         bound.bound = True
         number = pose_features.shape[-1] if isinstance(pose_features, Tensor) else pose_features
         bound._build(dim, num_heads, channels, num_poses, number)
+        if self.is_linear and normalization == "softmax":
+            bound.bias = None
         return bound
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load what a kernel with parameters that change nothing has saved, too."""
+        for name in ("bias", "of_pose"):
+            if getattr(self, name) is None:
+                state_dict.pop(f"{prefix}{name}", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _build(self, dim: int, heads: int, channels: int, num_poses: int, pose_features: int) -> None:
         self.num_heads, self.channels = heads, channels
         self.num_poses, self.pose_features = num_poses, pose_features
+        self.bias = self.of_pose = None
         hidden = self.hidden
         if self.content == "concat":
             self.of_query = _weight(heads, channels, channels)
@@ -156,6 +184,7 @@ class PairKernel(torch.nn.Module):
         """
         if self.location == "none" or self.num_poses <= 1:
             return None
+        assert self.of_pose is not None
         if relative is not None:
             return torch.einsum("hpf,mof->mohp", relative.to(self.of_pose.dtype), self.of_pose)
         return self.of_pose.index_select(2, quotient.flatten()).unflatten(2, quotient.shape)
@@ -224,7 +253,8 @@ class PairKernel(torch.nn.Module):
         rows = seen.permute(1, 3, 5, 0, 2, 4)  # H, P or 1, D, G, A, K
         rows, shape = rows.flatten(3), rows.shape[3:]
         rows = rows if only is None else rows.index_select(0, only)
-        bias = self.bias[:, :, None, None, None]
+        bias = self.of_offset.new_zeros(()) if self.bias is None else self.bias
+        bias = bias.expand(self.of_offset.shape[:2])[:, :, None, None, None]
         bias = bias if pose is None else bias + pose  # M, first, H, J, P
         bias = bias.expand(-1, -1, len(rows), -1, max(bias.shape[4], rows.shape[1]))
         size = bias.shape[2:]
@@ -235,7 +265,8 @@ class PairKernel(torch.nn.Module):
             return numbers.view(len(numbers), 1, *size, *shape)
         # One product with long rows.
         first = matmul(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
-        return first.view(*self.bias.shape, len(rows), 1, rows.shape[1], *shape) + bias[..., None, None, None]
+        first = first.view(*self.of_offset.shape[:2], len(rows), 1, rows.shape[1], *shape)
+        return first + bias[..., None, None, None]
 
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
         total = self.join_bias.view(*self.join_bias.shape, *[1] * 6)

@@ -137,17 +137,20 @@ class PointSelfAttention(PointLayer):
             check_weights(group)
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order
         tables = _tables(group, lifts)
-        seen = 1 if _is_constant(kernel, query, keys, normalization) else num_poses
+        seen = 1 if _drops_out(kernel, query, keys, normalization) else num_poses
         features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
+        constant = _constant_pose(kernel, query, keys, normalization)
+        sizes = (size, heads.number, heads.channels, seen, features)
         plain = PointAttention(
             project_in=heads.read(in_type, needs, scalars=lifts),
             values=self._values(size, heads, num_poses, tables["relative"]),
             project_out=heads.write(out_type),
-            encoding=kernel.bind(size, heads.number, heads.channels, seen, features),
+            encoding=bind_kernel(kernel, normalization, *sizes, poses=constant is None),
             relation=relation,
             neighbourhood=neighbourhood,
             **tables,
             needs=needs,
+            constant_pose=constant,
             query=query,
             keys=keys,
             normalization=normalization,
@@ -251,6 +254,25 @@ def choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Ne
     return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours)
 
 
+def bind_kernel(
+    kernel: Encoding | PairKernel, normalization: Normalization, *sizes: Any, poses: bool = True
+) -> Encoding | PairKernel:
+    """The encoding or kernel for heads whose scores are normalised like this.
+
+    Args:
+        kernel: the encoding or kernel.
+        normalization: what becomes of the scores.
+        sizes: the arguments of ``bind``.
+        poses: whether an encoding has its term of the pose.
+    """
+    if isinstance(kernel, PairKernel):
+        return kernel.bind(*sizes, normalization=normalization)
+    bound = kernel.bind(*sizes)
+    if not poses:
+        bound.drop_poses()
+    return bound
+
+
 def _is_of_positions(kernel: Encoding | PairKernel) -> bool:
     """Whether an encoding is a function of two positions, each by itself, and not of their relation."""
     return isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding))
@@ -267,15 +289,25 @@ def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Rel
     return kernel
 
 
-def _is_constant(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
-    """Whether the term of the pose of a key is the same for all keys of a query, and is left out.
+def _drops_out(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
+    """Whether the term of the pose of a key is the same for all keys of a query, and nothing is left of it.
 
     With ``keys="own"`` it is, and drops out of a softmax; as on grids, the rotary encoding goes without it, too. A
-    kernel is no sum with it, but has another constant where the query's pose is that of the output.
+    kernel is mostly no sum with it, but has another constant where the query's pose is that of the output.
     """
     if isinstance(kernel, PairKernel):
-        return keys == "own" and query == "own"
+        return keys == "own" and (query == "own" or (normalization == "softmax" and kernel.is_linear))
     return keys == "own" and normalization == "softmax" and not kernel.absolute
+
+
+def _constant_pose(
+    kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization
+) -> tuple[str, ...] | None:
+    """What the term of the pose of a key is a bias of, where it is one number for all poses; None where it is not."""
+    if isinstance(kernel, PairKernel) or not query == keys == "own":
+        return None
+    found = (*(("queries",) if kernel.absolute else ()), *(("keys",) if normalization == "count" else ()))
+    return found or None
 
 
 def _tables(group: Fibers, lifts: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.positions import Window
-from escnn_attention.groups.fibers import fibers, mass
+from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_input, check_type, check_types, choose_window
@@ -54,7 +54,8 @@ class GroupSelfAttention(PlainModule):
         \mathrm{out}(x, h) = |Q(h)| \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
 
     The scores of the content are computed once and shared by all poses, :math:`|H|^2` times fewer than of other fields.
-    (With rotary encodings, unless ``keys="own"``, and with absolute ones the term does not drop out, and poses stay.)
+    (With rotary encodings, unless ``keys="own"``, and with absolute ones, unless ``query="own"``, the term does not
+    drop out, and poses stay.)
 
     It is GSA-Nets' Eq. 16 with one correction: as printed, the encoding sees :math:`h^{-1}(\tilde h^{-1}\hat h)`,
     which is not invariant to the group.
@@ -154,32 +155,31 @@ class GroupSelfAttention(PlainModule):
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         encoding = as_encoding(encoding)
         needs = encoding.needs(heads.channels, group.dimension)
-        lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, keys))
-        if query == "all" and not lifts:
-            check_weights(group)
+        lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, query, keys))
+        weight = _query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order
+        constant = _constant_pose(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation)
         tables = GroupTables(
             group.inverse_action,
-            quotient=None if lifts or group.samples is not None else group.quotient,
-            relative=None if lifts or num_poses == 1 else group.relative,
+            quotient=None if constant == () or group.samples is not None else group.quotient,
+            relative=None if constant == () or num_poses == 1 else group.relative,
             # The measure of the one pose that a query sees, or that there is, drops out.
             log_measure=group.log_measure if keys == "all" and not lifts else None,
         )
-        # All query poses together weigh as many poses as there are; without poses there is one query for them.
-        weight = mass(out_type) / (1 if lifts else group.order) if query == "all" else 1.0
         super().__init__(
             in_type,
             out_type,
             SelfAttention(
                 heads.read(in_type, needs, scalars=lifts),
                 heads.write(out_type),
-                _bind(encoding, heads, seen, num_poses, lifts),
+                _bind(encoding, heads, seen, num_poses, poses=constant is None),
                 tables,
                 seen,
                 AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
                 needs,
+                constant_pose=constant,
                 query_weight=weight,
                 transformation=random_transformation(in_type, out_type, group),
             ),
@@ -267,26 +267,49 @@ class GroupSelfAttention(PlainModule):
         return ", ".join([*parts, f"backend={core.backend!r}"])
 
 
-def _sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, keys: KeyMode) -> bool:
+def _sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
     """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.
 
     Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
-    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to the queries too.
+    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to queries of several poses, too.
     """
     added = type(encoding).rotations is Encoding.rotations or keys == "own"
-    return is_scalar(in_type) and heads.group.order > 1 and added and not encoding.absolute
+    drops_out = query == "own" if encoding.absolute else added
+    return is_scalar(in_type) and heads.group.order > 1 and drops_out
 
 
-def _bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, lifts: bool) -> Encoding:
-    """The encoding for these heads; without its term for the poses where keys have none."""
+def _constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:
+    """What the term of the pose is a bias of, where it is one for all poses; None where it is not.
+
+    Of that of an absolute encoding, which is added to queries and keys, nothing is left but the term of the one pose
+    that a query has.
+    """
+    if encoding.absolute and query == "own" and (lifts or keys == "own"):
+        return ("queries",)
+    return () if lifts else None
+
+
+def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
+    """What the sum over the query poses is multiplied by.
+
+    All query poses together weigh as many poses as there are; without poses there is one query for them.
+    """
+    if query == "own":
+        return 1.0
+    if not lifts:
+        check_weights(group)
+    return mass(out_type) / (1 if lifts else group.order)
+
+
+def _bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, poses: bool) -> Encoding:
+    """The encoding for these heads, with its term for the poses or without."""
     group = heads.group
     relative = group.relative if num_poses > 1 else None
     features = 0 if relative is None else torch.tensor(relative)
     bound = encoding.bind(
         group.dimension, heads.number, heads.channels, num_poses, features, _orbits(heads, window, num_poses)
     )
-    if lifts:
-        # Made and left out, so that the function of the offset is the one that the layer has beside poses.
+    if not poses:
         bound.drop_poses()
     return bound
 

@@ -20,6 +20,7 @@ from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_types
 from escnn_attention.nn.clouds import check_points_mode
 from escnn_attention.nn.heads import is_scalar, made_for
+from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
 from escnn_attention.nn.stabiliser import Stabiliser
 from escnn_attention.plain.local_frames import LocalFrames
@@ -133,7 +134,7 @@ class SphereSelfAttention(PointLayer):
             axes,
             project_in=project_in,
             project_out=stabiliser.mean(out_type, fields, num_heads, bool(bias)),
-            encoding=kernel.bind(3 + 3 * axes, num_heads, head_fields, 1),
+            encoding=bind_kernel(kernel, normalization, 3 + 3 * axes, num_heads, head_fields, 1),
             relation=Offset(),
             neighbourhood=neighbourhood,
             values=None,

@@ -150,6 +150,13 @@ class TransformerBlock(GridModule):
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load what a block with a bias that its norm takes out has saved, too."""
+        name = "feed_forward.0.plain.projection.bias"
+        if self.norm == "gsa" and name not in self.state_dict():
+            state_dict.pop(f"{prefix}{name}", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         """Apply the block.
 
@@ -239,7 +246,9 @@ def _feed_forward(
     if norm == "pre":
         network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
         return [FieldLayerNorm(out_type, scope), *network]
-    expand, activation, contract = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias)
+    # The norm takes out what all channels share, and of a single field that is a bias.
+    biases = (bias and hidden_fields > 1, bias)
+    expand, activation, contract = pointwise_network(out_type, hidden_fields, projection=projection, bias=biases)
     return [expand, FieldLayerNorm(expand.out_type, scope), activation, contract, FieldLayerNorm(out_type, scope)]
 
 
@@ -248,17 +257,26 @@ def pointwise_network(
     hidden_fields: int,
     *,
     projection: ProjectionKind = "group",
-    bias: bool = True,
+    bias: bool | tuple[bool, bool] = True,
     samples: Samples | int | None = None,
 ) -> list[EquivariantModule]:
-    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group."""
+    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group.
+
+    Args:
+        out_type: the type of the input and of the output.
+        hidden_fields: the number of regular fields, or of functions on the samples.
+        projection: the kind of both maps.
+        bias: whether both maps have biases, or each of them.
+        samples: of a continuous group.
+    """
     if out_type.fibergroup.continuous:
-        return [PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bias)]
+        return [PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bool(bias))]
+    first, last = bias if isinstance(bias, tuple) else (bias, bias)
     hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
     return [
-        PoseLinear(out_type, hidden, projection=projection, bias=bias),
+        PoseLinear(out_type, hidden, projection=projection, bias=first),
         SiLU(hidden),
-        PoseLinear(hidden, out_type, projection=projection, bias=bias),
+        PoseLinear(hidden, out_type, projection=projection, bias=last),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch.nn.functional as F
@@ -24,13 +25,26 @@ class HeadModule(ExactBuffers):
             order, in as many groups; those that are not needed are left out.
         encoding: a bound encoding or kernel.
         needs: what of them its scores are made of.
+        constant_pose: what the term of the pose of a key is added to, "queries", "keys", both or neither, where it is
+            the same for all keys of a query and the encoding goes without it: a bias of these. None where the encoding
+            has the term, if there is one.
     """
 
-    def __init__(self, project_in: ToPoses | Scalars, encoding: Encoding | PairKernel, needs: Needs):
+    quotient: Tensor | None
+    relative: Tensor | None
+
+    def __init__(
+        self,
+        project_in: ToPoses | Scalars,
+        encoding: Encoding | PairKernel,
+        needs: Needs,
+        constant_pose: Collection[str] | None = None,
+    ):
         super().__init__()
         self.project_in = project_in
         self.encoding: Any = encoding
         self.needs = needs
+        self.constant_pose = constant_pose
         self.num_heads = project_in.groups // len(needs.fields)
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,9 +60,9 @@ class HeadModule(ExactBuffers):
         return queries, keys, values
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load what a layer without biases of the keys has saved, too, and one with queries and keys that nobody reads.
+        """Load what a layer with parameters that change nothing has saved, too, and one without biases of the keys.
 
-        The biases of the keys are zero then.
+        The biases of the keys are zero then, and a constant term of the pose is a bias.
         """
         for name, own in self.project_in.named_parameters():
             saved = state_dict.get(f"{prefix}project_in.{name}")
@@ -59,4 +73,30 @@ class HeadModule(ExactBuffers):
             elif self.needs.fields == ("values",) and len(saved) == (2 if name == "bias" else 3) * len(own):
                 saved = saved[len(own) : 2 * len(own)]
             state_dict[f"{prefix}project_in.{name}"] = saved
+        if self.constant_pose is not None:
+            self._load_constant_pose(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _load_constant_pose(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Make a bias of the term of the pose, if there is one in a state dict: that of h⁻¹h."""
+        start, name = f"{prefix}encoding.", f"{prefix}project_in.bias"
+        saved = {n: t for n, t in state_dict.items() if n.startswith(f"{start}pose_")}
+        targets = self.constant_pose or ()
+        if not saved or (targets and name not in state_dict):
+            return
+        for n in saved:
+            del state_dict[n]
+        if not targets:
+            return
+        saved = {n.removeprefix(start): t for n, t in saved.items()}
+        if self.relative is not None:
+            pose = self.encoding.saved_pose(saved, None, self.relative[0, 0])
+        else:
+            assert self.quotient is not None
+            pose = self.encoding.saved_pose(saved, int(self.quotient[0, 0]), None)
+        bias = state_dict[name].clone()
+        of_fields = dict(zip(self.needs.fields, bias.split(pose.numel()), strict=False))
+        for target in targets:
+            if target in of_fields:
+                of_fields[target] += pose.flatten().to(bias)
+        state_dict[name] = bias

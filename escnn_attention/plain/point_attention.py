@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ class PointAttention(PointModule, HeadModule):
     It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs: as in :class:`~escnn_attention.plain.heads.HeadModule`.
+        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.heads.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output.
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.
@@ -69,6 +71,7 @@ class PointAttention(PointModule, HeadModule):
         relative: np.ndarray | None,
         log_measure: np.ndarray | None,
         needs: Needs,
+        constant_pose: Collection[str] | None = None,
         query: QueryMode,
         keys: KeyMode,
         normalization: Normalization,
@@ -79,7 +82,7 @@ class PointAttention(PointModule, HeadModule):
         transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
     ):
-        super().__init__(project_in, encoding, needs)
+        super().__init__(project_in, encoding, needs, constant_pose)
         self.project_out = project_out
         self.relation = relation
         self.neighbourhood = neighbourhood

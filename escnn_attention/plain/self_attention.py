@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,9 +57,9 @@ class SelfAttention(HeadModule):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs: as in :class:`~escnn_attention.plain.heads.HeadModule`, for M heads of C channels.
-            From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all
-            output poses share the scores of the content.
+        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.heads.HeadModule`, for M heads
+            of C channels. From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no
+            poses, and all output poses share the scores of the content.
         project_out: from M · C regular fields to the output.
         tables: of the group.
         window: which positions a query sees.
@@ -85,10 +84,11 @@ class SelfAttention(HeadModule):
         mode: AttentionMode,
         needs: Needs,
         *,
+        constant_pose: Collection[str] | None = None,
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
     ):
-        super().__init__(project_in, encoding, needs)
+        super().__init__(project_in, encoding, needs, constant_pose)
         self.project_out = project_out
         self.window = window
         self.query, self.keys = mode.query, mode.keys
@@ -112,13 +112,6 @@ class SelfAttention(HeadModule):
     def lifts(self) -> bool:
         """Whether queries and keys have no poses: every output pose sees the same ones."""
         return isinstance(self.project_in, Scalars)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if self.lifts:
-            # Terms of the poses of keys that have none drop out: a layer with such terms is the same without them.
-            for name in [n for n in state_dict if n.startswith(f"{prefix}encoding.pose_")]:
-                del state_dict[name]
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Tensor) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.

@@ -70,7 +70,7 @@ def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.T
     """The layer by its formula: a loop over queries, poses and keys."""
     core, group = layer.plain, fibers(layer.space)
     order, heads = group.order, layer.num_heads
-    q, v, k = core.project_in(x.tensor.unsqueeze(0)).squeeze(1).unflatten(0, (3, heads))  # M, N, P, C
+    q, k, v = (t.squeeze(1) for t in core.to_heads(x.tensor.unsqueeze(0)))  # M, N, P, C
     channels, poses = q.shape[-1], k.shape[2]
     actions = [torch.as_tensor(group.action[group.inverse[h]]) for h in range(order)]
     points = x.coords / core.length_scale
@@ -142,7 +142,7 @@ def score(encoding, m, q, k, seen, pose, a, b, group, h, tilde):
         c = (encoding.of_query[m] @ q + encoding.of_key[m] @ k) / math.sqrt(2)
     location = None
     if encoding.location != "none":
-        location = encoding.of_offset[m] @ seen + encoding.bias[m]
+        location = encoding.of_offset[m] @ seen + (0.0 if encoding.bias is None else encoding.bias[m])
         if encoding.num_poses > 1:
             location = location + encoding.of_pose[m][:, pose]
         if encoding.location == "mlp":

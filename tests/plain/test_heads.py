@@ -10,7 +10,7 @@ import escnn_attention as ea
 from escnn_attention import PairKernel, RotaryEncoding
 from escnn_attention.plain.heads import HeadModule
 from tests import spaces
-from tests.layers import Case, on_points
+from tests.layers import Case, on_points, vectors
 from tests.nn import spheres
 from tests.nn.attention import TOLERANCE, attention_for, turned_error
 from tests.nn.points import cloud, mixed, worst_error, written_out
@@ -144,6 +144,81 @@ def test_what_a_layer_without_biases_of_the_keys_has_saved(name):
         other.load_state_dict(state)
 
 
+SO2 = gspaces.rot2dOnR2(-1)
+POSED = {
+    "grid, absolute": lambda **options: ea.GroupSelfAttention(
+        spaces.mixed(D3), spaces.regular(D3, 1), 2, 3, head_fields=3, encoding="absolute", keys="own", **options
+    ),
+    "grid, absolute, scalars": lambda **options: ea.GroupSelfAttention(
+        spaces.scalars(D3, 2), spaces.regular(D3, 1), 2, 3, head_fields=3, encoding="absolute", **options
+    ),
+    "grid, absolute, samples": lambda **options: ea.GroupSelfAttention(
+        *2 * [vectors(SO2)], 2, 3, head_fields=3, encoding="absolute", keys="own", samples=5, **options
+    ),
+    **{
+        f"points, {name}, {normalization}": lambda name=name, normalization=normalization, **options: (
+            ea.PointSelfAttention(
+                *2 * [mixed(D3)], 2, head_fields=3, encoding=name, keys="own", normalization=normalization, **options
+            )
+        )
+        for name in ("mlp", "separable", "rotary", "absolute")
+        for normalization in ("softmax", "count")
+        if name == "absolute" or normalization == "count"
+    },
+    "points, samples": lambda **options: ea.PointSelfAttention(
+        *2 * [vectors(SO2)],
+        2,
+        head_fields=3,
+        encoding=ea.MLPEncoding(per_head=False),
+        keys="own",
+        normalization="count",
+        samples=5,
+        **options,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POSED)
+def test_a_constant_term_of_the_pose_is_a_bias(name, monkeypatch):
+    """A layer loads what one with such a term has saved, and gives the same; without biases it cannot."""
+    is_grid, make = name.startswith("grid"), POSED[name]
+    case = Case(make, shape=(1, 4, 4)) if is_grid else on_points(make)
+    module, without_biases = case.drawn(), make(bias=False)
+    module_name = f"escnn_attention.nn.{'self' if is_grid else 'point'}_attention"
+    monkeypatch.setattr(f"{module_name}._constant_pose", lambda *_, **__: None)
+    if "scalars" in name:
+        monkeypatch.setattr(f"{module_name}._sees_scalars", lambda *_: False)
+    posed = case.drawn()
+    for parameter in posed.parameters():
+        torch.nn.init.normal_(parameter)
+    state = posed.state_dict()
+    found = [n for n in state if "encoding.pose_" in n]
+    assert found
+    assert not [n for n in module.state_dict() if "encoding.pose_" in n]
+    module.load_state_dict(state)
+    assert set(found) < set(state)
+    inputs = case.inputs(module)
+    expected = case.output(posed, *inputs)
+    torch.testing.assert_close(case.output(module, *inputs), expected, rtol=1e-10, atol=1e-12)
+    module.plain.project_in.bias.data.copy_(state["plain.project_in.bias"])
+    assert (case.output(module, *inputs) - expected).norm() > 1e-3 * expected.norm()  # the term does something
+    del state["plain.project_in.bias"]
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoding\.pose_"):
+        without_biases.load_state_dict(state)
+
+
+def test_constants_of_a_kernel_that_drop_out_load():
+    kernel = PairKernel("dot", "raw", "sum")
+    layer = ea.PointSelfAttention(*2 * [mixed(D3)], head_fields=3, encoding=kernel, keys="own", query="all")
+    state = layer.state_dict() | {"plain.encoding.bias": torch.randn(1, 1), "plain.encoding.of_pose": torch.ones(2)}
+    layer.load_state_dict(state)
+    assert "plain.encoding.bias" not in layer.state_dict()
+    counted = ea.PointSelfAttention(
+        *2 * [mixed(D3)], head_fields=3, encoding=kernel, keys="own", query="all", normalization="count"
+    )
+    assert {"plain.encoding.bias", "plain.encoding.of_pose"} < set(counted.state_dict())
+
+
 CONSTANT = {
     "grid": lambda **options: grid(RotaryEncoding(**options), channels=4, query="all"),
     "grid, keys own": lambda **options: grid(RotaryEncoding(**options), channels=4, keys="own"),
@@ -203,16 +278,8 @@ def test_constant_keys_between_points_by_the_formula():
     x = cloud(mixed(D3), 5)
     assert worst_error(layer, x) < TOLERANCE
     edges = torch.tensor([[0, 1, 2, 2, 1, 3, 4], [1, 1, 1, 0, 3, 2, 4]])
-    make = layer.plain.project_in
-
-    class WithOnes(torch.nn.Module):
-        def forward(self, x):
-            made = make(x)
-            return torch.cat([made, torch.ones_like(made[:2])])
-
-    y = layer(x, edges).tensor
-    layer.plain.project_in = WithOnes()
-    torch.testing.assert_close(y, written_out(layer, x, edges), rtol=1e-10, atol=1e-12)
+    assert bool((layer.plain.to_heads(x.tensor.unsqueeze(0))[1] == 1).all())
+    torch.testing.assert_close(layer(x, edges).tensor, written_out(layer, x, edges), rtol=1e-10, atol=1e-12)
 
 
 def test_constant_keys_need_rotations_of_all_channels():

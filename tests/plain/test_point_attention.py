@@ -47,8 +47,9 @@ def test_the_formula(encoding, query, keys, normalization):
         normalization=normalization,
     ).double()
     if normalization == "count" and isinstance(layer.plain.encoding, Encoding):
-        # No softmax takes out what all keys of a query share: the formula has the term of the poses.
-        assert (layer.plain.encoding.poses() is None) == (encoding == "none")
+        # No softmax takes out what all keys of a query share: the formula has the term of the poses, or a bias.
+        assert (layer.plain.encoding.poses() is None) == (encoding == "none" or query == keys == "own")
+        assert len(layer.plain.project_in.bias) == len(layer.plain.project_in.weight)
     x = cloud(in_type, 4)
     edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
     measure = torch.rand(4, dtype=torch.float64) + 0.5
