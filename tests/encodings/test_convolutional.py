@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from escnn import gspaces
+from escnn.group import cyclic_group
+from escnn.gspaces import GSpace
 
 from escnn_attention import (
     AbsoluteEncoding,
@@ -59,8 +61,25 @@ def kernel_of(layer, width):
     return kernel
 
 
+class Line(GSpace):
+    """The line and its reflection, which escnn has no gspace for."""
+
+    def __init__(self):
+        super().__init__(cyclic_group(2), 1, "the line")
+
+    @property
+    def basespace_action(self):
+        return self.fibergroup.irrep(1)
+
+    def restrict(self, id):
+        raise NotImplementedError
+
+    def _basis_generator(self, *args):
+        raise NotImplementedError
+
+
 def convolved(kernel, x):
-    return {2: F.conv2d, 3: F.conv3d}[kernel.dim() - 2](x, kernel)
+    return {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[kernel.dim() - 2](x, kernel)
 
 
 def inside(y, radius):
@@ -104,6 +123,19 @@ def test_it_is_a_convolution_for_the_octahedral_group():
     layer = layer_on(OCTAHEDRAL(), keys="own")
     assert len(layer.plain.encoding.centre.unique(dim=0)) == 4  # every orbit of 3 × 3 × 3
     assert difference(layer, 3, random_field(layer.in_type, 3, 4, 3, batch=1)) < EXACT
+
+
+@pytest.mark.parametrize("options", [{}, {"keys": "own"}, {"lifting": True}], ids=str)
+def test_it_is_a_convolution_on_the_line(options):
+    layer = layer_on(Line(), 5, heads=3, **options)
+    assert layer.plain.encoding.centre.abs().flatten().tolist() == [0.0, 0.5, 1.0]
+    x = random_field(layer.in_type, 11)
+    assert difference(layer, 5, x) < EXACT
+    flipped = layer.in_type.transform_fibers(x.tensor.flip(2), layer.space.fibergroup.element(1))
+    y = layer.out_type.transform_fibers(layer(x).tensor.flip(2), layer.space.fibergroup.element(1))
+    torch.testing.assert_close(layer(layer.in_type(flipped)).tensor, y, rtol=EXACT, atol=EXACT)
+    # The control: a reflection that leaves the channels alone.
+    assert (layer(layer.in_type(x.tensor.flip(2))).tensor - layer(x).tensor.flip(2)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("width", [1, 5])
