@@ -118,6 +118,9 @@ def test_modes_on_grids(group, query, keys, encoding, bias):
 POINT_ENCODINGS = {
     **GRID_ENCODINGS,
     **{name: make for name, make in ENCODINGS.items() if isinstance(make(), ea.PairKernel)},
+    "published": lambda: ea.PairKernel(hidden=3, biases=True, last_activation=True),
+    "published 2232": lambda: ea.PairKernel("concat", "raw", "mlp", hidden=3, biases=True, last_activation=True),
+    "biases": lambda: ea.PairKernel("dot", "mlp", "mlp", hidden=3, biases=True),
     "raw product": lambda: ea.PairKernel("dot", "raw", "product", hidden=3),
     "raw location": lambda: ea.PairKernel("none", "raw", "sum", hidden=3),
     "location network": lambda: ea.PairKernel("none", "mlp", "mlp", hidden=3),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
@@ -42,15 +42,22 @@ class PairKernel(torch.nn.Module):
     Args:
         content: ``"dot"`` is :math:`\langle q, k \rangle / \sqrt C`; ``"concat"`` the vector
             :math:`W [q \| k]` of C numbers; ``"none"`` leaves the content out (location only).
-        location: ``"mlp"`` is a number, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W\delta + E[p]))`; ``"raw"`` the
+        location: ``"mlp"`` is a number, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W\delta + b + E[p]))`; ``"raw"`` the
             vector :math:`(\delta, E[p])` itself; ``"none"`` leaves the location out.
         combine: ``"sum"`` and ``"product"`` of the two as numbers, or ``"mlp"``, a network with two hidden layers of
-            both together. Where a number is needed of a vector c it is :math:`w^T\mathrm{SiLU}(c)`: a linear map would
-            leave nothing of the query in a softmax over sums.
+            both together, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W[c, l] + b))`. Where a number is needed of a vector
+            c it is :math:`w^T\mathrm{SiLU}(c)`: a linear map would leave nothing of the query in a softmax over sums.
         hidden: the width of the networks.
+        biases: whether the second and the last layer of the networks have biases, too, which start at zero:
+            :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(\dots + b) + b') + b''`. The last layer goes without where all
+            scores of a query are the same numbers larger for it, which a softmax does not see.
+        last_activation: whether the networks end with one more SiLU,
+            :math:`\mathrm{SiLU}(w^T\mathrm{SiLU}(\dots))`, so that the number is at least -0.28.
 
     Raises:
-        ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing.
+        TypeError: ``biases`` or ``last_activation`` is neither True nor False.
+        ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing; ``biases`` or a
+            ``last_activation`` without a network.
 
     Example:
         >>> from escnn_attention import PairKernel, PointSelfAttention
@@ -60,12 +67,18 @@ class PairKernel(torch.nn.Module):
         >>> kernel = PairKernel(content="concat", location="raw", combine="mlp", hidden=8)
         >>> layer = PointSelfAttention(fields, fields, num_heads=2, encoding=kernel, normalization="count")
 
-    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. Its default is ``PairKernel()``,
-    its kernel for QM9 ``PairKernel("concat", "raw", "mlp", hidden=6)`` with ``normalization="count"``.
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. The published default is
+    ``PairKernel(biases=True, last_activation=True)``, and the kernel for QM9 ``PairKernel("concat", "raw", "mlp",
+    hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``; there what is seen of two points is
+    the logarithm of the element between them, here their offset and the pose.
     """
 
     bias: Parameter | None
     of_pose: Parameter | None
+    location_hidden_bias: Parameter | None
+    location_last_bias: Parameter | None
+    join_hidden_bias: Parameter | None
+    join_last_bias: Parameter | None
 
     def __init__(
         self,
@@ -74,6 +87,8 @@ class PairKernel(torch.nn.Module):
         combine: Combination = "sum",
         *,
         hidden: int = 16,
+        biases: bool = False,
+        last_activation: bool = False,
     ):
         super().__init__()
         for name, value, options in (
@@ -87,10 +102,14 @@ class PairKernel(torch.nn.Module):
             raise ValueError("location: got 'none' with content='none', and nothing is left to attend by")
         if combine == "product" and "none" in (content, location):
             raise ValueError("combine: got 'product', needed content and location, and one of them is 'none'")
+        for name, option in (("biases", biases), ("last_activation", last_activation)):
+            if check_bool(name, option) and "mlp" not in (location, combine):
+                raise ValueError(f"{name}: got True, and there is no network, with neither location nor combine 'mlp'")
         self.content: Content = content
         self.location: Location = location
         self.combine: Combination = combine
         self.hidden = hidden
+        self.biases, self.last_activation = biases, last_activation
         self.bound = False
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
@@ -131,7 +150,21 @@ class PairKernel(torch.nn.Module):
         bound._build(dim, num_heads, channels, num_poses, number)
         if self.is_linear and normalization == "softmax":
             bound.bias = None
+        if self.biases:
+            bound._build_biases(num_heads, normalization)
         return bound
+
+    def _build_biases(self, heads: int, normalization: Normalization) -> None:
+        """The biases of the second and of the last layers, of these where they do not drop out."""
+        shifts = self.last_activation or normalization == "count"
+        if self.location == "mlp":
+            self.location_hidden_bias = Parameter(torch.zeros(heads, self.hidden))
+            # In front of the network of both it is a bias of that network's first layer.
+            matters = {"sum": shifts, "product": True, "mlp": self.last_activation}[self.combine]
+            self.location_last_bias = Parameter(torch.zeros(heads)) if matters else None
+        if self.combine == "mlp":
+            self.join_hidden_bias = Parameter(torch.zeros(heads, self.hidden))
+            self.join_last_bias = Parameter(torch.zeros(heads)) if shifts else None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load what a kernel with parameters that change nothing has saved, too."""
@@ -144,6 +177,8 @@ class PairKernel(torch.nn.Module):
         self.num_heads, self.channels = heads, channels
         self.num_poses, self.pose_features = num_poses, pose_features
         self.bias = self.of_pose = None
+        for name in ("location_hidden_bias", "location_last_bias", "join_hidden_bias", "join_last_bias"):
+            setattr(self, name, None)
         hidden = self.hidden
         if self.content == "concat":
             self.of_query = _weight(heads, channels, channels)
@@ -261,8 +296,11 @@ class PairKernel(torch.nn.Module):
         if self.location == "mlp":
             # Repetitions of what is seen have other biases.
             bias = bias.flatten(3) if rows.shape[1] == 1 else bias.flatten(2).unsqueeze(-1)
-            numbers = pair_mlp(rows.flatten(0, 1), bias, self.of_offset, self.within, self.read_location)
-            return numbers.view(len(numbers), 1, *size, *shape)
+            layers: tuple[Tensor, Tensor, Tensor] = (bias, self.of_offset, self.within)
+            if self.location_hidden_bias is not None:
+                layers = _with_constant(*layers, self.location_hidden_bias)
+            numbers = pair_mlp(rows.flatten(0, 1), *layers, self.read_location)
+            return self._last(numbers, self.location_last_bias).view(len(numbers), 1, *size, *shape)
         # One product with long rows.
         first = matmul(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
         first = first.view(*self.of_offset.shape[:2], len(rows), 1, rows.shape[1], *shape)
@@ -274,10 +312,20 @@ class PairKernel(torch.nn.Module):
             total = total + _of_heads(content, self.join_content)
         if location is not None:
             total = total + (_of_heads(location, self.join_location) if self.location == "mlp" else location)
-        return _dot(F.silu(_of_heads(F.silu(total), self.join_within)), self.read_both)
+        total = _of_heads(F.silu(total), self.join_within)
+        if self.join_hidden_bias is not None:
+            total = total + self.join_hidden_bias.view(*total.shape[:2], *[1] * 6)
+        return self._last(_dot(F.silu(total), self.read_both), self.join_last_bias)
+
+    def _last(self, numbers: Tensor, bias: Tensor | None) -> Tensor:
+        """What a network makes of the numbers ``(M, ...)`` of its last map."""
+        if bias is not None:
+            numbers = numbers + bias.view(-1, *[1] * (numbers.dim() - 1))
+        return F.silu(numbers) if self.last_activation else numbers
 
     def extra_repr(self) -> str:
-        return f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}"
+        more = [f"{name}=True" for name in ("biases", "last_activation") if getattr(self, name)]
+        return ", ".join([f"{self.content!r}, {self.location!r}, {self.combine!r}, hidden={self.hidden}", *more])
 
 
 class _KernelBias(PairBias):
@@ -303,6 +351,21 @@ class _KernelBias(PairBias):
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
+
+
+# SiLU makes 1 of this number.
+_MAKES_ONE = 1.2784645427610737
+
+
+def _with_constant(bias: Tensor, first: Tensor, second: Tensor, hidden_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The layers of :func:`pair_mlp` with one more hidden number, which is always 1 and whose weight is a bias.
+
+    Args:
+        bias, first, second: as :func:`pair_mlp` takes them.
+        hidden_bias: ``(M, S)``, of the second layer.
+    """
+    one = bias.new_full((), _MAKES_ONE).expand(len(bias), 1, *bias.shape[2:])
+    return torch.cat([bias, one], dim=1), F.pad(first, (0, 0, 0, 1)), torch.cat([second, hidden_bias.unsqueeze(2)], 2)
 
 
 def _inside(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from escnn_attention import PairKernel
 
 
-def bound(content: str, location: str, combine: str) -> PairKernel:
-    return PairKernel(content, location, combine, hidden=5).bind(2, 3, 4, 6)
+def bound(content: str, location: str, combine: str, **options: bool) -> PairKernel:
+    return PairKernel(content, location, combine, hidden=5, **options).bind(2, 3, 4, 6)
 
 
 def possible() -> list[tuple[str, str, str]]:
@@ -19,10 +19,18 @@ def possible() -> list[tuple[str, str, str]]:
     return [(c, x, b) for c, x, b in every if (c, x) != ("none", "none") and not (b == "product" and "none" in (c, x))]
 
 
+PUBLISHED = {"biases": True, "last_activation": True}
+
+
 @pytest.mark.parametrize(("content", "location", "combine"), possible())
-def test_every_parameter_matters(content, location, combine):
+@pytest.mark.parametrize("options", [{}, PUBLISHED])
+def test_every_parameter_matters(content, location, combine, options):
     torch.manual_seed(0)
-    kernel = bound(content, location, combine).double()
+    if options and "mlp" not in (location, combine):
+        with pytest.raises(ValueError, match="biases: got True, and there is no network"):
+            bound(content, location, combine, **options)
+        return
+    kernel = bound(content, location, combine, **options).double()
     q = torch.randn(2, 3, 6, 1, 5, 4, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 3, 1, 1, 6, 7, 4, dtype=torch.float64)
     seen = torch.randn(2, 6, 5, 1, 7, 2, dtype=torch.float64)
@@ -60,3 +68,27 @@ def test_a_kernel_belongs_to_one_layer():
     with pytest.raises(ValueError, match="belongs"):
         first.bind(2, 1, 2, 4)
     assert repr(PairKernel("concat", "raw", "mlp", hidden=6)).startswith("PairKernel('concat', 'raw', 'mlp', hidden=6")
+
+
+def test_a_last_activation_bounds_the_number():
+    """By the least value of SiLU, -0.2785."""
+    torch.manual_seed(2)
+    seen = torch.randn(1, 6, 5, 1, 40, 2)
+    for number, options in ((True, PUBLISHED), (False, {"biases": True})):
+        kernel = bound("none", "mlp", "sum", **options)
+        for parameter in kernel.parameters():
+            torch.nn.init.normal_(parameter)
+        poses = kernel.poses(torch.randint(6, (6, 6)), None)
+        least = kernel.score(seen, lambda: seen, seen, poses.unsqueeze(3)).scores(lambda: seen).min()
+        assert (least > -0.2786) == number
+
+
+def test_options_are_checked():
+    for name in PUBLISHED:
+        with pytest.raises(TypeError, match=f"{name}: got 1, needed True or False"):
+            PairKernel(**{name: 1})
+        with pytest.raises(ValueError, match=f"{name}: got True, and there is no network"):
+            PairKernel("dot", "raw", "sum", **{name: True})
+    assert (
+        repr(PairKernel(**PUBLISHED)) == "PairKernel('dot', 'mlp', 'sum', hidden=16, biases=True, last_activation=True)"
+    )

@@ -108,6 +108,10 @@ def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.T
     return core.project_out(out.unsqueeze(1)).squeeze(0)
 
 
+def bias_of(bias, m):
+    return 0.0 if bias is None else bias[m]
+
+
 def score(encoding, m, q, k, seen, pose, a, b, group, h, tilde):
     """Of one key, for one head."""
     root = math.sqrt(len(q))
@@ -142,18 +146,22 @@ def score(encoding, m, q, k, seen, pose, a, b, group, h, tilde):
         c = (encoding.of_query[m] @ q + encoding.of_key[m] @ k) / math.sqrt(2)
     location = None
     if encoding.location != "none":
-        location = encoding.of_offset[m] @ seen + (0.0 if encoding.bias is None else encoding.bias[m])
+        location = encoding.of_offset[m] @ seen + bias_of(encoding.bias, m)
         if encoding.num_poses > 1:
             location = location + encoding.of_pose[m][:, pose]
         if encoding.location == "mlp":
-            location = (encoding.read_location[m] @ f(encoding.within[m] @ f(location))).view(1)
+            hidden = encoding.within[m] @ f(location) + bias_of(encoding.location_hidden_bias, m)
+            location = (encoding.read_location[m] @ f(hidden) + bias_of(encoding.location_last_bias, m)).view(1)
+            location = f(location) if encoding.last_activation else location
     if encoding.combine == "mlp":
         total = encoding.join_bias[m]
         if c is not None:
             total = total + encoding.join_content[m] @ c
         if location is not None:
             total = total + (encoding.join_location[m] @ location if encoding.location == "mlp" else location)
-        return encoding.read_both[m] @ f(encoding.join_within[m] @ f(total))
+        hidden = encoding.join_within[m] @ f(total) + bias_of(encoding.join_hidden_bias, m)
+        number = encoding.read_both[m] @ f(hidden) + bias_of(encoding.join_last_bias, m)
+        return f(number) if encoding.last_activation else number
     if c is not None:
         c = c[0] if encoding.content == "dot" else encoding.read_content[m] @ f(c)
     if location is not None:

@@ -60,6 +60,55 @@ def test_the_formula(encoding, query, keys, normalization):
         torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
 
 
+PUBLISHED = {
+    "LieTransformer": ("dot", "mlp", "sum"),
+    "2232": ("concat", "raw", "mlp"),
+    "product": ("dot", "mlp", "product"),
+    "both": ("concat", "mlp", "mlp"),
+}
+
+
+@pytest.mark.parametrize("kernel", PUBLISHED)
+@pytest.mark.parametrize("last_activation", [False, True])
+@pytest.mark.parametrize("normalization", ["softmax", "count"])
+def test_kernels_with_biases_and_a_last_activation(kernel, last_activation, normalization):
+    """As published: against the formula, values and gradients, for the compiled loop and without it."""
+    torch.manual_seed(5)
+    space = gspaces.rot2dOnR2(2)
+    fields = mixed(space)
+    layer = PointSelfAttention(
+        fields,
+        fields,
+        head_fields=3,
+        encoding=PairKernel(*PUBLISHED[kernel], hidden=4, biases=True, last_activation=last_activation),
+        normalization=normalization,
+    ).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = cloud(fields, 4)
+    edges = torch.tensor([[0, 1, 2, 2, 1, 3], [1, 1, 1, 0, 3, 2]])
+    names, leaves = zip(*layer.named_parameters(), strict=True)
+    weight = torch.randn(4, fields.size, dtype=torch.float64)
+    biases = [name for name in names if name.endswith(("hidden_bias", "last_bias"))]
+    # One for the last layer where a constant that is added to all scores does not drop out, or is not only added.
+    changes = last_activation or normalization == "count"
+    last = {"LieTransformer": changes, "2232": changes, "product": True, "both": changes + last_activation}[kernel]
+    assert len(biases) == (2 if kernel == "both" else 1) + last
+    expected = written_out(layer, x, edges)
+    gradients = torch.autograd.grad((expected * weight).sum(), leaves)
+    for backend in ("auto", "neighbours"):
+        layer.plain.backend = backend
+        y = layer(x, edges).tensor
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
+        for name, a, b in zip(names, torch.autograd.grad((y * weight).sum(), leaves), gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=name)
+    assert worst_error(layer, x) < 1e-10
+    with torch.no_grad():
+        for name in biases:
+            layer.get_parameter(name).zero_()
+        assert (layer(x, edges).tensor - expected).norm() > 1e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("encoding", ["mlp", "2232", "LieTransformer"])
 @pytest.mark.parametrize("lifts", [False, True])
 @pytest.mark.parametrize("query", ["own", "all"])
