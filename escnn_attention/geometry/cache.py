@@ -15,12 +15,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["cached", "constant_tables", "shared_geometry"]
+__all__ = ["cached", "constant_result", "constant_tables", "shared_geometry"]
 
 _T = TypeVar("_T")
 
 _MOST_TABLES = 256
 """How many results of each function are kept."""
+
+
+def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Have compilers take what a function returns for a constant, as ``torch.compiler.assume_constant_result`` does.
+
+    torch's own function imports the compiler, which takes longer than all else that is imported here.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
@@ -38,7 +47,7 @@ def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
 
     remembered = lru_cache(maxsize=_MOST_TABLES)(make_apart)
 
-    @torch.compiler.assume_constant_result
+    @constant_result
     @wraps(make)
     def find(*arguments: Any) -> _T:
         return _as_in_mode(remembered(*arguments))
@@ -71,12 +80,18 @@ def shared_geometry() -> Iterator[None]:
         _found.reset(token)
 
 
-@torch.compiler.disable
 def cached(make: Callable[..., _T], *arguments: Any) -> _T:
     """``make(*arguments)``, which is remembered within :func:`shared_geometry`.
 
-    Tensors are the same if they are the same object: nobody changes one within a pass.
+    Tensors are the same if they are the same object: nobody changes one within a pass. Compilers do not look inside.
     """
+    # As a decorator of this function it would import the compiler for those who have no use for one.
+    look_up = torch.compiler.disable(_look_up) if torch.compiler.is_compiling() else _look_up
+    result: _T = look_up(make, *arguments)
+    return result
+
+
+def _look_up(make: Callable[..., _T], *arguments: Any) -> _T:
     found = _found.get()
     if found is None:
         return make(*arguments)

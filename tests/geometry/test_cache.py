@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from escnn_attention.geometry.cache import cached, constant_tables, shared_geometry
+from escnn_attention.geometry.cache import cached, constant_result, constant_tables, shared_geometry
 from escnn_attention.geometry.clouds import Neighbourhood
 
 
@@ -100,6 +100,34 @@ def test_a_table_that_was_made_in_a_mode_is_noticed(mode):
     find = lru_cache(squares)
     MODES[mode](find)
     assert not is_plain(find(3)[0])
+
+
+def test_constant_results_are_marked_as_torch_marks_them():
+    def one():
+        return 1
+
+    def other():
+        return 1
+
+    assert vars(one) == {}
+    assert constant_result(one) is one
+    assert vars(one) == vars(torch.compiler.assume_constant_result(other)) != {}
+
+
+def test_compilers_do_not_look_inside_what_is_shared():
+    seen = []
+
+    def see(graph, inputs):
+        seen.append([node.name for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    def function(x):
+        return (x + 1) * cached(torch.tanh, x)
+
+    x = torch.eye(3)
+    with shared_geometry():
+        assert torch.equal(torch.compile(function, backend=see)(x), function(x))
+    assert seen == [["add"], ["mul"]]
 
 
 def test_errors_of_tables_reach_who_asks():

@@ -18,8 +18,8 @@ def test_missing_matplotlib_is_named(monkeypatch):
         plot_accuracies({"one": {"upright": 1.0}})
 
 
-def test_importing_the_package_imports_no_extra(run_python):
+def test_importing_the_package_imports_no_extra_and_no_compiler(run_python):
     code = "import sys, escnn_attention, escnn_attention.equivariance.angles, escnn_attention.plotting; "
     code += "import escnn_attention.training; "
-    code += "print(sorted({'lightning', 'matplotlib', 'typer', 'rich'} & set(sys.modules)))"
+    code += "print(sorted({'lightning', 'matplotlib', 'typer', 'rich', 'torch._dynamo'} & set(sys.modules)))"
     assert run_python(code).strip() == "[]"

@@ -33,7 +33,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
-from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid import Grid
 
 __all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
@@ -94,13 +94,13 @@ def _without_bias(call: Call, chunk: int) -> Tensor:
     return out if call.query == "own" else out.sum(3, keepdim=True).expand(-1, -1, -1, call.bias.num_poses, -1)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def why_not_built(dtype: torch.dtype) -> str | None:
     """Why there is no compiled loop for numbers of this type, if there is none."""
     return _KERNEL.why_not_built(dtype)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _threads() -> int:
     return torch.get_num_threads()
 

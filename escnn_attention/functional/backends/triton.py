@@ -29,7 +29,7 @@ from torch import Tensor
 from escnn_attention.functional.backends.grid_loop import Arguments, GridLoop, steps_of, why_not_a_table
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid import Grid, trimmed
 from escnn_attention.geometry.positions import WindowShape
 
@@ -62,7 +62,7 @@ def why_unsupported(call: Call) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _why_not_run(device: str) -> str | None:
     if not _installed():
         return "it needs Triton"

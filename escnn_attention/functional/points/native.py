@@ -21,6 +21,7 @@ from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
+from escnn_attention.geometry.cache import constant_result
 
 __all__ = ["Arguments", "attend", "prepared", "why_unsupported_grid"]
 
@@ -37,7 +38,7 @@ def why_unsupported_grid(q: Tensor) -> str | None:
     return _why_not_built(working_precision(q.dtype))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _why_not_built(dtype: torch.dtype) -> str | None:
     return _KERNEL.why_not_built(dtype)
 

@@ -18,6 +18,7 @@ from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.geometry.cache import constant_result
 
 __all__ = ["pair_mlp"]
 
@@ -56,7 +57,7 @@ def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tenso
     return _operator(_Arguments(*(t.contiguous() for t in call)))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _why_not_built(dtype: torch.dtype) -> str | None:
     return _KERNEL.why_not_built(dtype)
 
