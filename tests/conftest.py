@@ -51,13 +51,16 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session")
 def start_python() -> Callable[..., subprocess.Popen]:
-    """Start code in a fresh Python that can import the package."""
+    """Start code in a fresh Python that can import the package.
+
+    escnn imports torch_geometric where it is installed, which takes longer than all else: there it is not.
+    """
 
     def start(code: str, *arguments: object) -> subprocess.Popen:
         root = Path(__file__).parents[1]
         paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
+            [sys.executable, "-c", f"import sys\nsys.modules['torch_geometric'] = None\n{code}", *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,7 +88,7 @@ def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., s
 def without_escnn(
     start_python: Callable[..., subprocess.Popen], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WithoutEscnn]:
-    """Calls an exported network where escnn is not installed."""
+    """Calls an exported network, and runs code, where escnn is not installed."""
     calls = WithoutEscnn(start_python, tmp_path_factory.mktemp("without_escnn"))
     yield calls
     calls.close()
