@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -15,8 +14,7 @@ constexpr int LINE = 64;
 template <class T> struct Buffer {
     Buffer() = default;
     explicit Buffer(int64_t n)
-            : size(n), data(static_cast<T*>(std::aligned_alloc(LINE, (n * sizeof(T) / LINE + 1) * LINE))) {
-        if (data == nullptr) throw std::bad_alloc();
+            : size(n), data(static_cast<T*>(::operator new((n * sizeof(T) / LINE + 1) * LINE, std::align_val_t(LINE)))) {
         clear();
     }
     Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
@@ -24,7 +22,7 @@ template <class T> struct Buffer {
         std::swap(size, other.size), std::swap(data, other.data);
         return *this;
     }
-    ~Buffer() { std::free(data); }
+    ~Buffer() { ::operator delete(data, std::align_val_t(LINE)); }
     void clear() const {
         if (size) std::memset(static_cast<void*>(data), 0, size * sizeof(T));
     }

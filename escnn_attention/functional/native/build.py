@@ -1,6 +1,7 @@
-"""C++ of this package as libraries, built where they are first needed.
+"""C++ of this package as libraries: those that came with it, or else built where they are first needed.
 
-A library is built by the compiler that is there, for the processor that is there. It is kept in the folder that
+A wheel brings libraries (:mod:`~escnn_attention.functional.native.shipped`). Where there is none, one is built by the
+compiler that is there, for the processor that is there. It is kept in the folder that
 ``ESCNN_ATTENTION_CACHE`` names, ``~/.cache/escnn_attention`` without it, under a name that changes with the source, the
 compiler and the processor. The compiler is ``CXX``, or the first of g++, clang++ and c++. A library is code: none is
 loaded from a folder that others can write to (:mod:`~escnn_attention.functional.native.library_folder`).
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from escnn_attention.functional.native.fields import Fields
 from escnn_attention.functional.native.library_folder import LibraryFolder
+from escnn_attention.functional.native.shipped import shipped_library
 
 __all__ = ["FOLDER", "Kernel", "NotBuilt", "find_compiler", "library"]
 
@@ -51,7 +53,7 @@ class NotBuilt(OSError):
 
 
 class Kernel:
-    """A loop in C++ for numbers of either precision, which is built where it is first asked for.
+    """A loop in C++ for numbers of either precision, which is loaded, or built, where it is first asked for.
 
     The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
     the type ``NUMBER``, and ``int64_t escnn_attention_size()``, which gives the size of ``Arguments``.
@@ -74,7 +76,8 @@ class Kernel:
         if dtype not in self._found:
             number = {torch.float32: "float", torch.float64: "double"}[dtype]
             try:
-                self._found[dtype] = self._checked(library(self._source, f"NUMBER={number}"))
+                shipped = shipped_library(f"{self._source.stem}-{number}")
+                self._found[dtype] = self._checked(shipped or library(self._source, f"NUMBER={number}"))
             except NotBuilt as reason:
                 if not any(isinstance(found, NotBuilt) for found in self._found.values()):
                     _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
