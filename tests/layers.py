@@ -122,6 +122,7 @@ CASES = {
     "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),
     "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
+    "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
     "GroupSelfAttention": Case(attention()),
     "GroupSelfAttention, all": Case(attention(query="all")),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import Any, get_args
+
 import numpy as np
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_option
 from escnn_attention.groups.fibers import FrameSegment, frames, generic_fibers, invariant_vectors
-from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.plain.layer_norm import LayerNorm, NormScope
+from escnn_attention.plain.layer_norm import LayerNorm, NormKind, NormScope
 
-__all__ = ["FieldLayerNorm"]
+__all__ = ["FieldLayerNorm", "check_eps"]
 
 
 class FieldLayerNorm(PlainModule):
@@ -24,19 +27,25 @@ class FieldLayerNorm(PlainModule):
     the common root mean square, which is invariant because the representations are orthogonal. :math:`\gamma` is one
     number a field and :math:`\beta` one a trivial component, both learned, so that the layer commutes with the group.
 
+    With ``scope="pose"`` each pose of regular fields is normalised by itself, over the fields, as in Platonic
+    Transformers; elements of the group permute the poses, and with them their statistics.
+
     Args:
         in_type: the type of the input and of the output.
         scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
-            sample together, as the published GSA-Nets do (there: group norm with one group).
+            sample together, as the published GSA-Nets do (there: group norm with one group), ``"pose"`` over the fields
+            of each pose at each position.
+        kind: ``"layer"``, or ``"rms"``: the root mean square norm, without :math:`\mu` and :math:`\beta`.
         eps: added to the mean square.
         affine: whether to learn :math:`\gamma` and :math:`\beta`.
 
     Shape:
         ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points,
-        with ``scope="position"``.
+        with ``scope="position"`` and ``"pose"``.
 
     Raises:
-        ValueError: an unknown scope, or a representation in ``in_type`` that is not orthogonal.
+        ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; with
+            ``scope="pose"``, a field that is not regular, which has no poses, or a single one, which is its own mean.
 
     Example:
         >>> import torch
@@ -49,28 +58,50 @@ class FieldLayerNorm(PlainModule):
         >>> bool((y.square().mean(1) - 1).abs().max() < 1e-3)
         True
 
-    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1.
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1; Zhang and Sennrich, "Root Mean
+    Square Layer Normalization", NeurIPS 2019.
     """
 
     plain: LayerNorm
 
-    def __init__(self, in_type: FieldType, scope: NormScope = "position", *, eps: float = 1e-5, affine: bool = True):
+    def __init__(
+        self,
+        in_type: FieldType,
+        scope: NormScope = "position",
+        *,
+        kind: NormKind = "layer",
+        eps: float = 1e-5,
+        affine: bool = True,
+    ):
         check_type("in_type", in_type)
-        check_option("scope", scope, ("position", "sample"))
-        if not eps >= 0:
-            raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
+        check_option("scope", scope, get_args(NormScope))
+        check_option("kind", kind, get_args(NormKind))
+        poses = None
+        if scope == "pose":
+            check_regular("in_type", in_type, 'scope="pose", the norm over the fields of each pose,')
+            if kind == "layer" and len(in_type) == 1:
+                raise ValueError('in_type: got a single field, which scope="pose" makes zero: it is its own mean')
+            poses = in_type.gspace.fibergroup.order()
         mean = np.zeros(in_type.size)
         for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
             _check_orthogonal(segment, in_type)
             if segment.permutation is not None:
                 mean[segment.columns.ravel()] = 1.0
         field = np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
-        plain = LayerNorm(field, mean, invariant_vectors(in_type), scope=scope, eps=eps, affine=affine)
+        invariants, eps = invariant_vectors(in_type), check_eps(eps)
+        plain = LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses)
         super().__init__(in_type, in_type, plain)
-        self.pointwise = scope == "position"
+        self.pointwise = scope != "sample"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def check_eps(eps: Any) -> float:
+    """``eps``, if it is a number that is not negative."""
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not float(eps) >= 0:
+        raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
+    return float(eps)
 
 
 def _check_orthogonal(segment: FrameSegment, in_type: FieldType) -> None:

@@ -13,19 +13,23 @@ from torch.nn import Parameter
 
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = ["LayerNorm", "NormScope"]
+__all__ = ["LayerNorm", "NormKind", "NormScope"]
 
-NormScope = Literal["position", "sample"]
+NormScope = Literal["position", "sample", "pose"]
+NormKind = Literal["layer", "rms"]
 
 
 class LayerNorm(ExactBuffers):
-    """Normalises ``(B, size, *space)`` over the channels, and with ``scope="sample"`` over space too.
+    """Normalises ``(B, size, *space)`` over the channels, with ``scope="sample"`` over space too.
+
+    With ``scope="pose"`` it normalises over the fields of each pose.
 
     Args:
         field: ``(size,)``, the number of the field of each channel: a field shares one scale.
         mean: ``(size,)``, 1 for the channels of fields from which a mean may be taken, 0 for the others.
         invariants: ``(size, k)``, the vectors along which a shift is learned.
-        scope, eps, affine: as in :class:`escnn_attention.FieldLayerNorm`.
+        scope, kind, eps, affine: as in :class:`escnn_attention.FieldLayerNorm`.
+        poses: with ``scope="pose"`` the number of poses of every field.
     """
 
     field: Tensor
@@ -41,30 +45,35 @@ class LayerNorm(ExactBuffers):
         scope: NormScope,
         eps: float,
         affine: bool,
+        kind: NormKind = "layer",
+        poses: int | None = None,
     ):
         super().__init__()
         self.scope = scope
+        self.kind = kind
+        self.poses = poses
         self.eps = eps
         self.centred = bool((mean == 1).all())
         self.register_buffer("field", torch.as_tensor(field), persistent=False)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
         self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
-        self.bias = Parameter(torch.zeros(invariants.shape[1])) if affine and invariants.shape[1] else None
+        shifts = affine and kind == "layer" and invariants.shape[1]
+        self.bias = Parameter(torch.zeros(invariants.shape[1])) if shifts else None
 
     def forward(self, x: Tensor) -> Tensor:
         # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        if self.centred and self.scope == "position":
-            # What torch has in one pass. Channels last is what projections, which mostly follow, take without a copy.
-            weight = None if self.weight is None else self.weight.index_select(0, self.field).to(y.dtype)
-            bias = None if self.bias is None else (self.invariants @ self.bias).to(y.dtype)
-            return F.layer_norm(y.movedim(1, -1), y.shape[1:2], weight, bias, self.eps).movedim(-1, 1).to(x.dtype)
+        if self.poses is not None:
+            return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
+        if self.scope == "position" and (self.centred or self.kind == "rms"):
+            return self._in_one_pass(y, 1).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
-        has_mean = self.mean.to(y.dtype).view(shape)
-        count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
-        y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
+        if self.kind == "layer":
+            has_mean = self.mean.to(y.dtype).view(shape)
+            count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
+            y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
         if self.weight is not None:
             y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)
@@ -72,5 +81,18 @@ class LayerNorm(ExactBuffers):
             y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
         return y.to(x.dtype)
 
+    def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
+        """What torch has in one pass: the norm over axis 1, whose entries are every so many channels.
+
+        Channels last is what projections, which mostly follow, take without a copy.
+        """
+        rows = y.movedim(1, -1)
+        weight = None if self.weight is None else self.weight.index_select(0, self.field[::step]).to(y.dtype)
+        if self.kind == "rms":
+            return F.rms_norm(rows, rows.shape[-1:], weight, self.eps).movedim(-1, 1)
+        bias = None if self.bias is None else (self.invariants @ self.bias)[::step].to(y.dtype)
+        return F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps).movedim(-1, 1)
+
     def extra_repr(self) -> str:
-        return f"scope={self.scope!r}, eps={self.eps}, affine={self.weight is not None}"
+        kind = "" if self.kind == "layer" else f"kind={self.kind!r}, "
+        return f"scope={self.scope!r}, {kind}eps={self.eps}, affine={self.weight is not None}"

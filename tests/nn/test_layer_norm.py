@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from escnn import group, gspaces
-from escnn.nn import FieldType
+from escnn.nn import FieldType, GeometricTensor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,9 +135,15 @@ def test_wrong_arguments():
     field_type = spaces.regular(gspace, 1)
     with pytest.raises(TypeError, match=r"in_type: got GeometricTensor, needed an escnn.nn.FieldType"):
         FieldLayerNorm(spaces.random_field(field_type, 2, 2))
-    with pytest.raises(ValueError, match="scope: got 'batch', needed one of 'position', 'sample'"):
+    with pytest.raises(ValueError, match="scope: got 'batch', needed one of 'position', 'sample', 'pose'"):
         FieldLayerNorm(field_type, "batch")
-    for eps in -1e-5, float("nan"):
+    with pytest.raises(ValueError, match="kind: got 'batch', needed one of 'layer', 'rms'"):
+        FieldLayerNorm(field_type, kind="batch")
+    with pytest.raises(ValueError, match=r'in_type: scope="pose", .* needs regular fields only, got also irrep_1'):
+        FieldLayerNorm(FieldType(gspace, [gspace.irrep(1)]), "pose")
+    with pytest.raises(ValueError, match='in_type: got a single field, which scope="pose" makes zero'):
+        FieldLayerNorm(field_type, "pose")
+    for eps in -1e-5, float("nan"), "1e-5":
         with pytest.raises(ValueError, match="eps: got"):
             FieldLayerNorm(field_type, eps=eps)
 
@@ -154,7 +160,8 @@ def test_representations_that_are_not_orthogonal_are_refused():
 def test_repr():
     field_type = spaces.regular(gspaces.rot2dOnR2(4), 1)
     assert "regular (x1)" in repr(FieldLayerNorm(field_type))
-    assert "scope='sample'" in repr(FieldLayerNorm(field_type, "sample"))
+    assert "scope='sample', eps" in repr(FieldLayerNorm(field_type, "sample"))
+    assert "scope='pose', kind='rms', eps" in repr(FieldLayerNorm(field_type, "pose", kind="rms"))
 
 
 @pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
@@ -171,3 +178,63 @@ def test_fields_of_a_continuous_group(make):
         turned = norm(x.transform_fibers(g)).tensor
         torch.testing.assert_close(turned, norm(x).transform_fibers(g).tensor, atol=1e-7, rtol=1e-7)
     assert norm.plain.mean.tolist() == [float(c in (0, field_type.size - 1)) for c in range(field_type.size)]
+
+
+KINDS = [("layer", "pose"), ("rms", "pose"), ("rms", "position"), ("rms", "sample")]
+
+
+@pytest.mark.parametrize(("kind", "scope"), KINDS)
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_kinds_and_poses_are_equivariant(make, kind, scope):
+    gspace = make()
+    field_type = spaces.regular(gspace, 3) if scope == "pose" else spaces.mixed(gspace)
+    module = drawn(FieldLayerNorm(field_type, scope, kind=kind))
+    x = offset(field_type)
+    assert spaces.grid_error(module, x) < 1e-12
+    if len(spaces.grid_elements(gspace)) > 1:
+        # A scale for each channel in place of one for the field.
+        module.plain.field, module.plain.poses = torch.arange(field_type.size), None
+        module.plain.weight = torch.nn.Parameter(torch.randn(field_type.size).double())
+        module.plain.kind, module.plain.scope = "rms", "position"
+        assert spaces.grid_error(module, x) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "scope"), KINDS)
+@pytest.mark.parametrize("space", [(), (3, 2)])
+def test_kinds_and_poses_by_the_formula(kind, scope, space):
+    """Numbers of one pose of all fields, of one position, or of a sample, by plain loops."""
+    gspace = gspaces.flipRot2dOnR2(3)
+    field_type = spaces.regular(gspace, 3)
+    module = FieldLayerNorm(field_type, scope, kind=kind, eps=0.1).double()
+    weight = torch.tensor([2.0, -3.0, 0.5], dtype=torch.float64)
+    with torch.no_grad():
+        module.plain.weight.copy_(weight)
+        if kind == "layer":
+            module.plain.bias.normal_()
+    assert (module.plain.bias is None) == (kind == "rms")
+    shift = torch.zeros(18) if kind == "rms" else module.plain.invariants @ module.plain.bias
+    x = 1 + torch.randn(2, 18, *space, dtype=torch.float64)
+    got = module.plain(x).detach().reshape(2, 3, 6, -1)
+    values = x.reshape(2, 3, 6, -1)
+    for b in range(2):
+        for h in range(6):
+            for n in range(values.shape[3]):
+                seen = {"pose": values[b, :, h, n], "position": values[b, :, :, n], "sample": values[b]}[
+                    scope
+                ].flatten()
+                mean = sum(seen.tolist()) / len(seen) if kind == "layer" else 0.0
+                root = (sum((v - mean) ** 2 for v in seen.tolist()) / len(seen) + 0.1) ** 0.5
+                for f in range(3):
+                    expected = float(weight[f]) * (float(values[b, f, h, n]) - mean) / root + float(shift[6 * f + h])
+                    assert float(got[b, f, h, n]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_poses_at_points_and_in_half_precision():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 3)
+    module = drawn(FieldLayerNorm(field_type, "pose")).float()
+    points = GeometricTensor(torch.randn(5, 12), field_type, torch.randn(5, 2))
+    y = module(points)
+    assert y.coords is points.coords
+    torch.testing.assert_close(y.tensor, module(field_type(points.tensor[..., None, None])).tensor[..., 0, 0])
+    half = module.bfloat16()(GeometricTensor(points.tensor.bfloat16(), field_type, points.coords)).tensor
+    torch.testing.assert_close(half.float(), y.tensor, atol=0.1, rtol=0.1)
