@@ -6,6 +6,7 @@ Interpreted, an operation takes as long for many positions as for one: the cases
 import itertools
 import json
 import math
+from importlib import import_module
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tests.functional.cuda import needs_cuda, on_cuda
 from tests.sampling import cover
 
 pytest.importorskip("triton")
+import_module("tests.functional.interpreter").hasten()
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
 
 
