@@ -10,6 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import FourierEncoding, MLPEncoding, PairKernel, QuadraticEncoding, RotaryEncoding
 from escnn_attention.groups.fibers import fibers
+from tests.spaces import generators
 
 SPACES = {
     "trivial": lambda: gspaces.trivialOnR2(),
@@ -63,7 +64,7 @@ def error_of(layer, x: GeometricTensor, elements, **arguments) -> float:
 
 
 def worst_error(layer, x: GeometricTensor, **arguments) -> float:
-    return error_of(layer, x, layer.space.fibergroup.elements, **arguments)
+    return error_of(layer, x, generators(layer.space), **arguments)
 
 
 def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.Tensor | None = None) -> torch.Tensor:

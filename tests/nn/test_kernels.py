@@ -169,7 +169,7 @@ def test_poses_of_a_type():
 @pytest.mark.parametrize("basis", ["auto", "complete", "bandlimited"])
 @pytest.mark.parametrize("name", [n for n in SPACES if n != "octahedral"])
 def test_kernels_are_equivariant(name, basis):
-    """As convolutions, under every element that maps the grid onto itself."""
+    """As convolutions, under what maps the grid onto itself."""
     gspace = SPACES[name]()
     for out_poses, in_poses in pairs_of_poses(gspace):
         for size in (1, 2, 3):
@@ -186,7 +186,7 @@ def equivariance_error(gspace, kernel, in_poses, out_poses, fields):
     y = out_type(convolve(x.tensor, kernel))
     errors = [
         (convolve(x.transform(g).tensor, kernel) - y.transform(g).tensor).norm() / y.tensor.norm()
-        for g in spaces.grid_elements(gspace)
+        for g in spaces.grid_generators(gspace)
     ]
     return max(errors).item()
 
