@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from escnn import group
+from escnn.group.groups import so3_utils
 from scipy.spatial.transform import Rotation
 
 from escnn_attention.groups.rotations import POLYHEDRAL, rotations_of
@@ -13,7 +14,16 @@ def distances(rotations, others):
     return 2 * np.arccos(np.clip(np.abs(rotations @ others.T), 0, 1))
 
 
-@pytest.mark.parametrize(("number", "kind"), [(12, "auto"), (7, "auto"), (72, "tetra"), (48, "cube"), (20, "thomson")])
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (12, "auto"),
+        (7, "auto"),
+        (72, "tetra"),
+        (48, "cube"),
+        pytest.param(20, "thomson", marks=pytest.mark.exhaustive),  # escnn optimises for twenty seconds
+    ],
+)
 @pytest.mark.parametrize("make", [group.so3_group, group.o3_group])
 def test_as_many_that_differ(make, number, kind):
     rotations = rotations_of(make(1), number, kind)
@@ -21,6 +31,15 @@ def test_as_many_that_differ(make, number, kind):
     np.testing.assert_allclose(np.linalg.norm(rotations, axis=1), 1, atol=1e-6)
     nearest = (distances(rotations, rotations) + 10 * np.eye(number)).min(1)
     assert nearest.min() > 0.1
+
+
+@pytest.mark.parametrize(("number", "kind", "argument"), [(5, "thomson", 5), (48, "thomson_cube", 2)])
+@pytest.mark.parametrize("make", [group.so3_group, group.o3_group])
+def test_what_escnn_optimises_is_taken_as_it_is(monkeypatch, make, number, kind, argument):
+    optimised = Rotation.random(number, random_state=0).as_quat()
+    monkeypatch.setattr(so3_utils, f"{kind}_so3", {argument: optimised}.__getitem__)
+    # Of two quaternions of a rotation escnn may take either.
+    assert distances(rotations_of(make(1), number, kind), optimised).diagonal().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", POLYHEDRAL)
