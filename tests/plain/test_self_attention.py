@@ -316,18 +316,21 @@ class TestExport:
             layer.plain.project_in.weight.zero_()
         assert torch.equal(exported(x.tensor), before)
 
+    @pytest.mark.sampled(1)  # each takes seconds
     @pytest.mark.parametrize("backend", ["auto", "blocked"])
-    def test_compiles_in_one_graph(self, backend):
-        for options in ({"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}):
-            torch.compiler.reset()  # there is a limit to how often one function is compiled
-            layer = attention_for(PLANE["C4"](), backend=backend, **options)
-            exported = layer.export()
-            compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
-            for shape in ((4, 4), (5, 6)):
-                x = random_field(layer.in_type, *shape).tensor.requires_grad_()
-                torch.testing.assert_close(compiled(x), exported(x))
-                got, expected = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, exported))
-                torch.testing.assert_close(got, expected)
+    @pytest.mark.parametrize(
+        "options", [{"size": 3}, {"query": "all", "encoding": "fourier"}, {"lifting": True, "size": 3}]
+    )
+    def test_compiles_in_one_graph(self, options, backend):
+        torch.compiler.reset()  # there is a limit to how often one function is compiled
+        layer = attention_for(PLANE["C4"](), backend=backend, **options)
+        exported = layer.export()
+        compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
+        for shape in ((4, 4), (5, 6)):
+            x = random_field(layer.in_type, *shape).tensor.requires_grad_()
+            torch.testing.assert_close(compiled(x), exported(x))
+            got, expected = (torch.autograd.grad(f(x).square().sum(), x) for f in (compiled, exported))
+            torch.testing.assert_close(got, expected)
 
     def test_geometric_tensor_layers_compile(self):
         layer = attention_for(PLANE["C4"](), size=3)

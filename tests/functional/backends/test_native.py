@@ -1,8 +1,5 @@
 """The loop that is compiled for the machine, against the formula."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -131,30 +128,6 @@ def test_any_number_of_threads_gives_the_same_bits(query, window, kinds):
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
-def test_narrower_vectors(monkeypatch, tmp_path, instructions):
-    """What a processor without them gets."""
-    compiler = " ".join(compiled.find_compiler())
-    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
-        pytest.skip("this processor has no wider ones")
-    monkeypatch.setenv("CXX", f"{compiler} {instructions}")
-    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
-    library = compiled.library.__wrapped__(compiled.FOLDER / "attention.cpp", "NUMBER=double")
-    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: library.escnn_attention})
-    for query in ("own", "all"):
-        for window, kind in ((Window(5), "spatial"), (Window(), "waves")):
-            arguments = (*case(5, 5, 5, (6, 11), window, {kind, "pose"}, channels=7), query)
-            assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
-
-
-def _cpu_flags() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def test_is_one_node_for_compilers():

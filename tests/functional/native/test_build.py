@@ -1,7 +1,9 @@
 """Libraries that are built where they are needed."""
 
 import ctypes
+import importlib
 import os
+import re
 import signal
 import stat
 import time
@@ -12,6 +14,8 @@ import torch
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.native.fields import Field, Fields
+from escnn_attention.geometry.positions import Window
+from tests.functional.cases import assert_same, case, outputs_and_gradients
 
 
 @pytest.fixture
@@ -290,3 +294,51 @@ def test_a_kernel_that_is_not_built_says_so_once(source, cache, compiler, caplog
         assert "failed" in kernel.why_not_built(dtype)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "counting takes several times longer on the CPU" in caplog.text
+
+
+def _same(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def grids(tests):
+    for query in ("own", "all"):
+        for window, kind in ((Window(5), "spatial"), (Window(), "waves")):
+            arguments = (*case(5, 5, 5, (6, 11), window, {kind, "pose"}, channels=7), query)
+            assert_same(*(outputs_and_gradients(backend, *arguments) for backend in ("native", "reference")))
+
+
+def points(tests):
+    for sum_query_poses in (False, True):
+        call = tests.case((17, 5), (2, 3), sum_query_poses=sum_query_poses, channels=7, functions=6)
+        _same(tests.outcomes(tests.attend, call), tests.outcomes(tests.written_out, call))
+
+
+def pairs(tests):
+    _same(*(tests.outcomes(f, tests.draw(first=9, second=7)) for f in (tests.natively, tests.written_out)))
+
+
+@pytest.mark.sampled(1)  # the compiler takes ten seconds for each
+@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize(
+    ("module", "check"),
+    [("backends.native", grids), ("points.native", points), ("points.pair_mlp", pairs)],
+)
+def test_narrower_vectors(monkeypatch, tmp_path, compiler, module, check, instructions):
+    """What a processor without them gets."""
+    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
+        pytest.skip("this processor has no wider ones")
+    loop = importlib.import_module(f"escnn_attention.functional.{module}")
+    tests = importlib.import_module("tests.functional." + module.replace(".", ".test_"))
+    monkeypatch.setenv("CXX", f"{' '.join(compiler)} {instructions}")
+    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
+    library = compiled.library.__wrapped__(loop._KERNEL._source, "NUMBER=double")
+    monkeypatch.setattr(loop._KERNEL, "_found", {torch.float64: library.escnn_attention})
+    check(tests)
+
+
+def _cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import weakref
 from collections.abc import Callable
 
@@ -18,7 +17,6 @@ from escnn_attention.functional.points import native as native_points
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.clouds import Lists, WholeClouds
-from tests.functional.backends.test_native import _cpu_flags
 from tests.functional.points.calls import point_attention
 
 if reason := native_points.why_unsupported_grid(torch.zeros(1)):
@@ -340,26 +338,6 @@ def test_dropout(sum_query_poses, normalize_by_count):
             moved = call._replace(**{name: leaf + sign * 1e-6 * step})
             values.append(float(attend(moved).detach().sin().sum()))
         assert math.isclose((values[0] - values[1]) / 2e-6, float((grad * step).sum()), rel_tol=1e-5, abs_tol=1e-6)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
-@pytest.mark.parametrize(("dtype", "number"), [(torch.float64, "double"), (torch.float32, "float")])
-def test_narrower_vectors(monkeypatch, tmp_path, instructions, dtype, number):
-    """What a processor without them gets."""
-    if not {"avx2", "avx512f"} <= set(re.findall(r"\w+", _cpu_flags())):
-        pytest.skip("this processor has no wider ones")
-    monkeypatch.setenv("CXX", f"{' '.join(compiled.find_compiler())} {instructions}")
-    monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
-    library = compiled.library.__wrapped__(compiled.FOLDER / "points.cpp", f"NUMBER={number}")
-    monkeypatch.setattr(native_points._KERNEL, "_found", {dtype: library.escnn_attention})
-    for sum_query_poses in (False, True):
-        call = case((17, 5), (2, 3), sum_query_poses=sum_query_poses, channels=7, functions=6)
-        expected = outcomes(written_out, call)
-        call = with_leaves(call, lambda t: t.detach().to(dtype).requires_grad_())
-        tolerance = 1e-11 if dtype == torch.float64 else 2e-4
-        for a, b in zip(outcomes(attend, call), expected, strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=tolerance)
 
 
 def test_not_a_number_reaches_those_who_see_it():
