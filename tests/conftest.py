@@ -115,13 +115,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason and getattr(item, "callspec", None) and item.callspec.params.get("backend") == "native":
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_collection_finish() -> None:
-    """Spare the collection of garbage what was imported, which stays to the end: it is most of what there is."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
