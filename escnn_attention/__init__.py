@@ -32,6 +32,7 @@ if find_spec("escnn") is not None:
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
     from escnn_attention.nn import (
+        GELU,
         AttentionMaps,
         AttentiveConv,
         Crop,
@@ -72,6 +73,7 @@ else:
 
 
 __all__ = [
+    "GELU",
     "AbsoluteEncoding",
     "AttentionMaps",
     "AttentiveConv",

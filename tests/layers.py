@@ -136,6 +136,7 @@ CASES = {
         lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=ea.Samples(6, turn="random")),
         training=True,
     ),
+    "GELU": Case(lambda: ea.GELU(FIELDS)),
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
     "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),

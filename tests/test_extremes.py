@@ -14,7 +14,16 @@ from escnn_attention.geometry.points import Points
 from tests.layers import CASES, Case
 
 ON_GRIDS = {name: case for name, case in CASES.items() if not case.points}
-ONE_BY_ONE = ("FieldLayerNorm", "FieldLinear", "PerScale", "PoseAttention", "PoseFeedForward", "PoseLinear", "SiLU")
+ONE_BY_ONE = (
+    "FieldLayerNorm",
+    "FieldLinear",
+    "PerScale",
+    "PoseAttention",
+    "PoseFeedForward",
+    "PoseLinear",
+    "SiLU",
+    "GELU",
+)
 # Interpreted, "triton" takes seconds for each of these.
 BACKENDS = ("auto", *sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"}))
 

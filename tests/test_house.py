@@ -255,12 +255,12 @@ def test_the_package_keeps(house, rule):
 def test_what_exported_networks_need_imports_no_escnn(house, without_escnn):
     """Whole rooms, and random transformations of samples; layers themselves do need it."""
     paths = [path for path in house.trees if room_of(path) in WITHOUT_ESCNN and "triton_kernels" not in path]
-    paths += ["groups/__init__.py", "groups/random_transformation.py", "nn/silu.py"]
+    paths += ["groups/__init__.py", "groups/random_transformation.py", "nn/activations.py"]
     names = [
         f"escnn_attention/{path}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for path in paths
     ]
     failed = [line.split()[0] for line in without_escnn.run(IMPORT_ALL.format(names)).splitlines()]
-    assert failed == ["escnn_attention.nn.silu"]
+    assert failed == ["escnn_attention.nn.activations"]
 
 
 def function(lines: int, docstring: str = "") -> str:

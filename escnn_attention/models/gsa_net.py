@@ -17,11 +17,11 @@ from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
+from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
-from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention

@@ -13,10 +13,10 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
+from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
-from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.resample import PoolKind
 

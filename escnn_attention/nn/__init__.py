@@ -1,5 +1,6 @@
 """The equivariant modules, one concept a file."""
 
+from escnn_attention.nn.activations import GELU, SiLU
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
@@ -13,12 +14,12 @@ from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLin
 from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.nn.silu import SiLU
 from escnn_attention.nn.sphere_attention import SphereSelfAttention
 from escnn_attention.nn.sphere_transformer import SphereTransformerBlock
 from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [
+    "GELU",
     "AttentionMaps",
     "AttentiveConv",
     "Crop",

@@ -9,6 +9,7 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, mass, regular_fields
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.nn.activations import Activation, plain_activation
 from escnn_attention.nn.arguments import check_regular, check_types
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.pose_linear import FieldLinear as PlainFieldLinear
@@ -83,7 +84,7 @@ class PoseLinear(PlainModule):
 
 
 class PoseFeedForward(PlainModule):
-    r"""A pointwise network of one hidden layer: to regular fields, SiLU, and to any fields.
+    r"""A pointwise network of one hidden layer: to regular fields, a nonlinearity, and to any fields.
 
     .. math:: y = \sum_h \rho_\mathrm{out}(h)\, W_2\, \sigma(W_1 \rho_\mathrm{in}(h)^{-1} x + b_1) + b_2
 
@@ -99,6 +100,7 @@ class PoseFeedForward(PlainModule):
             field holds.
         samples: for a continuous fiber group, its samples or their number.
         bias: whether there are biases; that of the output where it is invariant.
+        activation: :math:`\sigma`, ``"silu"``, ``"gelu"`` or ``"relu"``.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or ``(N, size)`` at scattered points.
@@ -128,6 +130,7 @@ class PoseFeedForward(PlainModule):
         *,
         samples: Samples | int | None = None,
         bias: bool = True,
+        activation: Activation = "silu",
     ):
         check_types(in_type, out_type)
         group = fibers(in_type.gspace, as_samples(samples))
@@ -144,7 +147,11 @@ class PoseFeedForward(PlainModule):
             mass=mass(out_type),
         )
         super().__init__(
-            in_type, out_type, PlainPoseFeedForward(expand, contract, random_transformation(in_type, out_type, group))
+            in_type,
+            out_type,
+            PlainPoseFeedForward(
+                expand, plain_activation(activation), contract, random_transformation(in_type, out_type, group)
+            ),
         )
         self.hidden_fields = fields
         self.samples = group.samples

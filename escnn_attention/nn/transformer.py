@@ -21,6 +21,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
+from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.arguments import check_input, check_pointwise, check_type
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
@@ -28,7 +29,6 @@ from escnn_attention.nn.options import AttentionLike, changed, check_options, ch
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
-from escnn_attention.nn.silu import SiLU
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind

@@ -45,13 +45,19 @@ class PoseFeedForward(torch.nn.Module):
     """A map to poses, a nonlinearity at each of them, and a map back, of features ``(B, size, *space)``.
 
     Args:
-        expand, contract: the projections.
+        expand, activation, contract: the projections, and the nonlinearity between them.
         transformation: by what the samples are transformed in training; None where they are fixed.
     """
 
-    def __init__(self, expand: ToPoses, contract: FromPoses, transformation: RandomTransformation | None = None):
+    def __init__(
+        self,
+        expand: ToPoses,
+        activation: torch.nn.Module,
+        contract: FromPoses,
+        transformation: RandomTransformation | None = None,
+    ):
         super().__init__()
-        self.expand, self.activation, self.contract = expand, torch.nn.SiLU(), contract
+        self.expand, self.activation, self.contract = expand, activation, contract
         self.transformation = transformation
 
     def forward(self, x: Tensor) -> Tensor:
