@@ -1,4 +1,8 @@
-from collections.abc import Iterator
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +60,50 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def _on_one_thread(function: Callable, arguments: tuple, environment: dict) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    function(*arguments)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[..., BaseProcess]]:
+    """Starts a function in a fork of this process, which has imported what takes seconds, with more in its environment.
+
+    What the function leaves behind has to be in a file.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("needs fork")
+    started = []
+
+    def start(function: Callable, *arguments: object, **environment: str) -> BaseProcess:
+        context = multiprocessing.get_context("fork")
+        started.append(context.Process(target=_on_one_thread, args=(function, arguments, environment)))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def in_two_processes(fork: Callable[..., BaseProcess]) -> Callable[..., None]:
+    """Runs a function in two processes at once that know of each other, as those that Lightning starts do."""
+
+    def run(function: Callable, *arguments: object) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        processes = [fork(function, *arguments, LOCAL_RANK=str(rank), **address) for rank in range(2)]
+        for process in processes:
+            process.join(timeout=200)
+        assert [process.exitcode for process in processes] == [0, 0]
+
+    return run
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import torch
 import yaml
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
-from lightning.pytorch.cli import SaveConfigCallback
 
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import PROVENANCE
@@ -69,15 +68,18 @@ def checkpoint_callbacks(folder: Path, model: Scheduled) -> list[pl.Callback]:
     return [_Best(folder, model.monitor, model.mode), _Last(folder)]
 
 
-class SaveConfiguration(SaveConfigCallback):
+class SaveConfiguration(pl.Callback):
     """Keeps the configuration of ``fit`` in the folder of the experiment."""
 
-    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit" and not self.config["trainer"].get("fast_dev_run"):
-            kept = {k: v for k, v in yaml.safe_load(self.parser.dump(self.config)).items() if k not in _OF_THE_CALL}
-            with atomic_file(Path(self.config["folder"]) / CONFIGURATION, "w") as file:
+    def __init__(self, folder: Path, configuration: Mapping[str, Any]) -> None:
+        self.path = folder / CONFIGURATION
+        self.kept = {name: value for name, value in configuration.items() if name not in _OF_THE_CALL}
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.is_global_zero:
+            with atomic_file(self.path, "w") as file:
                 file.write(f"{WRITTEN}\n")
-                yaml.safe_dump(kept, file, sort_keys=False)
+                yaml.safe_dump(self.kept, file, sort_keys=False)
 
 
 class PredictionWriter(BasePredictionWriter):

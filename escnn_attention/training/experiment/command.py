@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,8 +90,7 @@ def run_experiment(
             model_class=_MODULES.get(find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,
             subclass_mode_data=True,
-            save_config_callback=SaveConfiguration,
-            save_config_kwargs={"save_to_log_dir": False},
+            save_config_callback=None,
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -156,7 +156,7 @@ class ExperimentCLI(LightningCLI):
         self.last = stamp(self.folder / LAST)
         checkpoint = self._checkpoint(config.get("ckpt_path"))
         if self.subcommand == "fit" and self.writes:
-            check_folder(self.folder, checkpoint, self._plain())
+            check_folder(self.folder, checkpoint, self._plain)
         # As "ckpt_path" of the command, which Lightning hands to the trainer.
         config["ckpt_path"] = None if checkpoint is None else str(checkpoint)
         if checkpoint is not None:
@@ -190,7 +190,7 @@ class ExperimentCLI(LightningCLI):
         trained = provenance_of(content)
         if trained is None:
             return
-        now = self._plain()
+        now = self._plain
         changed = differences(
             trained["configuration"], now, training_facts if self.subcommand == "fit" else network_facts
         )
@@ -242,12 +242,14 @@ class ExperimentCLI(LightningCLI):
             remove_temporaries(self.folder, BEST, LAST, EPOCHS, CONFIGURATION)
             yield
 
+    @cached_property
     def _plain(self) -> dict[str, Any]:
+        """The configuration as plain values: what turns it into these takes a tenth of a second to check it."""
         return plain(self.parser, self.config, self.subcommand)
 
     def _facts(self) -> dict[str, Any]:
         """The facts by which a checkpoint or a result of this command is made."""
-        return {"configuration": essential(self._plain()), "versions": versions(), "hardware": hardware()}
+        return {"configuration": essential(self._plain), "versions": versions(), "hardware": hardware()}
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
@@ -259,6 +261,7 @@ class ExperimentCLI(LightningCLI):
         training = self.subcommand == "fit" and self.writes
         if training:
             callbacks += [
+                SaveConfiguration(self.folder, self._plain),
                 EpochHistory(self.folder / EPOCHS, self.model.monitor),
                 Provenance(self._facts()),
                 *checkpoint_callbacks(self.folder, self.model),

@@ -84,30 +84,18 @@ def test_training_that_was_finished_is_only_measured(tiny, listener):
     assert second.results == first.results
 
 
-_RUN = """
-import sys
-from pathlib import Path
-from escnn_attention.training.comparison.compare import compare
-from escnn_attention.training.comparison.settings import Settings
-compare(Settings(networks=("cnn",), parameters=600, epochs=int(sys.argv[2]), batch_size=25, limit_train=50,
-                 limit_test=20, output=Path(sys.argv[1]), accelerator="cpu"))
-"""
-
-
-def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, start_python, one_thread):
+def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, fork, one_thread):
     settings = replace(tiny, epochs=15)
     folder = settings.folder / "cnn"
-    process = start_python(_RUN, settings.folder, settings.epochs)
-    try:
-        deadline = time.monotonic() + 100
-        while not (folder / "epochs.csv").exists() or len(epochs_of(folder)) < 3:
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    process = fork(compare, settings)
+    deadline = time.monotonic() + 100
+    while not (folder / "epochs.csv").exists() or len(epochs_of(folder)) < 3:
+        assert process.is_alive()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     finished = read_checkpoint(folder / "last.ckpt")["epoch"] + 1
     before = epochs_of(folder)
     assert 3 <= len(before) <= finished < settings.epochs

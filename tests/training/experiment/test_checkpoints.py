@@ -1,10 +1,15 @@
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("jsonargparse")
+
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import read_checkpoint, write_checkpoint
+from tests.training.experiment.runs import SHORT, WHOLE, call
 
 CONTENT = {"state_dict": {"network.w": torch.arange(50.0)}, "epoch": 3, "callbacks": {"rows": [{"loss": 0.5}]}}
 
@@ -70,3 +75,91 @@ def test_a_full_disk_is_said_of_its_file(tmp_path):
     assert caught.value.filename == str(path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
     assert read_checkpoint(path) == {"epoch": 1}
+
+
+def test_checkpoints_of_other_networks(configuration, fitted, tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    fitted(configuration(**SHORT), folder)
+    content = torch.load(folder / "last.ckpt", weights_only=True)
+    unknown = tmp_path / "unknown.ckpt"  # from elsewhere: it does not say what it is of
+    torch.save({name: value for name, value in content.items() if name != "callbacks"}, unknown)
+    call("test", configuration(), tmp_path / "measured", "--ckpt_path", unknown)
+    wider = configuration(**SHORT, model__network__init_args__channels=4)
+    for command in ("fit", "test"):
+        with pytest.raises(
+            UserError, match=r"--ckpt_path: .*unknown\.ckpt is of another network: (Missing key|size mismatch)"
+        ):
+            call(command, wider, other, "--ckpt_path", unknown)
+        with pytest.raises(UserError, match=r"--ckpt_path: .*channels \(2 there, 4 now\)\. Choose another checkpoint"):
+            call(command, wider, other, "--ckpt_path", folder / "last.ckpt")
+        with pytest.raises(UserError, match=r"^(?!--ckpt_path).*channels \(2 there, 4 now\)\. Choose another --folder"):
+            call(command, wider, folder)
+    torch.save(content["state_dict"], tmp_path / "weights.ckpt")
+    with pytest.raises(UserError, match=r"--ckpt_path: .* is not a checkpoint to test from: no 'state_dict'"):
+        call("test", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
+    torch.save({name: content[name] for name in ("state_dict", "epoch")}, tmp_path / "weights.ckpt")
+    with pytest.raises(UserError, match="not a checkpoint to fit from: no 'optimizer_states'"):
+        call("fit", configuration(), other, "--ckpt_path", tmp_path / "weights.ckpt")
+
+
+def test_checkpoints_run_no_code(configuration, fitted, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "it ran",))
+
+    fitted(configuration(**SHORT), tmp_path / "run")
+    content = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    torch.save({**content, "evil": Evil()}, tmp_path / "evil.ckpt")
+    for command in ("fit", "test"):
+        with pytest.raises(UserError, match=r"cannot read the checkpoint .*evil\.ckpt"):
+            call(command, configuration(), tmp_path / "other", "--ckpt_path", tmp_path / "evil.ckpt")
+        with pytest.raises(UserError, match="there is no file http:/"):
+            call(command, configuration(), tmp_path / "other", "--ckpt_path", "http://127.0.0.1:1/evil.ckpt")
+    assert not (tmp_path / "it ran").exists()
+
+
+def _truncated(path):
+    torch.save({"state_dict": {"w": torch.zeros(1000)}, "epoch": 0, "optimizer_states": []}, path)
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def _holding(value):
+    return lambda path: torch.save(value, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_text("hello\n", encoding="utf-8"), "it is damaged, or not a checkpoint"),
+        (lambda path: path.write_bytes(b""), "it is damaged, or not a checkpoint"),
+        (_truncated, "it is damaged: it is not as it was written"),
+        (lambda path: path.write_bytes(bytes(range(256))), "it is damaged|something else than tensors"),
+        (_holding([1]), "it holds a list, not a checkpoint"),
+        (_holding({"state_dict": {}, "epoch": "x"}), "its epoch is a str, needed a int"),
+        (_holding({**WHOLE, "callbacks": 5}), "its callbacks is a int, needed a dict"),
+        (_holding({**WHOLE, "loops": {"a": 1}}), "its loops have no fit_loop"),
+        (_holding({**WHOLE, "lr_schedulers": [5]}), "its lr_schedulers are not all dictionaries"),
+    ],
+)
+def test_damaged_checkpoints_are_said_to_be(tmp_path, damage, message):
+    damage(tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match=message) as caught:
+        read_checkpoint(tmp_path / "last.ckpt")
+    assert "last.ckpt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncated, "it is damaged: it is not as it was written"),
+        (_holding({"a": 1}), "is not a checkpoint to"),
+        (_holding({k: v for k, v in WHOLE.items() if k != "loops"}), "to fit from: no 'loops'"),
+        (_holding({**WHOLE, "callbacks": {"_Provenance": {}}}), "another network"),
+    ],
+)
+def test_no_training_goes_on_from_such_a_checkpoint(configuration, tmp_path, damage, message):
+    (tmp_path / "run").mkdir()
+    damage(tmp_path / "run" / "last.ckpt")
+    with pytest.raises(UserError, match=message) as caught:
+        call("fit", configuration(), tmp_path / "run")
+    assert "last.ckpt" in str(caught.value)

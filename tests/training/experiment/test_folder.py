@@ -1,12 +1,10 @@
 """A training that is killed at any operation on its files goes on to the same end, and leaves nothing behind."""
 
 import csv
-import json
 import os
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +12,10 @@ import yaml
 
 pytest.importorskip("jsonargparse")
 
-from escnn_attention.training.experiment import run_experiment
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import command
 from escnn_attention.training.experiment.checkpoints import read_checkpoint
+from tests.training.experiment.runs import SHORT, call, files
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "shutil.rmtree"}
 EPOCHS = 3
@@ -54,8 +54,8 @@ CONFIGURATION = {
 }
 
 
-def fit(folder, kill_at=None):
-    """Train in ``folder``; killed before an operation on a file in it, counted from 1. Returns how many there were."""
+def fit(folder, kill_at, said):
+    """Train in ``folder``; killed before an operation on a file in it, from 1. A file says how many there were."""
     operations = 0
 
     def count(*_):
@@ -71,25 +71,8 @@ def fit(folder, kill_at=None):
     sync = os.fsync
     os.fsync = lambda descriptor: (count(), sync(descriptor))
     sys.addaudithook(watch)
-    run_experiment(["fit", "--config", str(folder.parent / "experiment.yaml"), "--folder", str(folder)])
-    return operations
-
-
-def in_a_process_of_its_own(folder, kill_at=None):
-    """What :func:`fit` returns, or minus the signal that ended it."""
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writer, str(fit(folder, kill_at)).encode())
-        finally:
-            os._exit(1)
-    os.close(writer)
-    with os.fdopen(reader) as said:
-        operations = said.read()
-    _, status = os.waitpid(child, 0)
-    return int(operations) if operations else -os.WTERMSIG(status)
+    call("fit", folder.parent / "experiment.yaml", folder)
+    said.write_text(str(operations), encoding="utf-8")
 
 
 def end(folder):
@@ -107,22 +90,29 @@ def finished(folder):
     return epochs.get("last.ckpt", 0)
 
 
-def main(folder, seed, sample):
-    """Kill trainings, and say what is wrong afterwards."""
-    torch.set_num_threads(1)
+def after_kills(fork, folder, draw=None, sample=None):
+    """What is wrong after trainings that were killed and started again, and the epochs that were finished before."""
     (folder / "experiment.yaml").write_text(yaml.safe_dump(CONFIGURATION), encoding="utf-8")
-    run_experiment(["fit", "--config", str(folder / "experiment.yaml"), "--folder", str(folder / "warm")])
-    operations = in_a_process_of_its_own(folder / "whole")
+
+    def train(run, kill_at=None):
+        said = folder / "operations"
+        said.unlink(missing_ok=True)
+        process = fork(fit, run, kill_at, said)
+        process.join()
+        return int(said.read_text(encoding="utf-8")) if said.exists() else process.exitcode
+
+    operations = train(folder / "whole")
+    assert operations > 4 * EPOCHS
     weights, rows, names = end(folder / "whole")
     points = range(1, operations + 1)
     wrong, seen = [], []
-    for point in points if sample is None else sorted(random.Random(seed).sample(points, sample)):
+    for point in points if sample is None else sorted(draw.sample(points, sample)):
         run = folder / f"killed-{point}"
-        if (ended := in_a_process_of_its_own(run, point)) != -signal.SIGKILL:
+        if (ended := train(run, point)) != -signal.SIGKILL:
             wrong.append(f"{point}: not killed, {ended}")
             continue
         seen.append(finished(run) if run.exists() else 0)
-        if in_a_process_of_its_own(run) < 1:
+        if train(run) < 1:
             wrong.append(f"{point}: does not go on")
             continue
         found, found_rows, found_names = end(run)
@@ -132,55 +122,93 @@ def main(folder, seed, sample):
             wrong.append(f"{point}: other rows")
         if found_names != names:
             wrong.append(f"{point}: other files, {found_names}")
-    print("FOUND", json.dumps({"operations": operations, "wrong": wrong, "finished": seen}))
+    return wrong, seen
 
 
-_RUN = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import test_folder
-{{}}
-test_folder.main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) or None)
-"""
-
-
-def killed(start_python, folder, seed=0, sample=None, before="pass"):
-    """What :func:`main` finds in a fresh process, in which ``before`` has run."""
-    process = start_python(_RUN.format(before), folder, seed, sample or 0)
-    output, errors = process.communicate(timeout=900)
-    assert "FOUND" in output, errors
-    found = json.loads(output.rpartition("FOUND ")[2])
-    assert found["operations"] > 4 * EPOCHS
-    return found
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_some_operations(start_python, tmp_path, pytestconfig):
+def test_killed_at_some_operations(fork, tmp_path, pytestconfig):
     """At others in every run; the seed is in the header."""
-    found = killed(start_python, tmp_path, pytestconfig.option.hypothesis_seed, sample=3)
-    assert found["wrong"] == []
-    assert len(found["finished"]) == 3
+    draw = random.Random(pytestconfig.option.hypothesis_seed)
+    wrong, seen = after_kills(fork, tmp_path, draw, sample=3)
+    assert wrong == []
+    assert len(seen) == 3
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_every_operation(start_python, tmp_path):
-    found = killed(start_python, tmp_path)
-    assert found["wrong"] == []
-    assert set(found["finished"]) == set(range(EPOCHS + 1))
-
-
-_CARELESS = """
-from escnn_attention.training.experiment import command
-command.remove_temporaries = lambda *_: None
-"""
+def test_killed_at_every_operation(fork, tmp_path):
+    wrong, seen = after_kills(fork, tmp_path)
+    assert wrong == []
+    assert set(seen) == set(range(EPOCHS + 1))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_what_is_left_behind_is_found(start_python, tmp_path):
+def test_what_is_left_behind_is_found(fork, tmp_path, monkeypatch):
     """The control."""
-    wrong = killed(start_python, tmp_path, before=_CARELESS)["wrong"]
+    monkeypatch.setattr(command, "remove_temporaries", lambda *_: None)
+    wrong, _ = after_kills(fork, tmp_path)
     assert wrong
     assert all("other files" in line for line in wrong)
+
+
+@pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "epochs.csv"], ["last.ckpt", "epochs.csv", "best.ckpt"]])
+def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fitted, tmp_path, lost):
+    folder = tmp_path / "run"
+    file = configuration(**SHORT)
+    fitted(file, folder)
+    call("test", file, folder)
+    for name in lost:
+        (folder / name).unlink()
+    before = files(folder)
+    for more in ([], ["--seed_everything", 9]):
+        with pytest.raises(UserError, match=r"--folder: .*run holds .*test\.json of a training, but no last\.ckpt"):
+            call("fit", file, folder, *more)
+    assert files(folder) == before
+
+
+def test_the_best_checkpoint_alone(configuration, fitted, tmp_path):
+    """Of the first epoch, a kill can leave it alone: the same training makes it again. Any other is kept."""
+    folder = tmp_path / "run"
+    fitted(configuration(**SHORT), folder)
+    for name in ("last.ckpt", "epochs.csv"):
+        (folder / name).unlink()
+    before = (folder / "best.ckpt").read_bytes()
+    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+        call("fit", configuration(**SHORT, seed_everything=4), folder)
+    content = torch.load(folder / "best.ckpt", weights_only=True)
+    torch.save({**content, "epoch": 1}, folder / "best.ckpt")
+    with pytest.raises(UserError, match=r"holds best\.ckpt of a training"):
+        call("fit", configuration(**SHORT), folder)
+    (folder / "best.ckpt").write_bytes(before)
+    call("fit", configuration(**SHORT), folder)
+    assert (folder / "last.ckpt").exists()
+
+
+def test_a_folder_with_a_training_takes_none_from_elsewhere(configuration, fitted, tmp_path):
+    file = configuration(**SHORT)
+    for name in ("one", "other"):
+        fitted(file, tmp_path / name)
+    before = files(tmp_path / "one")
+    given = ["--ckpt_path", tmp_path / "other" / "last.ckpt", "--trainer.max_epochs", 2]
+    with pytest.raises(UserError, match=r"one holds a training \(last\.ckpt\): choose another"):
+        call("fit", file, tmp_path / "one", *given)
+    assert files(tmp_path / "one") == before
+    call("test", file, tmp_path / "one", *given[:2])  # the control: it is read from anywhere
+
+
+def test_a_configuration_of_ones_own_is_not_replaced(configuration, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    own = folder / "config.yaml"
+    wanted = configuration(**SHORT).read_text(encoding="utf-8")
+    own.write_text(f"# what I want\n{wanted}", encoding="utf-8")
+    before = own.read_bytes()
+    with pytest.raises(UserError, match=r"config\.yaml is not a file that fit has written"):
+        call("fit", own, folder)
+    assert own.read_bytes() == before
+    assert list(folder.iterdir()) == [own]
+    own.rename(folder / "mine.yaml")
+    call("fit", folder / "mine.yaml", folder)
+    call("fit", own, folder)  # now it is what fit has written
+    assert own.read_text(encoding="utf-8").startswith("# Written by escnn-attention fit.\nseed_everything: 3\n")
+    # What an older version wrote has no first line.
+    own.write_text("\n".join(own.read_text(encoding="utf-8").split("\n")[1:]), encoding="utf-8")
+    call("fit", own, folder)

@@ -1,0 +1,35 @@
+"""What the tests of experiments share: how to call, and what is left in a folder."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from escnn_attention.training.experiment import run_experiment
+
+ROOT = Path(__file__).parents[3]
+
+SHORT = {"trainer__max_epochs": 1, "model__schedule": "constant", "model__warm_up": 0}
+"""The shortest training."""
+
+# The parts of a checkpoint that Lightning needs.
+WHOLE = {"state_dict": {}, "epoch": 0, "optimizer_states": [], "lr_schedulers": [], "loops": {"fit_loop": {}}}
+WHOLE["pytorch-lightning_version"] = "2.6.0"
+
+
+def call(command: str, file: Path, folder: str | Path, *more: Any) -> None:
+    run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
+
+
+def weights(folder: Path, name: str = "last.ckpt") -> dict[str, torch.Tensor]:
+    return torch.load(folder / name, weights_only=True)["state_dict"]
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "epochs.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")}

@@ -1,0 +1,74 @@
+"""What of a configuration may change, and what may not."""
+
+import importlib
+
+import pytest
+import yaml
+
+pytest.importorskip("jsonargparse")
+
+from escnn_attention.models import GSANet
+from escnn_attention.training.errors import UserError
+from tests.training.experiment.runs import ROOT, SHORT, call, rows
+
+
+def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, tmp_path):
+    folder = tmp_path / "run"
+    fitted(configuration(), folder)
+    before = (folder / "last.ckpt").read_bytes()
+    with pytest.raises(UserError, match=r"of another configuration: seed_everything \(3 there, 4 now\)\. Choose"):
+        call("fit", configuration(seed_everything=4), folder)
+    options = ["--trainer.precision", "bf16-mixed", "--trainer.gradient_clip_val", 0.1]
+    options += ["--trainer.max_epochs", 4]  # the schedule is laid out for three
+    options += ["--data.init_args.batch_size", 4, "--model.network.init_args.kernel_size", 5]
+    with pytest.raises(UserError) as caught:
+        call("fit", configuration(), folder, *options)
+    for name in options[::2]:
+        assert f"{name.removeprefix('--')} (" in str(caught.value)
+    assert "model.network.init_args.kernel_size (3 there, 5 now)" in str(caught.value)
+    assert (folder / "last.ckpt").read_bytes() == before
+
+
+def test_what_may_change(configuration, fitted, tmp_path, data):
+    folder = tmp_path / "run"
+    file = configuration(**SHORT)
+    fitted(file, folder)
+    call("fit", file, folder, "--trainer.max_epochs", 2)  # without a schedule a training can be longer
+    assert len(rows(folder)) == 2
+    with pytest.raises(UserError, match=r"got 1, but .*last\.ckpt has finished 2"):
+        call("fit", file, folder)
+    renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
+    other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
+    call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 5)
+    with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
+        call("test", file, folder, "--model.network.init_args.kernel_size", 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe\x00\x01", "is not a text file"),
+        (b"a: \x00b", "is not YAML"),
+        (b"a: [", "is not YAML: while parsing"),
+    ],
+)
+def test_configurations_that_are_none(tmp_path, content, message):
+    (tmp_path / "experiment.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^--config: .*experiment\.yaml {message}.*$"):
+        call("fit", tmp_path / "experiment.yaml", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "gsa_nets" / "configurations").glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_configurations_of_the_paper(path):
+    """Every file is understood, and builds the network of the paper that it names."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    arguments = config["model"]["network"]["init_args"]
+    gspace = arguments.pop("gspace")
+    module, _, name = gspace["class_path"].rpartition(".")
+    space = getattr(importlib.import_module(module), name)(**gspace.get("init_args", {}))
+    preset = {"rotmnist": GSANet.rotmnist, "cifar10": GSANet.cifar10, "pcam": GSANet.patch_camelyon}
+    described, named = GSANet(space, **arguments), preset[path.stem.split("_")[0]](space)
+    assert str(described) == str(named)
+    assert {n: p.shape for n, p in described.named_parameters()} == {n: p.shape for n, p in named.named_parameters()}

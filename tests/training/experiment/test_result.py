@@ -1,0 +1,29 @@
+"""What was measured is kept."""
+
+import pytest
+
+pytest.importorskip("jsonargparse")
+
+from tests.training.experiment.runs import SHORT, call
+
+
+def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path, capsys):
+    folder = tmp_path / "run"
+    file = configuration(**SHORT)
+    fitted(file, folder)
+    call("test", file, folder)
+    call("predict", file, folder)
+    full, predictions = (folder / "test.json").read_bytes(), (folder / "predictions.csv").read_bytes()
+    for _ in range(2):
+        call("test", file, folder)
+        call("predict", file, folder)
+        assert not list(folder.glob("*.old*"))  # the same again takes its place
+    for command in ("test", "predict"):
+        call(command, file, folder, "--data.init_args.limit_test", 7)
+    assert (folder / "test.old-1.json").read_bytes() == full
+    assert (folder / "predictions.old-1.csv").read_bytes() == predictions
+    assert len((folder / "predictions.csv").read_text(encoding="utf-8").splitlines()) == 8
+    assert "test.json was of another measurement: it is kept as test.old-1.json" in capsys.readouterr().err
+    (folder / "test.json").write_text("my notes", encoding="utf-8")
+    call("test", file, folder)
+    assert (folder / "test.old-2.json").read_text(encoding="utf-8") == "my notes"
