@@ -135,7 +135,8 @@ def set_up(environment: Environment, extras: set[str]) -> None:
     if not environment.python.exists() or {key: stamp.get(key) for key in identity} != identity:
         environment.make()
         stamp = {}
-    extras = extras.union(stamp.get("extras", []), {"lie_learn"} if environment.lie_learn else ())
+    # As build backends write it: not all versions of pip know that it is the same with an underscore.
+    extras = extras.union(stamp.get("extras", []), {"lie-learn"} if environment.lie_learn else ())
     wanted = {**identity, "inputs": digest, "extras": sorted(extras)}
     if stamp == wanted:
         return

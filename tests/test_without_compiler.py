@@ -9,8 +9,8 @@ from escnn_attention.functional.backends.native import why_not_built
 
 LAYERS = """
 import itertools, sys, torch
-from escnn import gspaces, nn
 import escnn_attention as ea
+from escnn import gspaces, nn
 from escnn_attention.functional import dispatch
 
 choose = dispatch._choose

@@ -78,8 +78,8 @@ class ConvolutionalEncoding(Encoding):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import ConvolutionalEncoding, GroupSelfAttention
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, num_heads=3, kernel_size=3, encoding=ConvolutionalEncoding())

@@ -17,8 +17,7 @@ from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window, WindowShape
-from escnn_attention.plain.heads import HeadModule
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, rows_of
 
 __all__ = [
@@ -101,7 +100,7 @@ class DilationAttention(HeadModule):
     n times the channels that ``project_in`` takes. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, needs: from the features of a scale, as in :class:`~escnn_attention.plain.heads.HeadModule`.
+        project_in, needs: from the features of a scale, as in :class:`~escnn_attention.plain.projections.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output of a scale.
         encoding: a bound encoding, of :math:`T|H|` poses, or of 1 in lifting.
         tables: of the group, a finite one.

@@ -20,9 +20,8 @@ from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.convolved_values import ConvolvedValues
-from escnn_attention.plain.heads import HeadModule
 from escnn_attention.plain.point_module import PointModule
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 
 __all__ = ["PointAttention"]
 
@@ -33,7 +32,7 @@ class PointAttention(PointModule, HeadModule):
     It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.heads.HeadModule`.
+        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output.
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.

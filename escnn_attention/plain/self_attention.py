@@ -18,8 +18,7 @@ from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.heads import HeadModule
-from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 
 __all__ = ["AttentionMode", "GroupTables", "SelfAttention", "rows_of"]
 
@@ -57,9 +56,9 @@ class SelfAttention(HeadModule):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.heads.HeadModule`, for M heads
-            of C channels. From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no
-            poses, and all output poses share the scores of the content.
+        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
+            heads of C channels. From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have
+            no poses, and all output poses share the scores of the content.
         project_out: from M · C regular fields to the output.
         tables: of the group.
         window: which positions a query sees.

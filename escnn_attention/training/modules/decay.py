@@ -43,9 +43,9 @@ def decayed_parameters(network: nn.Module) -> list[str]:
         network: any module. Parameters of types that are not known to be otherwise are weights.
 
     Example:
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention
         >>> from escnn_attention.training.modules.decay import decayed_parameters
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
         >>> decayed_parameters(GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3))
