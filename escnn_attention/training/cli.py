@@ -41,6 +41,13 @@ def describe() -> None:
     """Group equivariant attention for escnn."""
 
 
+def _folder(name: str) -> Path:
+    """The folder of a name; the empty one is not that of the folder in which the command is run."""
+    if not name:
+        raise typer.BadParameter("got an empty name, needed a folder")
+    return Path(name)
+
+
 class CompareOptions(NamedTuple):
     """The options of ``escnn-attention compare``."""
 
@@ -90,7 +97,10 @@ class CompareOptions(NamedTuple):
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for tables, checkpoints and figures.  [default: runs/compare-DATA]", show_default=False
+            parser=_folder,
+            metavar="<path>",
+            help="Folder for tables, checkpoints and figures.  [default: runs/compare-DATA]",
+            show_default=False,
         ),
     ] = None
     restart: Annotated[

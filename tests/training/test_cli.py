@@ -77,6 +77,7 @@ def test_table_and_files(run, tmp_path):
         ),
         (["--data", "cifar"], "cifar"),
         (["--epochs", "0"], "epochs"),
+        (["--output", ""], "--output': got an empty name, needed a folder"),
         (["--nonsense"], "nonsense"),
     ],
 )
