@@ -315,7 +315,8 @@ def points(tests):
 
 
 def pairs(tests):
-    _same(*(tests.outcomes(f, tests.draw(first=9, second=7)) for f in (tests.natively, tests.written_out)))
+    tensors = tests.draw(first=9, second=7)
+    _same(*(tests.outcomes(f, tensors) for f in (tests.natively, tests.written_out)))
 
 
 @pytest.mark.sampled(1)  # the compiler takes ten seconds for each
