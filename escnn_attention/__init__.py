@@ -10,9 +10,10 @@ if find_spec("escnn") is not None:
 
     compat.apply()
 
-    from escnn_attention._escnn import pickling
+    from escnn_attention._escnn import buffers, pickling
 
     pickling.register()
+    buffers.register()
 
     from escnn_attention.encodings import (
         AbsoluteEncoding,

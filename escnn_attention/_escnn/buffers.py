@@ -1,0 +1,70 @@
+"""Lets escnn's convolutions be copied and saved in eval mode, as in training mode.
+
+When they stop training, escnn's convolutions and linear maps keep what they make of their weights (``filter``,
+``matrix``, ``expanded_bias``) as buffers. These are no leaves of the graph, which ``copy.deepcopy`` refuses. Their
+bases are seen through a permutation of axes, and convolutions that are alike share them; both are refused by
+``safetensors.torch.save_file``. :func:`register` mends this at the modules that hold such buffers: values and modes
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from escnn.nn import EquivariantModule
+from escnn.nn.modules.basismanager.basisexpansion_singleblock import SingleBlockBasisExpansion
+
+__all__ = ["derived_buffers", "register"]
+
+_DERIVED = ("filter", "matrix", "expanded_bias")
+_EXPANSIONS = ("expand_parameters", "expand_bias")
+
+
+def register() -> None:
+    """Have escnn's modules copied and saved. Called when :mod:`escnn_attention` is imported."""
+    EquivariantModule.__deepcopy__ = _deepcopy
+    SingleBlockBasisExpansion._save_to_state_dict = _save_to_state_dict
+
+
+def derived_buffers(network: torch.nn.Module) -> set[str]:
+    """The names of all buffers that escnn's modules make of their weights, and that are there in some modes only.
+
+    Example:
+        >>> import escnn_attention
+        >>> from escnn_attention._escnn.buffers import derived_buffers
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, [g.regular_repr])
+        >>> sorted(derived_buffers(nn.SequentialModule(nn.R2Conv(image, fields, 3)).eval()))
+        ['0.expanded_bias', '0.filter']
+    """
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, module in network.named_modules()
+        if isinstance(module, EquivariantModule) and any(hasattr(module, method) for method in _EXPANSIONS)
+        for name in _DERIVED
+        if name in module._buffers
+    }
+
+
+def _deepcopy(self: EquivariantModule, memo: dict[int, Any]) -> EquivariantModule:
+    """A copy whose filters have the same values; their gradients reach its weights once it has trained again."""
+    for buffer in self._buffers.values():
+        if buffer is not None and not buffer.is_leaf:
+            memo[id(buffer)] = buffer.detach().clone()
+    make, arguments, state, *_ = self.__reduce_ex__(4)
+    copied: EquivariantModule = make(*arguments)
+    memo[id(self)] = copied
+    copied.__setstate__(copy.deepcopy(state, memo))
+    return copied
+
+
+def _save_to_state_dict(
+    self: SingleBlockBasisExpansion, destination: dict[str, Any], prefix: str, keep_vars: bool
+) -> None:
+    torch.nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)
+    name = f"{prefix}sampled_basis"
+    if not keep_vars:
+        destination[name] = destination[name].clone(memory_format=torch.contiguous_format)
