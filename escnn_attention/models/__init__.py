@@ -12,7 +12,8 @@ from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pose_mean import PoseMean
-from escnn_attention.models.published import from_published_attgconv
+from escnn_attention.models.position_sum import PositionSum
+from escnn_attention.models.published import from_published, from_published_attgconv
 from escnn_attention.models.residual import ResidualBlock
 from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
@@ -31,9 +32,11 @@ __all__ = [
     "InvariantLogits",
     "PointTransformer",
     "PoseMean",
+    "PositionSum",
     "ResNet44",
     "ResidualBlock",
     "SymmetricTensors",
+    "from_published",
     "from_published_attgconv",
     "symmetric_tensor_repr",
 ]

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
 
-from escnn_attention._checks import check_int, check_probability, check_sequence
+from escnn_attention._checks import check_int, check_option, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.position_sum import PositionSum
 from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import HalvingPool
-from escnn_attention.nn.self_attention import LiftingSelfAttention
+from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
@@ -94,13 +95,19 @@ class GSANet(EquivariantClassifier):
         pool: for each stage, whether it ends in 2×2 pooling. A stage may have no blocks and only pool.
         num_heads: the number of heads; each has half as many fields as the layer gives.
         kernel_size: the width of the windows; None for global attention.
-        query: whose queries contribute to a pose; ``"all"`` in the paper.
+        query: whose queries contribute to a pose; ``"all"`` in the paper. ``"each"`` gives each relative pose heads of
+            its own: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that mix
+            poses, and by default an encoding for each head. GE-ViT's networks are of this form: there, head d asks with
+            :math:`q(x, h d)` and has a table over the poses of its own.
         encoding: of every layer; by default a :class:`SeparableEncoding` that all heads share, as published.
         window: the shape of the windows, see :class:`GroupSelfAttention`.
         norm_between: whether a layer norm and a nonlinearity follow every block.
         attention_dropout, value_dropout: of the attention probabilities and of what the attention gives.
         input_dropout: of the pixels.
         pool_dropout: in front of every pooling.
+        readout: ``"max"`` for the logits above; ``"sum"`` for :math:`\max_h \sum_x W f(x, h)`, those of the published
+            code.
+        norm_eps: what layer norms add to the mean square; 1e-12 in the published code.
         backend: see :class:`GroupSelfAttention`.
 
     Shape:
@@ -137,7 +144,7 @@ class GSANet(EquivariantClassifier):
         pool: Sequence[bool] | None = None,
         num_heads: int = 9,
         kernel_size: int | None = 5,
-        query: QueryMode = "all",
+        query: QueryMode | Literal["each"] = "all",
         encoding: Encoding | str | None = None,
         window: str = "auto",
         norm_between: bool = False,
@@ -145,17 +152,15 @@ class GSANet(EquivariantClassifier):
         value_dropout: float = 0.1,
         input_dropout: float = 0.0,
         pool_dropout: float = 0.0,
+        readout: Literal["max", "sum"] = "max",
+        norm_eps: float = 1e-5,
         backend: str = "auto",
     ):
         image = image_type(gspace, in_channels)
-        _checked_bool("norm_between", norm_between)
+        _check_choices(norm_between, query, readout)
         outline = _outline(blocks, expansion, crops, pool)
         fields = _regular(gspace, check_int("channels", channels))
-        if encoding is None and channels // 2 < gspace.dimensionality + 1:
-            raise ValueError(
-                f"channels: got {channels}, needed at least {2 * gspace.dimensionality + 2}, so that a head has a "
-                "channel for each coordinate and one for the poses"
-            )
+        _check_channels(channels, gspace.dimensionality, encoding)
         options: dict[str, Any] = {
             "num_heads": num_heads,
             "kernel_size": kernel_size,
@@ -166,21 +171,24 @@ class GSANet(EquivariantClassifier):
         }
         lifting = LiftingSelfAttention(image, fields, **_half("head", fields), dropout=attention_dropout, **options)
         dropout = _dropout("input_dropout", image, input_dropout)
-        stages: dict[str, EquivariantModule] = {"lifting": _sequence(dropout, lifting, *_norm(fields))}
-        options |= {"query": query, "attention_dropout": attention_dropout, "dropout": value_dropout}
+        stages: dict[str, EquivariantModule] = {"lifting": _sequence(dropout, lifting, *_norm(fields, norm_eps))}
+        attention = _attention(query, attention_dropout, {} if encoding is None else {"encoding": encoding}, options)
+        of_blocks: dict[str, Any] = {"projection": "pointwise", "dropout": value_dropout, "norm_eps": norm_eps}
         for number, stage in enumerate(outline, start=1):
             wider = _regular(gspace, len(fields) * stage.expansion)
             for i, crop in enumerate(stage.crops, start=1):
                 block = TransformerBlock(
-                    fields, wider, **_half("head", wider), **_half("hidden", wider), crop=crop, **options
+                    fields, wider, attention=attention, **_half("hidden", wider), crop=crop, **of_blocks
                 )
                 fields = wider
-                stages[f"attention_{number}_{i}"] = _sequence(block, *(_norm(fields) if norm_between else ()))
+                stages[f"attention_{number}_{i}"] = _sequence(block, *(_norm(fields, norm_eps) if norm_between else ()))
             if stage.pool:
                 dropout = _dropout("pool_dropout", fields, pool_dropout)
                 stages[f"pool_{number}"] = _sequence(dropout, HalvingPool(fields))
         classes = _regular(gspace, check_int("num_classes", num_classes))
         stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
+        if readout == "sum":
+            stages["sum"] = PositionSum(classes)
         super().__init__(stages, None)
         self.reset_parameters()
 
@@ -274,6 +282,22 @@ def _checked_bool(name: str, value: Any) -> bool:
     return value
 
 
+def _check_choices(norm_between: Any, query: Any, readout: Any) -> None:
+    """The options of these names have values that there are."""
+    _checked_bool("norm_between", norm_between)
+    check_option("query", query, ("own", "all", "each"))
+    check_option("readout", readout, ("max", "sum"))
+
+
+def _check_channels(channels: int, dimensions: int, encoding: Any) -> None:
+    """Half of so many fields are enough for the separable encoding, which is there where no other is given."""
+    if encoding is None and channels // 2 < dimensions + 1:
+        raise ValueError(
+            f"channels: got {channels}, needed at least {2 * dimensions + 2}, so that a head has a channel for each "
+            "coordinate and one for the poses"
+        )
+
+
 def _regular(gspace: GSpace, fields: int) -> FieldType:
     return FieldType(gspace, fields * [gspace.regular_repr])
 
@@ -292,6 +316,30 @@ def _half(what: str, fields: FieldType) -> dict[str, Any]:
     return {f"{what}_fields": max(1, len(fields) // 2)}
 
 
-def _norm(fields: FieldType) -> tuple[EquivariantModule, EquivariantModule]:
+def _norm(fields: FieldType, eps: float) -> tuple[EquivariantModule, EquivariantModule]:
     """What follows the lifting, and every block where it is wanted."""
-    return FieldLayerNorm(fields, "sample"), SiLU(fields)
+    return FieldLayerNorm(fields, "sample", eps=eps), SiLU(fields)
+
+
+def _attention(
+    query: QueryMode | Literal["each"], dropout: float, encoding: dict[str, Any], options: dict[str, Any]
+) -> Callable[[FieldType, FieldType], GroupSelfAttention]:
+    """What makes the attention of a block, of its types.
+
+    Args:
+        query: whose queries contribute.
+        dropout: of the probabilities.
+        encoding: the option of this name, where it is given.
+        options: of all attention layers.
+    """
+    if query != "each":
+        shared = {**options, "query": query, "dropout": dropout}
+        return lambda fields, wider: GroupSelfAttention(fields, wider, **_half("head", wider), **shared)
+    shared = {**options, "encoding": SeparableEncoding(), **encoding, "query": "own", "projection": "group"}
+    heads = shared.pop("num_heads")
+
+    def make(fields: FieldType, wider: FieldType) -> GroupSelfAttention:
+        number = heads * fields.gspace.fibergroup.order()
+        return GroupSelfAttention(fields, wider, number, **_half("head", wider), **shared, dropout=dropout)
+
+    return make

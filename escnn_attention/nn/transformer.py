@@ -68,6 +68,7 @@ class TransformerBlock(GridModule):
         norm: ``"gsa"`` or ``"pre"``.
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
+        norm_eps: what the layer norms add to the mean square.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
         projection, bias: of the attention and of the pointwise network.
@@ -113,6 +114,7 @@ class TransformerBlock(GridModule):
         attention: AttentionLike | None = None,
         norm: Literal["gsa", "pre"] = "gsa",
         norm_scope: NormScope | None = None,
+        norm_eps: float = 1e-5,
         hidden_fields: int | None = None,
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
@@ -139,11 +141,11 @@ class TransformerBlock(GridModule):
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (kernel_size, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
-        feed_forward = _feed_forward(out_type, norm, scope, hidden_fields, **shared)
+        feed_forward = _feed_forward(out_type, norm, scope, hidden_fields, eps=norm_eps, **shared)
         activation = [SiLU(in_type)] if norm == "gsa" else []
-        self.before = SequentialModule(FieldLayerNorm(in_type, scope), *activation)
+        self.before = SequentialModule(FieldLayerNorm(in_type, scope, eps=norm_eps), *activation)
         self.attention = layer
-        after = [FieldLayerNorm(out_type, scope), SiLU(out_type)] if norm == "gsa" else []
+        after = [FieldLayerNorm(out_type, scope, eps=norm_eps), SiLU(out_type)] if norm == "gsa" else []
         self.after = SequentialModule(*after, dropout_of(out_type, dropout))
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
@@ -234,6 +236,7 @@ def _feed_forward(
     scope: NormScope,
     hidden_fields: int | None,
     *,
+    eps: float,
     projection: ProjectionKind,
     bias: bool,
     samples: Samples | int | None,
@@ -245,11 +248,12 @@ def _feed_forward(
     check_int("hidden_fields", hidden_fields)
     if norm == "pre":
         network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
-        return [FieldLayerNorm(out_type, scope), *network]
+        return [FieldLayerNorm(out_type, scope, eps=eps), *network]
     # The norm takes out what all channels share, and of a single field that is a bias.
     biases = (bias and hidden_fields > 1, bias)
     expand, activation, contract = pointwise_network(out_type, hidden_fields, projection=projection, bias=biases)
-    return [expand, FieldLayerNorm(expand.out_type, scope), activation, contract, FieldLayerNorm(out_type, scope)]
+    norms = [FieldLayerNorm(fields, scope, eps=eps) for fields in (expand.out_type, out_type)]
+    return [expand, norms[0], activation, contract, norms[1]]
 
 
 def pointwise_network(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Classifier", "PoseMean", "invariant"]
+__all__ = ["Classifier", "PoseMean", "PositionSum", "invariant"]
 
 
 def invariant(x: Tensor, order: int) -> Tensor:
@@ -29,6 +29,13 @@ class PoseMean(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.poses}"
+
+
+class PositionSum(torch.nn.Module):
+    """Sums features ``(B, channels, *space)`` over all positions, to ``(B, channels, 1, ..., 1)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(tuple(range(2, x.dim())), keepdim=True) if x.dim() > 2 else x
 
 
 class Classifier(torch.nn.Module):

@@ -205,3 +205,32 @@ def test_other_symmetries_are_refused():
 def test_images_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="a margin of 1 leaves nothing of a grid of 1×1"):
         GSANet.rotmnist(gspaces.rot2dOnR2(4))(torch.randn(1, 1, 14, 14))
+
+
+def test_each_relative_pose_has_heads_of_its_own():
+    network = tiny(gspaces.rot2dOnR2(4), query="each").double().eval()
+    blocks = [m for m in network.modules() if type(m) is GroupSelfAttention]
+    assert [block.num_heads for block in blocks] == [8, 8]
+    assert {block.plain.query for block in blocks} == {"own"}
+    assert equivariance_report(network.as_fields(), (1, 1, 9, 9), layers=False).relative_error < 1e-11
+    with pytest.raises(ValueError, match=r"^query: got 'none', needed one of 'own', 'all', 'each'"):
+        tiny(gspaces.rot2dOnR2(4), query="none")
+
+
+def test_readouts():
+    networks = [tiny(gspaces.rot2dOnR2(4), readout=readout).double().eval() for readout in ("max", "sum")]
+    networks[1].load_state_dict(networks[0].state_dict())
+    x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    classes = networks[0].feature_maps(x)["classes"].tensor.unflatten(1, (3, 4))
+    for network, expected in zip(networks, (classes.amax(2).mean((2, 3)), classes.sum((3, 4)).amax(2)), strict=True):
+        torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(network.export()(x), expected, rtol=1e-12, atol=1e-12)
+    assert (networks[0](x) - networks[1](x)).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=r"^readout: got 'mean'"):
+        tiny(gspaces.rot2dOnR2(4), readout="mean")
+
+
+def test_norms_have_the_epsilon_that_is_asked_for():
+    network = tiny(gspaces.rot2dOnR2(4), norm_between=True, norm_eps=1e-12)
+    assert {m.eps for m in network.modules() if hasattr(m, "eps")} == {1e-12}
+    assert {m.eps for m in tiny(gspaces.rot2dOnR2(4)).modules() if hasattr(m, "eps")} == {1e-5}

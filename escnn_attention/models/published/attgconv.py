@@ -28,7 +28,7 @@ from escnn_attention.nn.feature_attention import FeatureAttention
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.plain.kernels import PoseKernel
 
-__all__ = ["from_published_attgconv"]
+__all__ = ["from_attgconv", "from_published_attgconv"]
 
 
 def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> EquivariantClassifier:
@@ -76,7 +76,11 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
     Source: the implementation published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
     2020.
     """
-    checkpoint = Checkpoint(tensors)
+    return from_attgconv(Checkpoint(tensors))
+
+
+def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
+    """The network that the tensors of a checkpoint of attentive group convolutions belong to, with these weights."""
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)
     elif checkpoint.any("layers_nc"):

@@ -1,0 +1,78 @@
+"""One entry for the networks of all published code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention._checks import check_option
+from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.published.attgconv import from_attgconv
+from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
+from escnn_attention.nn.options import check_options, option_names
+
+__all__ = ["from_published"]
+
+_KINDS: dict[str, Callable[..., torch.nn.Module]] = {
+    "att_gconvs": from_attgconv,
+    "g_selfatt": from_gsa,
+    "gevit": from_gevit,
+}
+
+
+def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **options: Any) -> torch.nn.Module:
+    r"""The network that the state dict of published code belongs to, in layers of this package and with these weights.
+
+    Everything that names and shapes of the tensors say is read off them: numbers of channels, heads, blocks and
+    classes, and the group. Where the published layers commute with their group, the outputs are the same to rounding
+    error. Where they do not, the network that is loaded is equivariant all the same, its outputs differ, and a warning
+    says so: it is a starting point for training. The documentation, "Porting weights", has the layout of weights and a
+    comparison with each code base; ``examples/parity.py`` makes it, with a checkout.
+
+    ``kind`` is one of:
+
+    - ``"att_gconvs"``: attentive group convolutions, the networks of :func:`from_published_attgconv`.
+    - ``"g_selfatt"``: GSA-Nets, local and global. The option ``crops``, the margin that each block takes off
+      the grid, is needed where the network is none of the three that are published.
+    - ``"gevit"``: GE-ViT, with the same option.
+
+    Args:
+        state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``
+            in front. Torch tensors or numpy arrays of any floating-point type.
+        kind: the code base, see above.
+        options: what the tensors do not say, see above.
+
+    Returns:
+        the network, in eval mode and in PyTorch's default precision.
+
+    Raises:
+        TypeError: a value is no array of real numbers, or there is no such option.
+        ValueError: an unknown kind; a tensor is missing, has another shape than its network needs or belongs to no
+            network, or a group that escnn lacks; the message begins with its name.
+
+    Warns:
+        UserWarning: the published network does not commute with its group, so that the outputs differ.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import from_published
+        >>> tensors = {"c1.weight": torch.randn(3, 1, 3, 3), "c7.weight": torch.randn(10, 3, 4, 4, 4)}
+        >>> tensors |= {f"c{i}.weight": torch.randn(3, 3, 4, 3, 3) for i in range(2, 7)}
+        >>> for i in range(1, 7):
+        ...     for name in ("weight", "bias", "running_mean", "running_var"):
+        ...         tensors[f"bn{i}.{name}"] = torch.rand(3)
+        >>> network = from_published(tensors, kind="att_gconvs")
+        >>> network(torch.randn(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+
+    Source: the implementations published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
+    2020; Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021; Xu et al., "E(2)-
+    Equivariant Vision Transformer", UAI 2023.
+    """
+    load = _KINDS[check_option("kind", kind, tuple(_KINDS))]
+    check_options(f"kind {kind!r}", options, option_names(load))
+    return load(Checkpoint(state_dict), **options)

@@ -1,0 +1,22 @@
+import pytest
+import torch
+
+from escnn_attention.models import from_published, from_published_attgconv
+from tests.models.published.test_attgconv import rotated_mnist
+
+
+def test_attentive_convolutions_have_the_same_entry():
+    tensors, x = rotated_mnist("features"), torch.randn(1, 1, 28, 28)
+    ours = from_published(tensors, kind="att_gconvs")
+    torch.testing.assert_close(ours(x), from_published_attgconv(tensors)(x), rtol=0, atol=0)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"^kind: got 'resnet', needed one of 'att_gconvs', 'g_selfatt', 'gevit'"):
+        from_published({}, kind="resnet")
+    with pytest.raises(TypeError, match=r"^crops: kind 'att_gconvs' has no such option"):
+        from_published(rotated_mnist(), kind="att_gconvs", crops=(1,))
+    with pytest.raises(TypeError, match=r"^tensors: got list"):
+        from_published([torch.ones(1)], kind="gevit")
+    with pytest.raises(ValueError, match=r"^lifting_self_attention.row_indices: missing; got .* tensors: c1.weight"):
+        from_published(rotated_mnist(), kind="g_selfatt")
