@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.backends import blocked, dense, native, reference, triton
+from escnn_attention._export import exporting
+from escnn_attention.functional.backends import blocked, dense, native, reference, standard, triton
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
@@ -151,7 +152,8 @@ def attention(
         query: which query poses contribute to an output pose h: ``"own"`` only h, ``"all"`` the sum over all of q's.
         keys: which key poses a query pose h̃ attends to: ``"all"``, or ``"own"``, only h̃.
         dropout: the probability with which a key is dropped from a query's attention.
-        backend: ``"auto"`` or one of :data:`BACKENDS`.
+        backend: ``"auto"`` or one of :data:`BACKENDS`. Programs that ``torch.export`` writes down are for any machine:
+            on grids they have :mod:`~escnn_attention.functional.backends.standard`, whichever is named.
 
     Returns:
         ``(M, B, N, |H|, C)``.
@@ -195,6 +197,8 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
     _check_poses(call)
     if call.keys == "own" and call.k.shape[3] == 1:
         call = replace(call, keys="all")
+    if exporting() and not isinstance(call.positions, Points):
+        return _compute_anywhere(call)
     name, (call, unfold) = _choose(call, backend)
     chosen = BACKENDS[name]
     if not (call.positions.complete or chosen.isolates_nonfinite):
@@ -206,6 +210,12 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
         if torch.compiler.is_compiling() or (explained := explain_shortage(error, call, name)) is None:
             raise
         raise explained from error
+
+
+def _compute_anywhere(call: Call) -> Tensor:
+    """The attention of a call that PyTorch writes down: what is fastest on this machine says nothing of another."""
+    call, unfold = fold(call)
+    return unfold(standard.attention(call if call.positions.complete else _isolate_nonfinite(call)))
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import is_transformed
 
 __all__ = ["Columns", "add_columns", "gather_columns", "in_groups"]
@@ -39,7 +40,7 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
     """
     if is_transformed(weight):
         return in_groups(weight[:, columns.seen], columns.groups)
-    if not torch.is_grad_enabled():
+    if exporting() or not torch.is_grad_enabled():
         return _gathered(weight, *columns)
     return _GatherColumns.apply(weight, *columns)
 

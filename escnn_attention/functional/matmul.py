@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.functional.gather import Columns, add_columns, gather_columns
 
@@ -30,7 +31,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     a, b = of_one_precision(a, b)
-    if is_transformed(a, b):
+    if is_transformed(a, b) or exporting():
         return a @ b
     return _Matmul.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
 
@@ -38,7 +39,13 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
     """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
-    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1 and not is_transformed(x, rows):
+    if (
+        alike
+        and x.device.type == "cpu"
+        and not exporting()
+        and x.shape[-2] > rows.shape[-2] == 1
+        and not is_transformed(x, rows)
+    ):
         return _AddToEach.apply(x, rows)
     return x + rows
 
@@ -52,7 +59,7 @@ def of_one_precision(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     device = a.device.type
     lower = torch.is_autocast_enabled(device) and a.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if lower else a.dtype
-    return a.to(dtype), b.to(dtype)
+    return (a, b) if a.dtype == dtype == b.dtype else (a.to(dtype), b.to(dtype))
 
 
 def _multiply(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
@@ -120,7 +127,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(x, weight, bias):
+    if is_transformed(x, weight, bias) or exporting():
         weight = weight if columns is None else gather_columns(weight, columns)
         y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
         if bias is not None:
@@ -144,7 +151,7 @@ def grouped_linear_transpose(
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(y, weight, bias):
+    if is_transformed(y, weight, bias) or exporting():
         weight = weight if columns is None else gather_columns(weight, columns)
         x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
         return x if bias is None else x + bias

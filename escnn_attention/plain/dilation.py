@@ -179,7 +179,7 @@ class DilationAttention(HeadModule):
         """Queries, keys and values, each ``(M, B, N, P, C)`` in lifting and else ``(M, B, n, N, P, C)``."""
         if self.interval is None:
             return self.to_heads(rows_of(x))
-        shape = (len(x), len(self.windows))
+        shape = (x.shape[0], len(self.windows))
         projected = self.to_heads(rows_of(split_scales(x, shape[1])))
         q, k, v = (t.unflatten(1, shape) for t in projected)
         return q, k, v
@@ -209,7 +209,7 @@ def split_scales(x: Tensor, count: int) -> Tensor:
 
 def join_scales(x: Tensor, count: int) -> Tensor:
     """The scales as channels again, from ``(B · n, size, ...)`` to ``(B, n · size, ...)``."""
-    return x.unflatten(0, (len(x) // count, count)).flatten(1, 2)
+    return x.unflatten(0, (x.shape[0] // count, count)).flatten(1, 2)
 
 
 class PerScale(torch.nn.Module):

@@ -114,7 +114,7 @@ class FieldLinear(ExactBuffers):
             self.bias = Parameter(torch.zeros(invariants.shape[1]))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.new_zeros(len(x), self.out, *x.shape[2:])
+        y = x.new_zeros(x.shape[0], self.out, *x.shape[2:])
         for i, weight in enumerate(self.weights):
             source, target = getattr(self, f"source_{i}"), getattr(self, f"target_{i}")
             mixed = torch.einsum("nmk,kde,mei->ndi", weight, getattr(self, f"endomorphisms_{i}"), source)

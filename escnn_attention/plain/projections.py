@@ -280,7 +280,7 @@ class HeadModule(ExactBuffers):
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``."""
         made = self.project_in(x)  # heads of each, B, *space, P, C
-        shape = (len(self.needs.fields), self.num_heads, len(x), math.prod(x.shape[1:-1]), *made.shape[-2:])
+        shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
         made = made.reshape(shape)
         fields = dict(zip(self.needs.fields, made.unbind(), strict=True))
         values = fields["values"]

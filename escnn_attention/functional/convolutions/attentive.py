@@ -7,25 +7,39 @@ it: it has the operators that compilers see, derivatives of the second order, an
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.convolutions.convolution import convolve, views
 from escnn_attention.functional.convolutions.responses import Arguments, backward_pass, empty_result, forward_pass
 from escnn_attention.functional.memory import chunk_size
 
-__all__ = ["COPIES", "RESPONSES_PER_CHUNK", "Geometry", "attended_sum", "attention_maps", "written_out"]
+__all__ = [
+    "COPIES",
+    "RESPONSES_PER_CHUNK",
+    "RESPONSES_PER_IMAGE",
+    "Geometry",
+    "attended_sum",
+    "attention_maps",
+    "written_out",
+]
 
 RESPONSES_PER_CHUNK = 2**20
 """The number of responses that are worked on at once on a CPU: 4 MB in float32, up to five times over."""
 
 COPIES = 5
 """The number of tensors as large as a chunk of responses that the backward pass holds at once."""
+
+RESPONSES_PER_IMAGE = 2**19
+"""The number of responses of an image that an exported program works on at once, or those of a pair of poses."""
 
 _RESPONSES_PER_WIDE_CHUNK = 2**24  # On other devices, where starting an operation is what costs.
 
@@ -89,7 +103,8 @@ def attended_sum(
         True
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
-    return _operator(call).to(x.dtype)
+    out = _in_parts(call) if exporting() else _operator(call)
+    return out.to(x.dtype)
 
 
 def attention_maps(
@@ -171,6 +186,37 @@ def _by_images(call: Arguments) -> Iterator[Arguments]:
     """The call for so many images that all their responses make one chunk, and at least one image."""
     responses = call.kernel.flatten(4)[..., 0].numel() * torch.Size(call.space).numel()
     return (call._replace(x=x) for x in call.x.split(max(1, call.chunk // max(1, responses))))
+
+
+def _in_parts(call: Arguments) -> Tensor:
+    """The output by operators of PyTorch alone, for any number of images: by a few output fields or poses at a time."""
+    fields, poses, in_fields, in_poses = call.kernel.shape[:4]
+    limit = chunk_size(RESPONSES_PER_IMAGE, call.x.element_size(), copies=COPIES)
+    of_pair = max(1, in_fields * math.prod(call.space))  # the responses of an output field between two poses
+    sizes = []
+    for number in (in_poses, poses, fields):
+        sizes.append(max(1, min(number, limit // of_pair)))
+        of_pair *= sizes[-1]
+    keys, rows, some = (
+        [slice(i, i + n) for i in range(0, total, n)] for n, total in zip(sizes, (in_poses, poses, fields), strict=True)
+    )
+    return torch.cat([torch.cat([_part(call, c, h, keys) for h in rows], dim=2) for c in some], dim=1)
+
+
+def _part(call: Arguments, fields: slice, poses: slice, in_poses: list[slice]) -> Tensor:
+    """The output of some fields at some poses, summed over the input poses."""
+    x = call.x.unflatten(1, call.kernel.shape[2:4])
+    out = []
+    for some in in_poses:
+        part = call._replace(
+            x=x[:, :, some].flatten(1, 2),
+            kernel=call.kernel[fields, poses, :, some],
+            squeeze=None if call.squeeze is None else call.squeeze[fields, :, poses, :, some],
+            excite=None if call.excite is None else call.excite[fields, :, poses, :, some],
+            spatial=None if call.spatial is None else call.spatial[fields, poses, :, some],
+        )
+        out.append(written_out(part)[0])
+    return functools.reduce(torch.add, out)
 
 
 def _run_forward(call: Arguments) -> tuple[Tensor, Tensor]:
