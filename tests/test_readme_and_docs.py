@@ -150,7 +150,7 @@ def test_commands_exist(name):
         elif words[:2] == ["escnn-attention", "compare"]:
             options = words[2:]
         elif experiment := experiment_options(words):
-            assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer"}, words
+            assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer", "--pretrained"}, words
             options = []
         elif words[0] == "python":
             assert any(path.is_file() for path in (ROOT / words[1], ROOT / words[1] / "__main__.py")), words

@@ -13,7 +13,9 @@ from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pose_mean import PoseMean
 from escnn_attention.models.position_sum import PositionSum
+from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.published import from_published, from_published_attgconv
+from escnn_attention.models.registry import create, from_pretrained, list_models
 from escnn_attention.models.residual import ResidualBlock
 from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
@@ -33,10 +35,14 @@ __all__ = [
     "PointTransformer",
     "PoseMean",
     "PositionSum",
+    "PretrainedMixin",
     "ResNet44",
     "ResidualBlock",
     "SymmetricTensors",
+    "create",
+    "from_pretrained",
     "from_published",
     "from_published_attgconv",
+    "list_models",
     "symmetric_tensor_repr",
 ]

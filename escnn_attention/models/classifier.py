@@ -13,13 +13,14 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.models.exports import exported
+from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_input, check_regular
 from escnn_attention.plain.classifier import Classifier, invariant
 
 __all__ = ["EquivariantClassifier", "InvariantLogits"]
 
 
-class EquivariantClassifier(torch.nn.Module):
+class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
     r"""Equivariant stages, a maximum over poses, a mean over positions, and a linear map to the classes.
 
     .. math:: \mathrm{logits} = W \operatorname{mean}_x \max_h f(x, h) + b

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from escnn_attention._checks import check_int, check_ints, check_sequence
 from escnn_attention.models.hybrid import check_odd_widths
+from escnn_attention.models.pretrained import PretrainedMixin
 
 __all__ = ["CNN"]
 
 
-class CNN(nn.Module):
+class CNN(PretrainedMixin, nn.Module):
     r"""Convolutions with batch norm and ReLU, a mean over the positions and a linear map.
 
     The outline of :class:`HybridNet` without a group: stages of convolutions, each on half as many positions along

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.functional.autograd import is_transformed
+from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import count_clouds, pool_clouds
 
@@ -23,7 +24,7 @@ Derivative = Callable[[Tensor], Tensor]
 State = tuple[Tensor, Tensor]
 
 
-class HamiltonianNetwork(torch.nn.Module):
+class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
     r"""Bodies that move by the gradient of an energy that a network learns.
 
     .. math::

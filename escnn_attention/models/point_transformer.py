@@ -19,6 +19,7 @@ from escnn_attention.geometry.cache import cached, shared_geometry
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
 from escnn_attention.nn.clouds import check_cloud
@@ -46,7 +47,7 @@ __all__ = ["PointTransformer"]
 _EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
 
 
-class PointTransformer(torch.nn.Module):
+class PointTransformer(PretrainedMixin, torch.nn.Module):
     r"""A transformer on point clouds: an embedding, blocks, a norm, and a head.
 
     .. math::

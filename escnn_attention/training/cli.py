@@ -167,7 +167,10 @@ def validate(context: typer.Context) -> None:
 
 @app.command(context_settings=_LIGHTNING, add_help_option=False)
 def test(context: typer.Context) -> None:
-    """Measure a trained network on the test part of its data, and keep the result."""
+    """Measure a trained network on the test part of its data, and keep the result.
+
+    --pretrained NAME_OR_FOLDER measures a network that save_pretrained wrote, and prints its accuracy.
+    """
     _run_experiment("test", context.args)
 
 
@@ -182,8 +185,12 @@ def _run_experiment(command: str, arguments: Sequence[str]) -> None:
         warnings.filterwarnings("ignore", message=".*py3nj.*")
         from escnn_attention.training.errors import UserError
         from escnn_attention.training.experiment import run_experiment
+        from escnn_attention.training.experiment.pretrained import is_asked_for, run_pretrained
     try:
-        run_experiment([command, *arguments])
+        if command == "test" and is_asked_for(arguments):
+            print(run_pretrained(arguments))
+        else:
+            run_experiment([command, *arguments])
     except UserError as error:
         _fail(error)
 

@@ -1,0 +1,213 @@
+"""Networks by name, made anew or with the weights that come with the package."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from escnn import gspaces
+from escnn.gspaces import GSpace
+
+from escnn_attention._checks import check_bool
+from escnn_attention.encodings import PairKernel
+from escnn_attention.models.all_cnn_c import AllCNNC
+from escnn_attention.models.dense_net import GroupDenseNet
+from escnn_attention.models.group_cnn import GroupCNN
+from escnn_attention.models.gsa_net import GSANet
+from escnn_attention.models.hybrid import HybridNet
+from escnn_attention.models.point_transformer import PointTransformer
+from escnn_attention.models.pretrained import CONFIGURATION, WEIGHTS, check_source, from_folder
+from escnn_attention.models.resnet44 import ResNet44
+
+__all__ = ["create", "data_of", "from_pretrained", "list_models"]
+
+_WEIGHTS = Path(__file__).with_name("weights")
+"""A folder for each name with weights, as ``save_pretrained`` writes it."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A network: the function that makes it, of which gspace, with which options, and the images that it is for."""
+
+    make: Callable[..., torch.nn.Module]
+    gspace: Callable[[], GSpace]
+    data: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _rotations() -> GSpace:
+    return gspaces.rot2dOnR2(4)
+
+
+def _rotations_and_flips() -> GSpace:
+    return gspaces.flipRot2dOnR2(4)
+
+
+_HYBRID = {
+    "in_channels": 1,
+    "num_classes": 10,
+    "widths": (19, 19),
+    "convolutions": (3, 0),
+    "attention": (0, 2),
+    "kernel_size": 7,
+}
+_MOLECULES = {
+    "in_type": 15,
+    "out_type": 1,
+    "fields": 32,
+    "num_blocks": 6,
+    "num_heads": 8,
+    "attention": {"keys": "own", "normalization": "count", "length_scale": 3.0},
+    "encoding": PairKernel("concat", "raw", "mlp", hidden=6),
+    "pool": "sum",
+    "readout": "points",
+}
+_SOLIDS = {
+    "in_type": 1,
+    "out_type": 40,
+    "fields": 32,
+    "num_blocks": 4,
+    "num_heads": 8,
+    "positions": True,
+    "attention": {"keys": "own", "num_neighbours": 32, "length_scale": 0.5},
+    "poses": "max",
+    "batch_norm": True,
+}
+_NETWORKS = {
+    "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, "CIFAR10"),
+    "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, "CIFAR10", {"attention": "features"}),
+    "attentive-dense-net-pcam": _Named(
+        GroupDenseNet.patch_camelyon, _rotations_and_flips, "PatchCamelyon", {"attention": "features"}
+    ),
+    "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST", {"attention": "full"}),
+    "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10", {"attention": "features"}),
+    "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
+    "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2, "CIFAR10"),
+    "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
+    "gsa-net-rotmnist": _Named(GSANet.rotmnist, _rotations, "RotMNIST"),
+    "hybrid-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _HYBRID),
+    "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
+    "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS),
+    "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES),
+    "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10"),
+}
+
+
+def list_models(*, pretrained: bool = False) -> list[str]:
+    """The names that :func:`create` knows.
+
+    Args:
+        pretrained: only those with weights.
+
+    Raises:
+        TypeError: ``pretrained`` is not True or False.
+
+    Example:
+        >>> from escnn_attention import models
+        >>> [name for name in models.list_models() if "rotmnist" in name]
+        ['attentive-p4-cnn-rotmnist', 'gsa-net-rotmnist', 'hybrid-rotmnist', 'p4-cnn-rotmnist']
+    """
+    check_bool("pretrained", pretrained)
+    with_weights = {path.parent.name for path in _WEIGHTS.glob(f"*/{WEIGHTS}")}
+    return sorted(with_weights if pretrained else with_weights.union(_NETWORKS))
+
+
+def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.nn.Module:
+    """A network by its name.
+
+    Args:
+        name: one of :func:`list_models`.
+        pretrained: whether it gets the weights that come with the package, and is in eval mode.
+        **options: arguments of the network, in place of those of the name, such as another ``gspace``.
+
+    Returns:
+        a network of :mod:`escnn_attention.models`.
+
+    Raises:
+        TypeError: an argument is of another type, or the network has none of this name.
+        ValueError: an unknown name, or ``pretrained=True`` for a name without weights.
+
+    Example:
+        >>> from escnn_attention import models
+        >>> from escnn import gspaces
+        >>> network = models.create("gsa-net-rotmnist", gspace=gspaces.rot2dOnR2(8))
+        >>> type(network).__name__, network.gspace.fibergroup.name
+        ('GSANet', 'C8')
+
+    Source: each name is a network of the paper that its class cites, with the options given there, but for
+    ``hybrid-rotmnist``, which is as large as the GSA-Net beside it.
+    """
+    _check_name(name)
+    if pretrained is not None and check_bool("pretrained", pretrained):
+        return from_pretrained(name, **options)
+    if name not in _NETWORKS:  # one of which there are weights only
+        raise ValueError(f"name: {name!r} comes with weights only; needed pretrained=True")
+    chosen = _NETWORKS[name]
+    return chosen.make(**{"gspace": options.pop("gspace", None) or chosen.gspace(), **chosen.options, **options})
+
+
+def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Module:
+    """A trained network: by its name, of a folder that ``save_pretrained`` wrote, or of a repository on the Hub.
+
+    Args:
+        name_or_folder: one of ``list_models(pretrained=True)``, a folder, or ``"owner/name"`` of a repository.
+        **options: of :meth:`PretrainedMixin.from_pretrained
+            <escnn_attention.models.pretrained.PretrainedMixin.from_pretrained>`.
+
+    Returns:
+        the network in eval mode, of whichever class it was saved.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it lacks a file.
+        ImportError: huggingface_hub or safetensors is not installed (extra ``hub``).
+        ValueError: an unknown name, one without weights, or a folder of something else.
+
+    Example:
+        >>> import tempfile
+        >>> from escnn_attention import models
+        >>> folder = tempfile.mkdtemp()
+        >>> models.create("p4-cnn-rotmnist", width=2).save_pretrained(folder)
+        >>> type(models.from_pretrained(folder)).__name__
+        'GroupCNN'
+    """
+    return from_folder(_source(name_or_folder), **options)
+
+
+def data_of(name_or_folder: str | Path) -> str | None:
+    """The class of :mod:`escnn_attention.training` with the data that a named network is for; None of folders.
+
+    Example:
+        >>> from escnn_attention.models.registry import data_of
+        >>> data_of("hybrid-rotmnist")
+        'RotMNIST'
+    """
+    found = _NETWORKS.get(str(name_or_folder))
+    return None if found is None else found.data
+
+
+def _source(name_or_folder: str | Path) -> Path | str:
+    """Where the files of a network are."""
+    if isinstance(name_or_folder, str) and not set("/\\.~").intersection(name_or_folder):
+        if Path(name_or_folder).is_dir() and name_or_folder not in list_models():
+            return Path(name_or_folder)
+        _check_name(name_or_folder, " or a folder that is there")
+        folder = _WEIGHTS / name_or_folder
+        if not ((folder / WEIGHTS).is_file() and (folder / CONFIGURATION).is_file()):
+            having = ", ".join(list_models(pretrained=True)) or "no network has yet"
+            raise ValueError(f"pretrained: there are no weights of {name_or_folder!r}; those that have some: {having}")
+        return folder
+    return check_source(name_or_folder)
+
+
+def _check_name(name: Any, otherwise: str = "") -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {type(name).__name__}, needed a string")
+    known = list_models()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        perhaps = f" (perhaps {close[0]!r}?)" if close else ""
+        raise ValueError(f"name: got {name!r}{perhaps}, needed one of {', '.join(known)}{otherwise}")

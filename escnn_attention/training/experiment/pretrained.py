@@ -1,0 +1,113 @@
+"""The command ``test --pretrained``: how good a network is whose weights come with the package, or lie in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from jsonargparse import ArgumentParser
+
+from escnn_attention import models
+from escnn_attention.models.registry import data_of
+from escnn_attention.training.errors import UserError, told
+from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.quiet import quiet_lightning
+
+__all__ = ["Measured", "is_asked_for", "run_pretrained"]
+
+_OPTION = "--pretrained"
+_PLACE = "escnn_attention.training"
+
+
+class Measured(NamedTuple):
+    """What was measured: of which network, on which data, how many images, and how many of them are told rightly."""
+
+    network: str
+    data: str
+    images: int
+    accuracy: float
+    loss: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.network} on the test part of {self.data}: accuracy {100 * self.accuracy:.2f} %, "
+            f"loss {self.loss:.4f}, {self.images} images"
+        )
+
+
+def is_asked_for(arguments: Sequence[str]) -> bool:
+    """Whether the options of a command name a network that is trained already."""
+    return any(argument.partition("=")[0] == _OPTION for argument in arguments)
+
+
+def run_pretrained(arguments: Sequence[str]) -> Measured:
+    """Measure a trained classifier of images on the test part of its data.
+
+    Args:
+        arguments: the options of ``escnn-attention test``: ``--pretrained`` with a name of
+            :func:`escnn_attention.models.list_models`, a folder or a repository; ``--data`` and ``--trainer`` as in
+            trainings. The data of a name are known, those of a folder are not.
+
+    Raises:
+        UserError: there is no such network, it is no classifier of images, or the data cannot be had.
+        SystemExit: an option that cannot be parsed; the reason is on stderr.
+    """
+    parser = ArgumentParser(prog="escnn-attention test", description="Measure a network that is trained already.")
+    parser.add_argument(_OPTION, required=True, help="A name of models.list_models(pretrained=True), or a folder.")
+    parser.add_subclass_arguments(pl.LightningDataModule, "data", required=False, help="By default those of the name.")
+    parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
+    parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
+    parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
+    name = _name(parser, arguments)
+    data = data_of(name)
+    if data is not None:
+        parser.set_defaults({"data": {"class_path": f"{_PLACE}.{data}"}})
+    config = parser.parse_args(list(arguments))
+    with quiet_lightning(), told(), _as_told():
+        network = models.from_pretrained(name)
+        if config.get("data") is None:
+            raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
+        chosen = parser.instantiate_classes(config)
+        return _measure(name, network, chosen.data, config.trainer.as_dict())
+
+
+def _name(parser: ArgumentParser, arguments: Sequence[str]) -> str:
+    """The value of the option, which has to be known before the others are parsed."""
+    for i, argument in enumerate(arguments):
+        option, given, value = argument.partition("=")
+        if option == _OPTION and (given or arguments[i + 1 :]):
+            return value if given else arguments[i + 1]
+    parser.error(f"{_OPTION}: needed a name or a folder")
+    raise AssertionError
+
+
+def _measure(name: str, network: torch.nn.Module, data: pl.LightningDataModule, options: dict) -> Measured:
+    if not isinstance(getattr(network, "num_classes", None), int):
+        raise UserError(f"{_OPTION}: {name} is a {type(network).__name__}, needed a classifier of images")
+    channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
+    for what, needed, given in (
+        ("channels", channels, getattr(data, "in_channels", None)),
+        ("classes", network.num_classes, getattr(data, "num_classes", None)),
+    ):
+        if given != needed:
+            raise UserError(f"{_OPTION}: {name} is for {needed} {what}, but {type(data).__name__} has {given}")
+    trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
+    (found,) = trainer.test(Classifier(network), data, verbose=False)
+    images = sum(len(loader.dataset) for loader in _listed(trainer.test_dataloaders))
+    return Measured(name, type(data).__name__, images, found["test_accuracy"], found["test_loss"])
+
+
+def _listed(loaders: object) -> list:
+    return loaders if isinstance(loaders, list) else [loaders]
+
+
+@contextlib.contextmanager
+def _as_told() -> Iterator[None]:
+    """What networks and data say of wrong input is for the person at the command line."""
+    try:
+        yield
+    except (FileNotFoundError, ImportError, TypeError, ValueError) as error:
+        raise UserError(str(error)) from error

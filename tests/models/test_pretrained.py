@@ -1,0 +1,352 @@
+import copy
+import importlib.util
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from escnn import gspaces, nn
+from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+from escnn_attention import FieldLayerNorm, PairKernel, Samples, models
+from escnn_attention.models import (
+    CNN,
+    EquivariantClassifier,
+    GroupCNN,
+    GSANet,
+    HamiltonianNetwork,
+    HybridNet,
+    PointTransformer,
+    PretrainedMixin,
+    pretrained,
+)
+from escnn_attention.models.pretrained import CONFIGURATION, WEIGHTS
+
+C4 = gspaces.rot2dOnR2(4)
+C8 = gspaces.rot2dOnR2(8)
+
+
+def hybrid(**options):
+    small = {"widths": (4, 4), "convolutions": (1, 0), "attention": (0, 1), "kernel_size": 3, "num_heads": 2}
+    return HybridNet(C8, 1, 3, **{**small, **options})
+
+
+def sampled():
+    space = gspaces.rot2dOnR2(-1)
+    fields = nn.FieldType(space, 2 * [space.fibergroup.bl_regular_representation(1)])
+    return PointTransformer(space, 2, "vector", fields=fields, num_blocks=1, num_heads=1, samples=Samples(4))
+
+
+def molecules():
+    options = {"encoding": PairKernel("concat", "raw", "mlp", hidden=3), "attention": {"length_scale": 3.0}}
+    return PointTransformer(C4, {"scalar": 2}, 1, fields=2, num_blocks=1, num_heads=1, pool="sum", **options)
+
+
+def cloud():
+    return torch.randn(5, 2), torch.randn(5, 2)
+
+
+NETWORKS = {
+    "hybrid": (hybrid, lambda: (torch.randn(2, 1, 9, 9),)),
+    "GSA-Net": (
+        lambda: GSANet(C4, 1, 3, channels=6, blocks=(1,), num_heads=1, kernel_size=3),
+        lambda: (torch.randn(2, 1, 7, 7),),
+    ),
+    "attentive": (
+        lambda: GroupCNN(C4, 1, 3, width=2, convolutions=(1, 0), last_kernel=2, attention="features"),
+        lambda: (torch.randn(2, 1, 8, 8),),
+    ),
+    "CNN": (
+        lambda: CNN(1, 3, widths=(2,), convolutions=(1,), features=2),
+        lambda: (torch.randn(2, 1, 8, 8),),
+    ),
+    "molecules": (molecules, cloud),
+    "sampled": (sampled, cloud),
+    "Hamiltonian": (
+        lambda: HamiltonianNetwork(molecules(), scale=2.0),
+        lambda: (*cloud(), torch.rand(5, 2) + 0.5),
+    ),
+}
+
+
+def trained(make):
+    """A network whose weights and running statistics are none that it could begin with."""
+    network = make()
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *(b for n, b in network.named_buffers() if "running" in n)):
+            tensor.add_(torch.rand_like(tensor))
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a hybrid, and the network; tests that change it take a copy."""
+    torch.manual_seed(0)
+    network, folder = trained(hybrid), tmp_path_factory.mktemp("saved")
+    network.save_pretrained(folder)
+    return folder, network
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved[0], tmp_path / "network")
+
+
+def edit(folder, **changes):
+    path = folder / CONFIGURATION
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_come_back_from_folders(name, dtype, tmp_path):
+    make, inputs = NETWORKS[name]
+    network = trained(make).train().to(dtype).eval()
+    arguments = [x.to(dtype) for x in inputs()]
+    options = {"num_frames": 3, "step": 0.01} if name == "Hamiltonian" else {}
+    expected = network(*arguments, **options)
+    assert network.save_pretrained(tmp_path) is None
+    for again in (models.from_pretrained(tmp_path), type(network).from_pretrained(str(tmp_path))):
+        assert type(again) is type(network)
+        assert not any(module.training for module in again.modules())
+        assert torch.equal(again(*arguments, **options), expected)
+    assert {path.name for path in tmp_path.iterdir()} == {WEIGHTS, CONFIGURATION, "README.md"}
+
+
+def test_networks_are_hub_models(saved):
+    assert all(issubclass(cls, PyTorchModelHubMixin) for cls in (PretrainedMixin, GSANet, CNN, HamiltonianNetwork))
+    assert "library_name: escnn_attention" in (saved[0] / "README.md").read_text()
+
+
+def test_the_configuration_has_all_arguments_by_escnn_names(saved):
+    configuration = json.loads((saved[0] / CONFIGURATION).read_text())
+    assert configuration["class_path"] == "escnn_attention.models.HybridNet"
+    assert configuration["gspace"] == {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 8}}
+    assert configuration["widths"] == [4, 4]
+    assert configuration["conv_kernel"] == 3  # a default
+
+
+def test_weights_are_the_same_in_either_mode(saved, tmp_path):
+    folder, network = saved
+    copy.deepcopy(network).train().save_pretrained(tmp_path)
+    assert (tmp_path / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+
+
+def test_a_copy_knows_what_it_was_made_with(saved, tmp_path):
+    pickle.loads(pickle.dumps(copy.deepcopy(saved[1]))).save_pretrained(tmp_path)
+    assert (tmp_path / CONFIGURATION).read_bytes() == (saved[0] / CONFIGURATION).read_bytes()
+
+
+def test_arguments_can_take_the_place_of_those_in_the_folder(saved):
+    folder, network = saved
+    x = torch.randn(1, 1, 9, 9)
+    changed = models.from_pretrained(folder, backend="reference", encoding=None)
+    assert changed.stages["attention_2_1"].attention.plain.backend == "reference"
+    assert torch.allclose(changed(x), network(x), atol=1e-5)
+    with pytest.raises(ValueError, match="nonsense"):
+        models.from_pretrained(folder, nonsense=1)
+
+
+def test_a_base_class_takes_its_kinds_and_no_others(saved):
+    assert type(EquivariantClassifier.from_pretrained(saved[0])) is HybridNet
+    with pytest.raises(ValueError, match="is a HybridNet, not a GSANet"):
+        GSANet.from_pretrained(saved[0])
+
+
+def test_a_class_of_somebody_else_loads_its_own(tmp_path):
+    class Mine(CNN):
+        def __init__(self, features):
+            super().__init__(1, 3, widths=(2,), convolutions=(1,), features=features)
+
+    network = Mine(2).eval()
+    network.save_pretrained(tmp_path)
+    x = torch.randn(1, 1, 8, 8)
+    assert torch.equal(Mine.from_pretrained(tmp_path)(x), network(x))
+    with pytest.raises(ValueError, match=r"names .*Mine"):
+        models.from_pretrained(tmp_path)
+
+
+def test_saving_again_replaces_the_network_and_keeps_the_card(folder):
+    (folder / "README.md").write_text("mine")
+    network = trained(lambda: CNN(1, 3, widths=(2,), convolutions=(1,), features=2))
+    network.save_pretrained(folder)
+    assert type(models.from_pretrained(folder)) is CNN
+    assert (folder / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [CONFIGURATION, WEIGHTS])
+def test_what_is_of_something_else_is_not_replaced(saved, tmp_path, name):
+    (tmp_path / name).write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="something else"):
+        saved[1].save_pretrained(tmp_path)
+    assert (tmp_path / name).read_text() == '{"model_type": "bert"}'
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_json_cannot_hold_is_not_saved(tmp_path):
+    fields = nn.FieldType(C4, [C4.regular_repr])
+    network = EquivariantClassifier({"norm": FieldLayerNorm(fields)}, 3)
+    with pytest.raises(ValueError, match=r"stages: got a FieldLayerNorm.* export\(\)"):
+        network.save_pretrained(tmp_path / "new")
+    with pytest.raises(ValueError, match="config: got one"):
+        hybrid().save_pretrained(tmp_path / "new", config={"a": 1})
+    assert not (tmp_path / "new").exists()
+
+
+class Trap:
+    def __reduce__(self):
+        return Path.touch, (Path("it ran"),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_pickles_are_not_read(folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    (folder / WEIGHTS).unlink()
+    torch.save({"weight": Trap()}, folder / name)
+    with pytest.raises(FileNotFoundError, match=f"{name} in it is a pickle"):
+        models.from_pretrained(folder)
+    (folder / name).rename(folder / WEIGHTS)  # under another name it is no better
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        models.from_pretrained(folder)
+    assert not (folder / "it ran").exists()
+
+
+def test_damaged_weights_are_refused(folder):
+    whole = (folder / WEIGHTS).read_bytes()
+    for part in (whole[:-9], whole[:20], b"", whole + b"more"):
+        (folder / WEIGHTS).write_bytes(part)
+        with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+            models.from_pretrained(folder)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match="it has no weights"):
+        models.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("head.weight"), "head.weight is missing"),
+        (lambda t: t.update(more=torch.zeros(1)), "more is no tensor of this network"),
+        (lambda t: t.update({"head.bias": torch.zeros(7)}), r"head.bias has shape \(7,\), needed \(3,\)"),
+        (lambda t: t.update({"head.bias": torch.zeros(3, dtype=torch.int64)}), "head.bias is of torch.int64"),
+    ],
+)
+def test_weights_of_another_network_are_refused(folder, change, message):
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=message):
+        models.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("\udcff", "is not JSON"),
+        ("[]", "names no class_path"),
+        ('{"class_path": 3}', "names no class_path"),
+        ('{"model_type": "bert"}', "names no class_path"),
+        ('{"class_path": "os.mkdir"}', r"names 'os\.mkdir'"),
+        ('{"class_path": "escnn_attention.models.PoseMean"}', "no network that is saved"),
+        ('{"class_path": "escnn_attention.models.HybridNet"}', "cannot build its HybridNet"),
+        ('{"class_path": "escnn_attention.models.CNN", "in_channels": {"class_path": "os.mkdir"}}', r"os\.mkdir"),
+        (8000 * "[" + 8000 * "]", "is not JSON|names no class_path"),
+    ],
+)
+def test_configurations_of_something_else_are_refused(folder, text, message):
+    (folder / CONFIGURATION).write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=message):
+        models.from_pretrained(folder)
+
+
+def test_a_folder_without_a_configuration_is_refused(folder):
+    (folder / CONFIGURATION).unlink()
+    with pytest.raises(FileNotFoundError, match="save_pretrained wrote"):
+        HybridNet.from_pretrained(folder)
+    with pytest.raises(TypeError, match="needed a folder or a name"):
+        HybridNet.from_pretrained(3)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '\./nothing'"):
+        HybridNet.from_pretrained("./nothing")
+
+
+def test_repositories_are_read_file_by_file_and_pickles_never(folder, saved, monkeypatch):
+    asked = []
+
+    def download(repo_id, filename, **options):
+        asked.append((repo_id, filename, options.get("revision")))
+        if not (folder / filename).exists():
+            raise RemoteEntryNotFoundError("404", response=_Response())
+        return str(folder / filename)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", download)
+    x = torch.randn(1, 1, 9, 9)
+    assert torch.equal(models.from_pretrained("somebody/hybrid", revision="v1")(x), saved[1](x))
+    assert {(repository, revision) for repository, _, revision in asked} == {("somebody/hybrid", "v1")}
+    (folder / WEIGHTS).unlink()
+    torch.save({"weight": Trap()}, folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="pickles, which can run code"):
+        HybridNet.from_pretrained("somebody/hybrid")
+    assert {name for _, name, _ in asked} == {CONFIGURATION, WEIGHTS}
+
+
+class _Response:
+    """What errors of the Hub look at."""
+
+    def __init__(self):
+        self.headers, self.request, self.status_code = {}, None, 404
+
+
+def test_a_hub_that_cannot_be_reached_is_said(monkeypatch):
+    def download(**options):
+        raise LocalEntryNotFoundError("cannot find the file on the Hub")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(FileNotFoundError, match=r"no folder 'somebody/hybrid'.* cannot be reached"):
+        models.from_pretrained("somebody/hybrid")
+
+
+def test_push_uploads_what_a_folder_has(saved, monkeypatch):
+    pushed = {}
+
+    class Api:
+        def __init__(self, **options):
+            pass
+
+        def create_repo(self, repo_id, **options):
+            return type("Repository", (), {"repo_id": repo_id})()
+
+        def upload_folder(self, folder_path, **options):
+            pushed.update({path.name: path.read_bytes() for path in Path(folder_path).iterdir()})
+            return "https://example.org/commit"
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Api)
+    folder, network = saved
+    assert network.push_to_hub("somebody/hybrid") == "https://example.org/commit"
+    assert pushed == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_without_huggingface_hub_networks_work_and_say_what_is_missing(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "huggingface_hub" else find(name, *rest)
+    )
+    spec = importlib.util.spec_from_file_location("without_hub", pretrained.__file__)
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+
+    class Network(without.PretrainedMixin, torch.nn.Linear):
+        pass
+
+    network = Network(2, 3)
+    assert network(torch.zeros(1, 2)).shape == (1, 3)
+    calls = [lambda: network.save_pretrained("x"), lambda: network.push_to_hub("a/b")]
+    for call in (*calls, lambda: Network.from_pretrained("x"), lambda: without.from_folder(Path("x"))):
+        with pytest.raises(ImportError, match="pip install huggingface_hub safetensors"):
+            call()
+    assert not issubclass(Network, PyTorchModelHubMixin)

@@ -1,0 +1,112 @@
+import shutil
+
+import pytest
+import torch
+from escnn import gspaces
+
+from escnn_attention import models
+from escnn_attention.models import registry
+from escnn_attention.models.registry import data_of
+
+SMALL = {
+    "all-cnn-c-cifar10": {"width": 1},
+    "attentive-all-cnn-c-cifar10": {"width": 1},
+    "attentive-dense-net-pcam": {},
+    "attentive-p4-cnn-rotmnist": {"width": 1},
+    "attentive-resnet44-cifar10": {"width": (1, 1, 1), "blocks": 1},
+    "dense-net-pcam": {},
+    "gsa-net-cifar10": {"channels": 6},
+    "gsa-net-pcam": {"channels": 6},
+    "gsa-net-rotmnist": {"channels": 6},
+    "hybrid-rotmnist": {"widths": (4, 4)},
+    "p4-cnn-rotmnist": {"width": 1},
+    "point-transformer-modelnet40": {"fields": 8, "num_blocks": 1},
+    "point-transformer-qm9": {"fields": 8, "num_blocks": 1},
+    "resnet44-cifar10": {"width": (1, 1, 1), "blocks": 1},
+}
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """The folder of the weights that come with the package: those of one network."""
+    monkeypatch.setattr(registry, "_WEIGHTS", tmp_path / "weights")
+    network = models.create("p4-cnn-rotmnist", width=1)
+    network.save_pretrained(tmp_path / "weights" / "p4-cnn-rotmnist")
+    return network.eval()
+
+
+def test_every_name_is_tried():
+    assert set(SMALL) <= set(models.list_models())
+    assert set(models.list_models()) == set(SMALL) | set(models.list_models(pretrained=True))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_names_make_networks_that_are_saved(name, tmp_path):
+    network = models.create(name, **SMALL[name])
+    network.save_pretrained(tmp_path)
+    again = models.from_pretrained(tmp_path)
+    assert again.state_dict().keys() >= dict(network.named_parameters()).keys()
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), again.parameters(), strict=True))
+    assert type(network) is type(again)
+
+
+def test_names_are_for_data_that_there_are():
+    training = pytest.importorskip("escnn_attention.training")
+    assert {data_of(name) for name in SMALL} <= set(training.__all__)
+    assert data_of("runs/mine") is None
+
+
+def test_parameters_of_the_paper():
+    assert sum(p.numel() for p in models.create("gsa-net-rotmnist").parameters()) == 43_464
+    assert sum(p.numel() for p in models.create("attentive-p4-cnn-rotmnist").parameters()) == 73_130
+    assert abs(sum(p.numel() for p in models.create("hybrid-rotmnist").parameters()) - 43_464) < 1000
+
+
+def test_options_take_the_place_of_those_of_the_name():
+    network = models.create("p4-cnn-rotmnist", gspace=gspaces.rot2dOnR2(8), width=1)
+    assert network.gspace.fibergroup.order() == 8
+    with pytest.raises(TypeError, match="nonsense"):
+        models.create("p4-cnn-rotmnist", nonsense=1)
+
+
+def test_weights_that_come_with_the_package(weights):
+    assert models.list_models(pretrained=True) == ["p4-cnn-rotmnist"]
+    x = torch.randn(1, 1, 28, 28)
+    for network in (models.create("p4-cnn-rotmnist", pretrained=True), models.from_pretrained("p4-cnn-rotmnist")):
+        assert not network.training
+        assert torch.equal(network(x), weights(x))
+    assert models.create("p4-cnn-rotmnist", pretrained=False, width=1).training
+    with pytest.raises(ValueError, match="no weights of 'hybrid-rotmnist'; those that have some: p4-cnn-rotmnist"):
+        models.create("hybrid-rotmnist", pretrained=True)
+
+
+def test_weights_alone_make_a_name(weights, tmp_path):
+    shutil.copytree(tmp_path / "weights" / "p4-cnn-rotmnist", tmp_path / "weights" / "another")
+    assert "another" in models.list_models()
+    assert type(models.create("another", pretrained=True)) is models.GroupCNN
+    with pytest.raises(ValueError, match="comes with weights only"):
+        models.create("another")
+
+
+def test_a_folder_beside_the_process_is_found(weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights" / "p4-cnn-rotmnist").rename("mine")
+    assert type(models.from_pretrained("mine")) is models.GroupCNN
+
+
+@pytest.mark.parametrize("call", [models.create, models.from_pretrained])
+def test_unknown_names_are_refused(call):
+    with pytest.raises(ValueError, match=r"got 'gsa-net-rotmnis' \(perhaps 'gsa-net-rotmnist'\?\)"):
+        call("gsa-net-rotmnis")
+    with pytest.raises(ValueError, match="needed one of all-cnn-c-cifar10"):
+        call("nothing")
+    with pytest.raises(TypeError):
+        call(3)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda x: models.list_models(pretrained=x), lambda x: models.create("p4-cnn-rotmnist", x)]
+)
+def test_pretrained_is_true_or_false(call):
+    with pytest.raises(TypeError, match="pretrained: got 'yes'"):
+        call("yes")
