@@ -79,9 +79,9 @@ def check_probability(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_length(name: str, value: Any) -> float:
+def check_length(name: str, value: Any, what: str = "length") -> float:
     """``value`` as a float, if it is a positive number."""
     number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
     if not 0 < number < math.inf:
-        raise ValueError(f"{name}: got {value!r}, needed a positive length")
+        raise ValueError(f"{name}: got {value!r}, needed a positive {what}")
     return number

@@ -120,11 +120,14 @@ CASES = {
     "Crop": Case(lambda: ea.Crop(FIELDS, 1)),
     "DilationLiftingSelfAttention": Case(lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3)),
     "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),
+    "DropPath": Case(lambda: ea.DropPath(FIELDS, 0.5)),
     "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
     "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
+    "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4)), training=True),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
     "GroupSelfAttention": Case(attention()),
+    "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
     "GroupSelfAttention, all": Case(attention(query="all")),
     "GroupSelfAttention, global": Case(attention(size=None, query="all"), shape=(2, 5, 5)),
     "GroupSelfAttention, separable": Case(attention("separable", query="all")),
@@ -138,6 +141,7 @@ CASES = {
     ),
     "GELU": Case(lambda: ea.GELU(FIELDS)),
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
+    "LayerScale": Case(lambda: ea.LayerScale(spaces.mixed(D4))),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
     "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
     "PointAttentiveConv": on_points(points(layer=ea.PointAttentiveConv, kernel_features=3), batch=BATCH),
@@ -154,6 +158,11 @@ CASES = {
         lambda: ea.PointSelfAttention(vectors(SO3), vectors(SO3), 2, head_fields=1, samples=12), batch=BATCH
     ),
     "PointTransformerBlock": on_points(lambda: ea.PointTransformerBlock(FIELDS, SCALARS, num_heads=2, radius=2.0)),
+    "PointTransformerBlock, parts": on_points(
+        lambda: ea.PointTransformerBlock(
+            FIELDS, SCALARS, num_heads=2, layer_scale=0.1, drop_path=0.1, norm_kind="batch", qk_norm=True
+        )
+    ),
     "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
     "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
     "PoseLinear": Case(lambda: ea.PoseLinear(spaces.mixed(D4), FIELDS)),
@@ -164,6 +173,11 @@ CASES = {
     ),
     "SphereTransformerBlock": on_points(
         lambda: ea.SphereTransformerBlock(vectors(SO3), vectors(SO3), num_heads=2, samples=4, head_fields=1), unit=True
+    ),
+    "TransformerBlock, parts": Case(
+        lambda: ea.TransformerBlock(
+            FIELDS, FIELDS, 2, 3, layer_scale=0.1, drop_path=0.1, norm_kind="rms", norm="pre", qk_norm=True
+        )
     ),
     "TransformerBlock": Case(lambda: ea.TransformerBlock(FIELDS, FIELDS, 2, 3)),
     "attention_from_convolution": Case(from_convolution),

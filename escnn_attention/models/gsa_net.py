@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
@@ -19,17 +19,37 @@ from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.models.position_sum import PositionSum
 from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
+from escnn_attention.nn.options import option_names
 from escnn_attention.nn.pose_linear import PoseLinear
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.nn.transformer import TransformerBlock
+from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 from escnn_attention.plain.self_attention import SelfAttention
 
 __all__ = ["GSANet"]
 
 _Self = TypeVar("_Self", bound="GSANet")
+
+_OWN: tuple[str, ...] = (
+    "num_heads",
+    "kernel_size",
+    "query",
+    "encoding",
+    "window",
+    "projection",
+    "backend",
+    "norm",
+    "crop",
+)
+_OWN += (
+    "attention_dropout",
+    "dropout",
+    "samples",
+    "attention",
+    "norm_eps",
+)  # Options of blocks that the network gives itself.
 
 _GAIN = math.sqrt(2)  # "He's initialisation"
 
@@ -109,6 +129,9 @@ class GSANet(EquivariantClassifier):
             code.
         norm_eps: what layer norms add to the mean square; 1e-12 in the published code.
         backend: see :class:`GroupSelfAttention`.
+        block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
+            block; from 0 of the first it rises by equal steps), ``norm_kind`` (of all norms of the network) and
+            ``qk_norm``.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
@@ -155,40 +178,36 @@ class GSANet(EquivariantClassifier):
         readout: Literal["max", "sum"] = "max",
         norm_eps: float = 1e-5,
         backend: str = "auto",
+        block: Mapping[str, Any] | None = None,
     ):
         image = image_type(gspace, in_channels)
         _check_choices(norm_between, query, readout)
         outline = _outline(blocks, expansion, crops, pool)
         fields = _regular(gspace, check_int("channels", channels))
         _check_channels(channels, gspace.dimensionality, encoding)
-        options: dict[str, Any] = {
-            "num_heads": num_heads,
-            "kernel_size": kernel_size,
-            "encoding": SeparableEncoding(per_head=False) if encoding is None else encoding,
-            "window": window,
-            "projection": "pointwise",
-            "backend": backend,
-        }
+        options: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size}
+        options |= {"window": window, "projection": "pointwise", "backend": backend}
+        options["encoding"] = SeparableEncoding(per_head=False) if encoding is None else encoding
+        blocks_left, given = _blocks(block, sum(len(stage.crops) for stage in outline), encoding)
+        norm = _norms(block, norm_eps)
         lifting = LiftingSelfAttention(image, fields, **_half("head", fields), dropout=attention_dropout, **options)
-        dropout = _dropout("input_dropout", image, input_dropout)
-        stages: dict[str, EquivariantModule] = {"lifting": _sequence(dropout, lifting, *_norm(fields, norm_eps))}
-        attention = _attention(query, attention_dropout, {} if encoding is None else {"encoding": encoding}, options)
+        first = _sequence(_dropout("input_dropout", image, input_dropout), lifting, norm(fields))
+        stages: dict[str, EquivariantModule] = {"lifting": first}
+        attention = _attention(query, attention_dropout, given, options)
         of_blocks: dict[str, Any] = {"projection": "pointwise", "dropout": value_dropout, "norm_eps": norm_eps}
         for number, stage in enumerate(outline, start=1):
             wider = _regular(gspace, len(fields) * stage.expansion)
             for i, crop in enumerate(stage.crops, start=1):
-                block = TransformerBlock(
-                    fields, wider, attention=attention, **_half("hidden", wider), crop=crop, **of_blocks
-                )
+                own = {**of_blocks, **_half("hidden", wider), **next(blocks_left)}
+                layer = TransformerBlock(fields, wider, attention=attention, crop=crop, **own)
                 fields = wider
-                stages[f"attention_{number}_{i}"] = _sequence(block, *(_norm(fields, norm_eps) if norm_between else ()))
+                stages[f"attention_{number}_{i}"] = _sequence(layer, norm(fields) if norm_between else ())
             if stage.pool:
-                dropout = _dropout("pool_dropout", fields, pool_dropout)
-                stages[f"pool_{number}"] = _sequence(dropout, HalvingPool(fields))
-        classes = _regular(gspace, check_int("num_classes", num_classes))
-        stages["classes"] = PoseLinear(fields, classes, projection="pointwise", bias=False)
+                rest = _dropout("pool_dropout", fields, pool_dropout)
+                stages[f"pool_{number}"] = _sequence(rest, HalvingPool(fields))
+        stages["classes"] = _classes(fields, num_classes)
         if readout == "sum":
-            stages["sum"] = PositionSum(classes)
+            stages["sum"] = PositionSum(stages["classes"].out_type)
         super().__init__(stages, None)
         self.reset_parameters()
 
@@ -311,31 +330,49 @@ def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> Se
     return SequentialModule(*flat)
 
 
+def _norms(block: Mapping[str, Any] | None, eps: float) -> Callable[[FieldType], tuple[EquivariantModule, ...]]:
+    """What makes what follows the lifting, and every block where it is wanted."""
+    kind = check_norm_kind((block or {}).get("norm_kind", "layer"))
+    return lambda fields: (norm_of(fields, kind, "sample", eps), SiLU(fields))
+
+
 def _half(what: str, fields: FieldType) -> dict[str, Any]:
     """The option of so many fields of one kind, half as many as there are."""
     return {f"{what}_fields": max(1, len(fields) // 2)}
 
 
-def _norm(fields: FieldType, eps: float) -> tuple[EquivariantModule, EquivariantModule]:
-    """What follows the lifting, and every block where it is wanted."""
-    return FieldLayerNorm(fields, "sample", eps=eps), SiLU(fields)
+def _classes(fields: FieldType, num_classes: int) -> PoseLinear:
+    """The map to one regular field a class."""
+    classes = _regular(fields.gspace, check_int("num_classes", num_classes))
+    return PoseLinear(fields, classes, projection="pointwise", bias=False)
+
+
+def _blocks(
+    block: Mapping[str, Any] | None, number: int, encoding: Encoding | str | None
+) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
+    """The further options of each block, and those of the attention of all of them, with an encoding."""
+    options = each_block(block, number, _OWN)
+    of_attention = [n for n in option_names(GroupSelfAttention) if n not in option_names(TransformerBlock)]
+    given = {} if encoding is None else {"encoding": encoding}
+    given |= {n: value for some in options[:1] for n, value in some.items() if n in of_attention}
+    return iter([{n: value for n, value in some.items() if n not in of_attention} for some in options]), given
 
 
 def _attention(
-    query: QueryMode | Literal["each"], dropout: float, encoding: dict[str, Any], options: dict[str, Any]
+    query: QueryMode | Literal["each"], dropout: float, given: dict[str, Any], options: dict[str, Any]
 ) -> Callable[[FieldType, FieldType], GroupSelfAttention]:
     """What makes the attention of a block, of its types.
 
     Args:
         query: whose queries contribute.
         dropout: of the probabilities.
-        encoding: the option of this name, where it is given.
+        given: options that are given for blocks, the encoding among them.
         options: of all attention layers.
     """
     if query != "each":
-        shared = {**options, "query": query, "dropout": dropout}
+        shared = {**options, **given, "query": query, "dropout": dropout}
         return lambda fields, wider: GroupSelfAttention(fields, wider, **_half("head", wider), **shared)
-    shared = {**options, "encoding": SeparableEncoding(), **encoding, "query": "own", "projection": "group"}
+    shared = {**options, "encoding": SeparableEncoding(), **given, "query": "own", "projection": "group"}
     heads = shared.pop("num_heads")
 
     def make(fields: FieldType, wider: FieldType) -> GroupSelfAttention:

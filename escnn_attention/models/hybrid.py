@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from escnn.gspaces import GSpace
@@ -14,10 +14,11 @@ from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
 from escnn_attention.nn.activations import SiLU
+from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
-from escnn_attention.nn.transformer import TransformerBlock
+from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.resample import PoolKind
 
 __all__ = ["HybridNet"]
@@ -53,6 +54,8 @@ class HybridNet(EquivariantClassifier):
         features: the number of regular fields that a last pointwise convolution gives; by default there is none.
         pool: how positions are halved between the stages, ``"max"`` or ``"avg"``; both exact for any size.
         attention_dropout, dropout: of the attention probabilities and of the branches of a block.
+        block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
+            block; from 0 of the first it rises by equal steps), ``norm_kind`` (of the last norm, too) and ``qk_norm``.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
@@ -102,6 +105,7 @@ class HybridNet(EquivariantClassifier):
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         backend: str = "auto",
+        block: Mapping[str, Any] | None = None,
     ):
         fields = image_type(gspace, in_channels)
         outline = _outline(widths, convolutions, attention)
@@ -111,8 +115,9 @@ class HybridNet(EquivariantClassifier):
         check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
         check_option("pool", pool, get_args(PoolKind))
         shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
-        block: dict[str, Any] = {**shared, "norm": norm, "query": query, "keys": keys, "dropout": dropout}
-        block["attention_dropout"] = attention_dropout
+        given = shared | {"norm": norm, "query": query, "keys": keys}
+        given |= {"dropout": dropout, "attention_dropout": attention_dropout}
+        blocks_left = iter(each_block(block, sum(attention), (*given, "head_fields", "samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
             wider = FieldType(gspace, width * [gspace.regular_repr])
@@ -120,17 +125,15 @@ class HybridNet(EquivariantClassifier):
                 stages[name] = HalvingPool(fields, pool)
                 continue
             if kind == "attention":
-                block["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
-                stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **block)
+                given["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
+                stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **given, **next(blocks_left))
             elif stages or stem == "convolution":
                 stages[name] = _convolution(fields, wider, conv_kernel if stages else stem_kernel)
             else:
-                stages["lifting"] = _lifting(
-                    fields, wider, stem_heads, stem_kernel, dropout=attention_dropout, **shared
-                )
+                stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, attention_dropout, **shared)
             fields = wider
         if attention[-1] and last_norm:
-            stages["norm"] = FieldLayerNorm(fields)
+            stages["norm"] = norm_of(fields, check_norm_kind((block or {}).get("norm_kind", "layer")))
         if features is not None:
             wider = FieldType(gspace, check_int("features", features) * [gspace.regular_repr])
             stages["features"] = _CONVOLUTIONS[gspace.dimensionality](fields, wider, 1, recompute=True)
@@ -185,8 +188,9 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
 
 
 def _lifting(
-    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, **options: Any
+    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, dropout: float, **options: Any
 ) -> SequentialModule:
     head_fields = -(-len(out_type) // check_int("stem_heads", num_heads))
-    lifting = LiftingSelfAttention(in_type, out_type, num_heads, kernel_size, head_fields=head_fields, **options)
+    options |= {"head_fields": head_fields, "dropout": dropout}
+    lifting = LiftingSelfAttention(in_type, out_type, num_heads, kernel_size, **options)
     return SequentialModule(lifting, FieldLayerNorm(out_type), SiLU(out_type))

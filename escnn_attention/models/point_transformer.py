@@ -22,9 +22,10 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
+from escnn_attention.nn.batch_norm import norm_of
+from escnn_attention.nn.branches import depth_rates
 from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.heads import is_scalar
-from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
 from escnn_attention.nn.transformer import shortcut_of
@@ -80,7 +81,8 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         num_heads: of each attention.
         attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
             ``query``, ``keys``, ``length_scale``, ``normalization``, ``kernel_features``, ``hidden_fields``,
-            ``dropout``, ``backend``.
+            ``dropout``, ``layer_scale``, ``norm_kind`` (of the last norm, too), ``qk_norm``, ``backend``; ``drop_path``
+            is that of the last block, and from 0 of the first it rises by equal steps.
         encoding: of each attention. Each layer gets a copy of its own.
         relation: likewise.
         positions: whether the features get one more vector field: where a point is relative to the mean of its cloud,
@@ -165,11 +167,8 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         pointwise = options.get("projection") == "pointwise" and chosen is None
         self.embedding: Any = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
         types = [self.embedding.out_type] + num_blocks * [hidden]
-        self.blocks = torch.nn.ModuleList(
-            PointTransformerBlock(*pair, num_heads, encoding=encoding, relation=relation, **options)
-            for pair in itertools.pairwise(types)
-        )
-        self.norm = FieldLayerNorm(hidden)
+        self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
+        self.norm = norm_of(hidden, options.get("norm_kind", "layer"))
         width = per_pose if head_fields is None else check_int("head_fields", head_fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None
@@ -277,6 +276,15 @@ class _PointwiseLinear(PlainModule):
 
     def __init__(self, in_type: FieldType, out_type: FieldType):
         super().__init__(in_type, out_type, torch.nn.Linear(in_type.size, out_type.size))
+
+
+def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> torch.nn.ModuleList:
+    """A block from each of the types to the next, left out the more often the later it comes."""
+    rates = depth_rates(options.pop("drop_path", 0.0), len(types) - 1)
+    return torch.nn.ModuleList(
+        PointTransformerBlock(*pair, num_heads, drop_path=rate, **options)
+        for pair, rate in zip(itertools.pairwise(types), rates, strict=True)
+    )
 
 
 def _in_type(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:

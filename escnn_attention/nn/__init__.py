@@ -2,6 +2,8 @@
 
 from escnn_attention.nn.activations import GELU, SiLU
 from escnn_attention.nn.attentive_conv import AttentiveConv
+from escnn_attention.nn.batch_norm import FieldBatchNorm
+from escnn_attention.nn.branches import DropPath, LayerScale
 from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
@@ -25,11 +27,14 @@ __all__ = [
     "Crop",
     "DilationLiftingSelfAttention",
     "DilationSelfAttention",
+    "DropPath",
     "FeatureAttention",
+    "FieldBatchNorm",
     "FieldLayerNorm",
     "FieldLinear",
     "GroupSelfAttention",
     "HalvingPool",
+    "LayerScale",
     "LiftingSelfAttention",
     "PerScale",
     "PointAttentiveConv",

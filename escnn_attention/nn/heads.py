@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from escnn.nn import FieldType
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_bool, check_int, check_option
+from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
+from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields
-from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, ProjectionKind, Scalars, ToPoses
 
-__all__ = ["Heads", "check_scalars", "check_weights", "is_scalar", "made_for"]
+__all__ = ["Heads", "check_scalars", "check_weights", "is_scalar", "made_for", "normalised", "normalised_needs"]
+
+_Module = TypeVar("_Module", bound=HeadModule)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,40 @@ def made_for(needs: Needs, heads: int, channels: int, bias: bool) -> tuple[int, 
     if bias:
         options |= {"bias": biased, "last_bias": (heads, needs.key_bias) if needs.keys else (0, 0)}
     return groups * channels, options
+
+
+def normalised_needs(
+    qk_norm: bool, encoding: Encoding | PairKernel, channels: int, dim: int, normalization: Normalization = "softmax"
+) -> Needs:
+    """What heads of so many channels need, also where queries and keys are normalised, if they can be.
+
+    A bias of the keys does not drop out of the softmax then: what it is divided by changes from key to key.
+
+    Raises:
+        TypeError: ``qk_norm`` is not True or False.
+        ValueError: there are no queries and keys, or the encoding begins with some of a certain size.
+    """
+    needs = encoding.needs(channels, dim, normalization)
+    if not check_bool("qk_norm", qk_norm):
+        return needs
+    name = type(encoding).__name__
+    if not (needs.queries and needs.keys):
+        raise ValueError(
+            f"qk_norm: got True, but the scores of this {name} have no queries and keys; leave it at False"
+        )
+    if isinstance(encoding, Encoding) and type(encoding).start is not Encoding.start:
+        raise ValueError(
+            f"qk_norm: got True, but a {name} begins with queries of a certain size; leave it at False, or choose "
+            "another encoding"
+        )
+    return needs._replace(key_bias=channels)
+
+
+def normalised(module: _Module, qk_norm: bool) -> _Module:
+    """A module with heads, its queries and keys normalised where that is asked for."""
+    if qk_norm:
+        module.normalise_scores()
+    return module
 
 
 def is_scalar(field_type: FieldType) -> bool:

@@ -14,7 +14,7 @@ from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.layer_norm import LayerNorm, NormKind, NormScope
 
-__all__ = ["FieldLayerNorm", "check_eps"]
+__all__ = ["FieldLayerNorm", "channels_of", "check_eps", "field_of_channels"]
 
 
 class FieldLayerNorm(PlainModule):
@@ -82,12 +82,7 @@ class FieldLayerNorm(PlainModule):
             if kind == "layer" and len(in_type) == 1:
                 raise ValueError('in_type: got a single field, which scope="pose" makes zero: it is its own mean')
             poses = in_type.gspace.fibergroup.order()
-        mean = np.zeros(in_type.size)
-        for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
-            _check_orthogonal(segment, in_type)
-            if segment.permutation is not None:
-                mean[segment.columns.ravel()] = 1.0
-        field = np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
+        field, mean = channels_of(in_type)
         invariants, eps = invariant_vectors(in_type), check_eps(eps)
         plain = LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses)
         super().__init__(in_type, in_type, plain)
@@ -95,6 +90,25 @@ class FieldLayerNorm(PlainModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def field_of_channels(in_type: FieldType) -> np.ndarray:
+    """The number of the field of each channel, ``(size,)``."""
+    return np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
+
+
+def channels_of(in_type: FieldType) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the field of each channel, and 1 where a mean may be taken from it, 0 where not; both ``(size,)``.
+
+    Raises:
+        ValueError: a representation is not orthogonal.
+    """
+    mean = np.zeros(in_type.size)
+    for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
+        _check_orthogonal(segment, in_type)
+        if segment.permutation is not None:
+            mean[segment.columns.ravel()] = 1.0
+    return field_of_channels(in_type), mean
 
 
 def check_eps(eps: Any) -> float:

@@ -20,7 +20,7 @@ from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_types
 from escnn_attention.nn.clouds import check_points_mode
-from escnn_attention.nn.heads import Heads, check_weights, is_scalar
+from escnn_attention.nn.heads import Heads, check_weights, is_scalar, normalised, normalised_needs
 from escnn_attention.nn.options import check_options, option_names
 from escnn_attention.nn.point_module import PointLayer
 from escnn_attention.plain.convolved_values import ConvolvedValues
@@ -58,7 +58,7 @@ class PointSelfAttention(PointLayer):
         radius: points attend to those within this distance, in the units of the coordinates; None for any distance.
         num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
             a point attends to its whole cloud, or to the edges given on application.
-        query, keys, projection, dropout: as in :class:`GroupSelfAttention`.
+        query, keys, projection, dropout, qk_norm: as in :class:`GroupSelfAttention`.
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
@@ -119,6 +119,7 @@ class PointSelfAttention(PointLayer):
         normalization: Normalization = "softmax",
         projection: ProjectionKind = "group",
         dropout: float = 0.0,
+        qk_norm: bool = False,
         bias: bool = True,
         samples: Samples | int | None = None,
         backend: str = "auto",
@@ -132,7 +133,7 @@ class PointSelfAttention(PointLayer):
         # Scalars look the same from every pose: they need none.
         lifts = projection == "group" and is_scalar(in_type) and group.order > 1
         kernel = _choose_encoding(encoding, relation)
-        needs = kernel.needs(heads.channels, group.dimension, normalization)
+        needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         if query == "all" and not lifts:
             check_weights(group)
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order
@@ -160,7 +161,7 @@ class PointSelfAttention(PointLayer):
             query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
             transformation=random_transformation(in_type, out_type, group),
         )
-        super().__init__(in_type, out_type, plain, heads.channels)
+        super().__init__(in_type, out_type, normalised(plain, qk_norm), heads.channels)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None) -> Relation:
         """The relation, by default the offset, of points of a space that there is."""
@@ -204,7 +205,8 @@ class PointAttentiveConv(PointSelfAttention):
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
         options: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``relation``, ``length_scale``,
-            ``normalization``, ``projection``, ``dropout``, ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
+            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``bias`` and ``samples`` as in
+            :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -158,6 +158,8 @@ class PointLayer(PointModule):
             parts.append(f"normalization={core.normalization!r}")
         if core.length_scale != (rule.radius or 1.0):
             parts.append(f"length_scale={core.length_scale}")
+        if core.qk_norm is not None:
+            parts.append("qk_norm=True")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join(parts)

@@ -14,8 +14,9 @@ from escnn_attention.geometry.clouds import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import check_points, check_type
+from escnn_attention.nn.batch_norm import BlockNorm, check_norm_kind, norm_of
+from escnn_attention.nn.branches import DropPath, ends_of
 from escnn_attention.nn.clouds import check_cloud
-from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule
@@ -86,9 +87,14 @@ class PointTransformerBlock(PointBlock):
         projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
+            :class:`FieldBatchNorm`.
+        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
+        drop_path: the probability with which a branch is left out in training, for a cloud as a whole
+            (:class:`DropPath`).
         options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``, ``encoding``,
-            ``relation``, ``length_scale``, ``normalization`` and ``backend``, as in :class:`PointSelfAttention`; with
-            ``kernel_features`` neither ``keys`` nor ``backend``.
+            ``relation``, ``length_scale``, ``normalization``, ``qk_norm`` and ``backend``, as in
+            :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys`` nor ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -123,6 +129,9 @@ class PointTransformerBlock(PointBlock):
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
+        norm_kind: BlockNorm = "layer",
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
         bias: bool = True,
         samples: Samples | int | None = None,
         **options: Any,
@@ -148,24 +157,35 @@ class PointTransformerBlock(PointBlock):
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
         network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
+        kind = check_norm_kind(norm_kind)
+        gains = ends_of(out_type, layer_scale)
         self.attention = layer
-        self.norm = FieldLayerNorm(in_type)
+        self.norm = norm_of(in_type, kind)
         self.after: EquivariantModule = dropout_of(out_type, dropout)
+        if gains:
+            self.after = SequentialModule(self.after, *gains)
         self.shortcut = shortcut_of(in_type, out_type, projection)
-        self.feed_forward = SequentialModule(FieldLayerNorm(out_type), *network, dropout_of(out_type, dropout))
+        self.feed_forward = SequentialModule(
+            norm_of(out_type, kind), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
+        )
+        self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
 
     def _of_all(
         self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
         attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
-        y = self.shortcut(x) + self.after(attended)
-        return y + self.feed_forward(y)
+        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
+        return y + self.drop_path(self.feed_forward(y), batch)
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
         self.eval()
         return PlainPointTransformerBlock(
-            self.norm.export(), self.attention.export(), self.shortcut.export(), export_of(self.feed_forward)
+            self.norm.export(),
+            self.attention.export(),
+            self.shortcut.export(),
+            export_of(self.feed_forward),
+            export_of(self.after) if isinstance(self.after, SequentialModule) else None,
         ).eval()
 
 

@@ -20,7 +20,7 @@ from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_input, check_type, check_types, choose_window
-from escnn_attention.nn.heads import Heads, check_scalars, check_weights, is_scalar
+from escnn_attention.nn.heads import Heads, check_scalars, check_weights, is_scalar, normalised, normalised_needs
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.options import check_options, option_names
 from escnn_attention.plain.projections import ProjectionKind
@@ -93,9 +93,11 @@ class GroupSelfAttention(PlainModule):
         projection: ``"group"`` for every equivariant pointwise map, ``"pointwise"`` to mix fields and leave poses
             alone, as in the published GSA-Nets (regular fields only).
         dropout: the probability with which an attention probability is dropped during training.
+        qk_norm: whether queries and keys are divided by their root mean square over the channels of a head, at each
+            pose by itself, and multiplied by learned gains of each head and channel: scores stay in bounds.
         bias: whether queries, keys, values and the output have biases, where they are invariant. A bias of the keys
             adds the same to all scores of a query, which drops out of the softmax; keys have one only where the
-            encoding rotates it by the offset (:class:`RotaryEncoding`).
+            encoding rotates it by the offset (:class:`RotaryEncoding`), or with ``qk_norm``.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -121,7 +123,8 @@ class GroupSelfAttention(PlainModule):
         torch.Size([1, 64, 12, 12])
 
     Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16;
-    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``.
+    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Henry et al., "Query-Key Normalization for
+    Transformers", 2020, for ``qk_norm``.
     """
 
     plain: SelfAttention
@@ -144,6 +147,7 @@ class GroupSelfAttention(PlainModule):
         dilation: int = 1,
         projection: ProjectionKind = "group",
         dropout: float = 0.0,
+        qk_norm: bool = False,
         bias: bool = True,
         backend: str = "auto",
         samples: Samples | int | None = None,
@@ -154,7 +158,7 @@ class GroupSelfAttention(PlainModule):
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         encoding = as_encoding(encoding)
-        needs = encoding.needs(heads.channels, group.dimension)
+        needs = normalised_needs(qk_norm, encoding, heads.channels, group.dimension)
         lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, query, keys))
         weight = _query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
@@ -168,22 +172,19 @@ class GroupSelfAttention(PlainModule):
             # The measure of the one pose that a query sees, or that there is, drops out.
             log_measure=group.log_measure if keys == "all" and not lifts else None,
         )
-        super().__init__(
-            in_type,
-            out_type,
-            SelfAttention(
-                heads.read(in_type, needs, scalars=lifts),
-                heads.write(out_type),
-                _bind(encoding, heads, seen, num_poses, poses=constant is None),
-                tables,
-                seen,
-                AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
-                needs,
-                constant_pose=constant,
-                query_weight=weight,
-                transformation=random_transformation(in_type, out_type, group),
-            ),
+        plain = SelfAttention(
+            heads.read(in_type, needs, scalars=lifts),
+            heads.write(out_type),
+            _bind(encoding, heads, seen, num_poses, poses=constant is None),
+            tables,
+            seen,
+            AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
+            needs,
+            constant_pose=constant,
+            query_weight=weight,
+            transformation=random_transformation(in_type, out_type, group),
         )
+        super().__init__(in_type, out_type, normalised(plain, qk_norm))
         self.num_heads = heads.number
         self.head_fields = heads.channels
         self.samples = group.samples
@@ -260,6 +261,8 @@ class GroupSelfAttention(PlainModule):
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
+        if core.qk_norm is not None:
+            parts.append("qk_norm=True")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         if self.samples is not None:
@@ -339,8 +342,8 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``bias``, ``backend`` and
-            ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``qk_norm``, ``bias``,
+            ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

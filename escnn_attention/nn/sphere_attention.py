@@ -19,7 +19,7 @@ from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_types
 from escnn_attention.nn.clouds import check_points_mode
-from escnn_attention.nn.heads import is_scalar, made_for
+from escnn_attention.nn.heads import is_scalar, made_for, normalised, normalised_needs
 from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
 from escnn_attention.nn.stabiliser import Stabiliser
@@ -65,7 +65,7 @@ class SphereSelfAttention(PointLayer):
         encoding: the positional encoding, by name or as an object, or a :class:`PairKernel`; neither rotary nor
             absolute.
         length_scale: the distance that is 1 to the encoding; by default that of ``radius``, or 1.
-        normalization, dropout, bias: as in :class:`PointSelfAttention`.
+        normalization, dropout, qk_norm, bias: as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
@@ -111,6 +111,7 @@ class SphereSelfAttention(PointLayer):
         length_scale: float | None = None,
         normalization: Normalization = "softmax",
         dropout: float = 0.0,
+        qk_norm: bool = False,
         bias: bool = True,
     ):
         check_types(in_type, out_type)
@@ -124,7 +125,7 @@ class SphereSelfAttention(PointLayer):
         if length_scale is None:
             length_scale = _chord(radius) if radius else 1.0
         kernel, lifts = _choose_encoding(encoding), is_scalar(in_type)
-        needs = kernel.needs(head_fields, 3, normalization)
+        needs = normalised_needs(qk_norm, kernel, head_fields, 3, normalization)
         number, made = made_for(needs, num_heads, head_fields, bool(bias))
         project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, number, **made)
         axes = 0 if lifts else 2 if stabiliser.reflects else 1
@@ -150,7 +151,7 @@ class SphereSelfAttention(PointLayer):
             length_scale=check_length("length_scale", length_scale),
             backend="neighbours",
         )
-        super().__init__(in_type, out_type, plain, head_fields)
+        super().__init__(in_type, out_type, normalised(plain, qk_norm), head_fields)
         self.samples = samples
 
     def forward(

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_probability
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.batch_norm import BlockNorm, check_norm_kind, norm_of
+from escnn_attention.nn.branches import DropPath, ends_of
+from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.sphere_attention import SphereSelfAttention, check_on_sphere
@@ -45,8 +47,13 @@ class SphereTransformerBlock(PointBlock):
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches, of whole fields where a field is not a scalar.
+        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
+            :class:`FieldBatchNorm`.
+        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
+        drop_path: the probability with which a branch is left out in training, for a sphere as a whole
+            (:class:`DropPath`).
         options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``encoding``,
-            ``length_scale`` and ``normalization``, as in :class:`SphereSelfAttention`.
+            ``length_scale``, ``normalization`` and ``qk_norm``, as in :class:`SphereSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
@@ -83,6 +90,9 @@ class SphereTransformerBlock(PointBlock):
         hidden_fields: int | None = None,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
+        norm_kind: BlockNorm = "layer",
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
         bias: bool = True,
         **options: Any,
     ):
@@ -102,7 +112,10 @@ class SphereTransformerBlock(PointBlock):
         stabiliser = Stabiliser(in_type, samples)
         hidden = 2 * len(out_type) if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         self.attention = layer
-        self.norms = torch.nn.ModuleList([FieldLayerNorm(in_type), FieldLayerNorm(out_type)])
+        kind = check_norm_kind(norm_kind)
+        self.norms = torch.nn.ModuleList([norm_of(in_type, kind), norm_of(out_type, kind)])
+        self.gains = torch.nn.ModuleList(g for _ in range(2) for g in ends_of(out_type, layer_scale))
+        self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
         self.shortcut = shortcut_of(in_type, out_type, "group")
         self.dropout = dropout_of(out_type, dropout)
         self.network = SphereFeedForward(
@@ -114,16 +127,27 @@ class SphereTransformerBlock(PointBlock):
     def _of_all(
         self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
-        y = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
-        y = self.shortcut(x) + y
+        attended = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
+        y = self.shortcut(x) + self._branch(attended, 0, batch)
         z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
-        return y + self.dropout(z)
+        return y + self._branch(self.dropout(z), 1, batch)
+
+    def _branch(self, x: GeometricTensor, number: int, batch: Tensor | None) -> GeometricTensor:
+        """The end of a branch, the first or the second."""
+        if len(self.gains):
+            x = self.gains[number](x)
+        y: GeometricTensor = self.drop_path(x, batch)
+        return y
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
         self.eval()
-        norms = torch.nn.ModuleList(cast(FieldLayerNorm, norm).export() for norm in self.norms)
-        return PlainBlock(norms, self.attention.export(), self.shortcut.export(), copy.deepcopy(self.network)).eval()
+        norms, gains = (
+            torch.nn.ModuleList(cast(PlainModule, module).export() for module in modules)
+            for modules in (self.norms, self.gains)
+        )
+        parts = (self.attention.export(), self.shortcut.export(), copy.deepcopy(self.network))
+        return PlainBlock(norms, gains, *parts).eval()
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the block nearly commutes: see :meth:`SphereSelfAttention.check_equivariance`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,8 @@ from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.arguments import check_input, check_pointwise, check_type
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.batch_norm import BlockNorm, FieldBatchNorm, check_norm_kind, norm_of
+from escnn_attention.nn.branches import DropPath, depth_rates, ends_of
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
@@ -33,7 +35,7 @@ from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlo
 from escnn_attention.plain.layer_norm import NormScope
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = ["TransformerBlock", "dropout_of", "export_of", "pointwise_network", "shortcut_of"]
+__all__ = ["TransformerBlock", "dropout_of", "each_block", "export_of", "pointwise_network", "shortcut_of"]
 
 
 class TransformerBlock(GridModule):
@@ -68,17 +70,22 @@ class TransformerBlock(GridModule):
         norm: ``"gsa"`` or ``"pre"``.
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
-        norm_eps: what the layer norms add to the mean square.
+        norm_eps: what the norms add to the mean square.
+        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
+            :class:`FieldBatchNorm`.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
         projection, bias: of the attention and of the pointwise network.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
+        drop_path: the probability with which a branch is left out in training, for a sample as a whole
+            (:class:`DropPath`).
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
         samples: for a continuous fiber group, the :class:`Samples` of the attention and of the pointwise network, or
             their number.
-        options: of the attention: ``head_fields``, ``query``, ``keys``, ``encoding``, ``window``, ``dilation`` and
-            ``backend``, as in :class:`GroupSelfAttention`.
+        options: of the attention: ``head_fields``, ``query``, ``keys``, ``encoding``, ``window``, ``dilation``,
+            ``qk_norm`` and ``backend``, as in :class:`GroupSelfAttention`.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
@@ -115,10 +122,13 @@ class TransformerBlock(GridModule):
         norm: Literal["gsa", "pre"] = "gsa",
         norm_scope: NormScope | None = None,
         norm_eps: float = 1e-5,
+        norm_kind: BlockNorm = "layer",
         hidden_fields: int | None = None,
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
         crop: int = 0,
         bias: bool = True,
         samples: Samples | int | None = None,
@@ -128,10 +138,10 @@ class TransformerBlock(GridModule):
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
         attention_dropout = check_probability("attention_dropout", attention_dropout)
-        scope = _choose_scope(norm, norm_scope, in_type, out_type)
+        kind = check_norm_kind(norm_kind, norm_scope)
+        norm_for = partial(norm_of, kind=kind, scope=_choose_scope(norm, norm_scope, in_type, out_type), eps=norm_eps)
         shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
-        passed_on = [n for n in option_names(GroupSelfAttention) if n not in ("dropout", *shared)]
-        check_options(type(self).__name__, options, [*option_names(TransformerBlock), *passed_on])
+        check_options(type(self).__name__, options, grid_block_options())
         self.norm = norm
         if attention is None:
             layer: EquivariantModule = GroupSelfAttention(
@@ -141,16 +151,16 @@ class TransformerBlock(GridModule):
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (kernel_size, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
-        feed_forward = _feed_forward(out_type, norm, scope, hidden_fields, eps=norm_eps, **shared)
+        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, **shared)
         activation = [SiLU(in_type)] if norm == "gsa" else []
-        self.before = SequentialModule(FieldLayerNorm(in_type, scope, eps=norm_eps), *activation)
+        self.before = SequentialModule(norm_for(in_type), *activation)
         self.attention = layer
-        after = [FieldLayerNorm(out_type, scope, eps=norm_eps), SiLU(out_type)] if norm == "gsa" else []
-        self.after = SequentialModule(*after, dropout_of(out_type, dropout))
+        after = [norm_for(out_type), SiLU(out_type)] if norm == "gsa" else []
+        self.after = SequentialModule(*after, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path))
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
-        self.feed_forward = SequentialModule(*feed_forward, *tail)
+        self.feed_forward = SequentialModule(*feed_forward, *tail, *ends_of(out_type, layer_scale, drop_path))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load what a block with a bias that its norm takes out has saved, too."""
@@ -213,6 +223,29 @@ class TransformerBlock(GridModule):
         return f"norm={self.norm!r}, crop={self.crop.margin}"
 
 
+def grid_block_options() -> list[str]:
+    """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
+    own = option_names(TransformerBlock)
+    return [*own, *(n for n in option_names(GroupSelfAttention) if n not in own)]
+
+
+def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[str]) -> list[dict[str, Any]]:
+    """The further options of each block of a network; ``drop_path`` is the rate of the last one.
+
+    Args:
+        block: by name; None for none.
+        blocks: the number of blocks.
+        taken: the options that the network gives by arguments of its own.
+
+    Raises:
+        TypeError: there is no such option, or the network has an argument for it.
+    """
+    options = dict(block or {})
+    check_options("block", options, [n for n in grid_block_options() if n not in taken])
+    rates = depth_rates(options.pop("drop_path", 0.0), blocks)
+    return [{**options, "drop_path": rate} if rate else options for rate in rates]
+
+
 def _choose_scope(
     norm: Literal["gsa", "pre"], norm_scope: NormScope | None, in_type: FieldType, out_type: FieldType
 ) -> NormScope:
@@ -233,10 +266,9 @@ def _choose_scope(
 def _feed_forward(
     out_type: FieldType,
     norm: Literal["gsa", "pre"],
-    scope: NormScope,
+    norm_for: Callable[[FieldType], EquivariantModule],
     hidden_fields: int | None,
     *,
-    eps: float,
     projection: ProjectionKind,
     bias: bool,
     samples: Samples | int | None,
@@ -248,12 +280,22 @@ def _feed_forward(
     check_int("hidden_fields", hidden_fields)
     if norm == "pre":
         network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
-        return [FieldLayerNorm(out_type, scope, eps=eps), *network]
-    # The norm takes out what all channels share, and of a single field that is a bias.
-    biases = (bias and hidden_fields > 1, bias)
-    expand, activation, contract = pointwise_network(out_type, hidden_fields, projection=projection, bias=biases)
-    norms = [FieldLayerNorm(fields, scope, eps=eps) for fields in (expand.out_type, out_type)]
-    return [expand, norms[0], activation, contract, norms[1]]
+        return [norm_for(out_type), *network]
+    expand, activation, contract = pointwise_network(
+        out_type, hidden_fields, projection=projection, bias=_biases(norm_for(out_type), hidden_fields, bias)
+    )
+    return [expand, norm_for(expand.out_type), activation, contract, norm_for(out_type)]
+
+
+def _biases(norm: EquivariantModule, hidden_fields: int, bias: bool) -> tuple[bool, bool]:
+    """Whether both maps of a pointwise network have biases, each with such a norm behind it.
+
+    A layer norm takes out what all channels share, and of a single field that is a bias; a batch norm takes out what
+    all components of a field share.
+    """
+    if isinstance(norm, FieldBatchNorm):
+        return False, False
+    return bias and (hidden_fields > 1 or norm.plain.kind == "rms"), bias
 
 
 def pointwise_network(
@@ -309,5 +351,5 @@ def dropout_of(field_type: FieldType, p: float) -> EquivariantModule:
 
 def export_of(modules: SequentialModule) -> torch.nn.Sequential:
     """The export of modules without dropouts, which do nothing in eval mode: escnn's FieldDropout has no export."""
-    kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout))]
+    kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout, DropPath))]
     return torch.nn.Sequential(*(m.export() for m in kept))

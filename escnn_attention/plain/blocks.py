@@ -57,7 +57,7 @@ class TransformerBlock(torch.nn.Module):
 
 
 class PointTransformerBlock(PointModule):
-    """A transformer block on points: ``y = shortcut(x) + attention(norm(x))``, then ``y + feed_forward(y)``."""
+    """A transformer block on points: ``y = shortcut(x) + after(attention(norm(x)))``, then ``y + feed_forward(y)``."""
 
     def __init__(
         self,
@@ -65,17 +65,19 @@ class PointTransformerBlock(PointModule):
         attention: torch.nn.Module,
         shortcut: torch.nn.Module,
         feed_forward: torch.nn.Module,
+        after: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.norm = norm
         self.attention = attention
         self.shortcut = shortcut
         self.feed_forward = feed_forward
+        self.after = torch.nn.Identity() if after is None else after
 
     def of_all(
         self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> Tensor:
-        y = self.shortcut(x) + self.attention(self.norm(x), coords, edge_index, batch, None, measure)
+        y = self.shortcut(x) + self.after(self.attention(self.norm(x), coords, edge_index, batch, None, measure))
         return y + self._feed(y, coords)
 
     def _feed(self, y: Tensor, coords: Tensor) -> Tensor:

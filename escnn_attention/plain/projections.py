@@ -22,6 +22,7 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.gather import Columns, in_groups
 from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
+from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["FromPoses", "HeadModule", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
@@ -276,6 +277,12 @@ class HeadModule(ExactBuffers):
         self.needs = needs
         self.constant_pose = constant_pose
         self.num_heads = project_in.groups // len(needs.fields)
+        self.qk_norm: QueryKeyNorm | None = None
+
+    def normalise_scores(self) -> None:
+        """Normalise queries and keys, from now on."""
+        channels = len(self.project_in.weight) // self.project_in.groups
+        self.qk_norm = QueryKeyNorm(self.num_heads, channels)
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``."""
@@ -287,6 +294,8 @@ class HeadModule(ExactBuffers):
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
+        if self.qk_norm is not None:
+            queries, keys = self.qk_norm(queries, keys)
         return queries, keys, values
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -106,10 +106,13 @@ class SphereFeedForward(torch.nn.Module):
 class SphereTransformerBlock(PointTransformerBlock):
     """A transformer block whose pointwise network sees where points are."""
 
-    def __init__(self, norms: torch.nn.ModuleList, *modules: torch.nn.Module):
+    def __init__(self, norms: torch.nn.ModuleList, gains: torch.nn.ModuleList, *modules: torch.nn.Module):
         super().__init__(norms[0], *modules)
         self.feed_norm = norms[1]
+        self.feed_after: torch.nn.Module = torch.nn.Identity()
+        if len(gains):
+            self.after, self.feed_after = gains
 
     def _feed(self, y: Tensor, coords: Tensor) -> Tensor:
-        z: Tensor = self.feed_forward(self.feed_norm(y), coords)
+        z: Tensor = self.feed_after(self.feed_forward(self.feed_norm(y), coords))
         return z
