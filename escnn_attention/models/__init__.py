@@ -10,6 +10,7 @@ from escnn_attention.models.group_cnn import GroupCNN
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import HybridNet
+from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pose_mean import PoseMean
 from escnn_attention.models.position_sum import PositionSum
@@ -32,6 +33,8 @@ __all__ = [
     "HamiltonianNetwork",
     "HybridNet",
     "InvariantLogits",
+    "LieTransformer",
+    "LieTransformerBlock",
     "PointTransformer",
     "PoseMean",
     "PositionSum",

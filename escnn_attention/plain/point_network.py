@@ -18,6 +18,7 @@ from escnn_attention.plain.projections import FromPoses, ToPoses
 __all__ = [
     "EquivariantHead",
     "InvariantHead",
+    "LiftedHead",
     "PointNetwork",
     "Pool",
     "PosePool",
@@ -254,6 +255,35 @@ class EquivariantHead(torch.nn.Module):
         return y if self.tensors is None else self.tensors(y)
 
 
+class LiftedHead(torch.nn.Module):
+    """The heads of the LieTransformer: a pooling over points and poses together, an MLP behind it or a map before it.
+
+    Args:
+        fields: the regular fields of the features.
+        order: the number of poses.
+        outputs: the numbers of the output.
+        pool: over points and poses.
+        readout: ``"clouds"`` for an MLP on what is pooled, ``"points"`` for one linear map of what is not yet.
+    """
+
+    def __init__(self, fields: int, order: int, outputs: int, pool: Literal["mean", "max"], readout: Readout):
+        super().__init__()
+        widths = [fields, outputs] if readout == "points" else [fields, fields, fields, outputs]
+        layers: list[torch.nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [torch.nn.SiLU(), torch.nn.Linear(before, after)]
+        self.perceptron = torch.nn.Sequential(*layers)
+        self.order = order
+        self.pool: Literal["mean", "max"] = pool
+        self.readout: Readout = readout
+
+    def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
+        y = x.unflatten(1, (-1, self.order)).transpose(1, 2)  # N, |H|, C
+        y = self.perceptron(y) if self.readout == "points" else y
+        y = pool_clouds(y.amax(1) if self.pool == "max" else y.mean(1), batch, num_clouds, self.pool, measure)
+        return y if self.readout == "points" else self.perceptron(y)
+
+
 class PointNetwork(torch.nn.Module):
     """Blocks between an embedding and a head, on ``(N, in)`` with coordinates ``(N, d)``.
 
@@ -270,7 +300,7 @@ class PointNetwork(torch.nn.Module):
         embedding: torch.nn.Module,
         blocks: Sequence[torch.nn.Module],
         norm: torch.nn.Module,
-        head: InvariantHead | EquivariantHead,
+        head: InvariantHead | EquivariantHead | LiftedHead,
         positions: float | None = None,
     ):
         super().__init__()

@@ -13,6 +13,7 @@ from escnn_attention._checks import check_option
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.published.attgconv import from_attgconv
 from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
+from escnn_attention.models.published.lie_transformer import from_lie_transformer
 from escnn_attention.nn.options import check_options, option_names
 
 __all__ = ["from_published"]
@@ -21,6 +22,7 @@ _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "att_gconvs": from_attgconv,
     "g_selfatt": from_gsa,
     "gevit": from_gevit,
+    "lie_transformer": from_lie_transformer,
 }
 
 
@@ -39,6 +41,10 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
     - ``"g_selfatt"``: GSA-Nets, local and global. The option ``crops``, the margin that each block takes off
       the grid, is needed where the network is none of the three that are published.
     - ``"gevit"``: GE-ViT, with the same option.
+    - ``"lie_transformer"``: the LieTransformer, with its default kernel and that for QM9 ("2232"), and both heads, as
+      :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"SE(2)_canonical"`` (with ``lift_samples``),
+      ``"Trivial(2)"`` or ``"Trivial(3)"``; ``normalization`` is ``"softmax"`` (the default but for QM9) or ``"count"``
+      (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is to all points.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``

@@ -1,0 +1,225 @@
+"""The networks of the published code of the LieTransformer."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+from escnn.gspaces import GSpace
+from torch import Tensor
+
+from escnn_attention._checks import check_int, check_option
+from escnn_attention.encodings import PairKernel
+from escnn_attention.functional.call import Normalization
+from escnn_attention.geometry.relations import Offset, Pair, Relation
+from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
+from escnn_attention.models.published.weights import load_heads, load_norm, load_values, take_linear
+from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.point_network import Readout
+
+__all__ = ["from_lie_transformer"]
+
+_GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "Trivial(2)", "Trivial(3)")
+_EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
+_DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
+_CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
+
+
+def from_lie_transformer(
+    checkpoint: Checkpoint,
+    *,
+    group: str | None = None,
+    lift_samples: int = 1,
+    normalization: Normalization | None = None,
+    pool: Literal["mean", "max"] = "mean",
+) -> LieTransformer:
+    """The network that tensors of the published code of the LieTransformer belong to.
+
+    Args:
+        checkpoint: the tensors.
+        group: its name in the published configurations, which no tensor says.
+        lift_samples: the lifts of a point, of ``"SE(2)_canonical"``.
+        normalization: what becomes of the scores: by default a softmax, and with the kernel of QM9 their count.
+        pool: the pooling, ``"mean"`` or ``"max"``.
+    """
+    check_option("group", group, _GROUPS)
+    assert group is not None
+    names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
+    if not names:
+        raise checkpoint.missing("net.0.module.weight", ", needed the map of the features")
+    start = f"{names[0]}net."
+    blocks = 0
+    while checkpoint.any(f"{start}{blocks + 1}.ema."):
+        blocks += 1
+    if not blocks:
+        raise checkpoint.missing(f"{start}1.ema.input_linear.weight", ", needed a block")
+    width, ins = checkpoint.shape(f"{start}0.module.weight", 2)
+    gspace, relation = _space(group, lift_samples)
+    kernel, heads = _kernel(checkpoint, f"{start}1.")
+    last = f"{start}{blocks + 1}.linear.module"
+    readout: Readout = "points" if f"{last}.weight" in checkpoint.tensors else "clouds"
+    last = last if readout == "points" else f"{start}{blocks + 2}.8"
+    if width % heads:
+        raise ValueError(f"{start}0.module.weight: makes {width} channels, needed a multiple of {heads}, the heads")
+    counts: Normalization = "softmax" if kernel.content == "dot" else "count"
+    network = LieTransformer(
+        gspace,
+        ins,
+        checkpoint.shape(f"{last}.weight", 2)[0],
+        fields=width,
+        num_blocks=blocks,
+        num_heads=heads,
+        encoding=kernel,
+        normalization=counts if normalization is None else normalization,
+        relation=relation,
+        readout=readout,
+        pool=pool,
+    )
+    with torch.no_grad():
+        _load(checkpoint, network, start, last, group)
+    checkpoint.check_used()
+    return network.eval()
+
+
+def _space(group: str, lift_samples: int) -> tuple[GSpace, Relation]:
+    """The gspace, and what the kernel sees of two points."""
+    samples = check_int("lift_samples", lift_samples)
+    if group == "SE(2)_canonical":
+        return gspaces.trivialOnR2() if samples == 1 else gspaces.rot2dOnR2(samples), Offset()
+    if samples != 1:
+        raise ValueError(f"lift_samples: got {samples}, and {group} has one lift of a point")
+    gspace = gspaces.trivialOnR2() if "2" in group else gspaces.trivialOnR3()
+    return gspace, Pair() if group.startswith("Trivial") else Offset()
+
+
+def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int]:
+    """The kernel of the scores, and the number of its heads."""
+    options: dict[str, Any] = {"biases": True, "last_activation": True}
+    if checkpoint.any(f"{block}{_BOTH}."):
+        heads, _, hidden = checkpoint.shape(f"{block}{_BOTH}.LinNormAct_1.linear.module.weight", 3)
+        return PairKernel("concat", "raw", "mlp", hidden=hidden, **options), heads
+    heads, _, hidden = checkpoint.shape(f"{block}{_LOCATION}.LinNormAct_1.linear.module.weight", 3)
+    return PairKernel(hidden=hidden, **options), heads
+
+
+def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str, group: str) -> None:
+    fields = len(network.embedding.out_type)
+    projection = network.embedding.plain.projection
+    _load_linear(checkpoint, f"{start}0.module", projection.weight, projection.bias)
+    for i, block in enumerate(network.blocks, start=1):
+        assert isinstance(block, LieTransformerBlock)
+        name = f"{start}{i}."
+        _load_attention(checkpoint, name, block.attention.plain, fields, group)
+        norm, expand, _, contract, _ = block.feed_forward.children()
+        for what, layer in (("ln_ema", block.norm), ("ln_mlp", norm)):
+            assert isinstance(layer, FieldLayerNorm)
+            load_norm(checkpoint, f"{name}{what}", layer)
+        for number, layer in enumerate((expand, contract), start=1):
+            assert isinstance(layer, PoseLinear)
+            projection = layer.plain.projection
+            _load_linear(checkpoint, f"{name}mlp.LinNormAct_{number}.linear.module", projection.weight, projection.bias)
+    linear = [m for m in network.head.perceptron if isinstance(m, torch.nn.Linear)]
+    names = [last] if len(linear) == 1 else [f"{last.removesuffix('8')}{i}" for i in (2, 5, 8)]
+    for module, name in zip(linear, names, strict=True):
+        _load_linear(checkpoint, name, module.weight, module.bias)
+
+
+def _load_linear(checkpoint: Checkpoint, name: str, own: Tensor, own_bias: Tensor | None) -> None:
+    """Load a linear map that has the same weight and bias."""
+    weight, bias = take_linear(checkpoint, name, *own.shape)
+    load_values(own, weight)
+    load_values(own_bias, bias)
+
+
+def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fields: int, group: str) -> None:
+    kernel = plain.encoding
+    assert isinstance(kernel, PairKernel)
+    heads, channels = kernel.num_heads, kernel.channels
+
+    def of_heads(what: str, width: int) -> tuple[Tensor, Tensor]:
+        """A map to some channels of every head, and to zero in the others."""
+        weight, bias = take_linear(checkpoint, f"{name}{what}", heads * width, fields)
+        weight, bias = weight.view(heads, width, fields), bias.view(heads, width)
+        return F.pad(weight, (0, 0, 0, channels - width)), F.pad(bias, (0, channels - width))
+
+    made = {"values": of_heads("ema.input_linear", channels)}
+    if kernel.content == "dot":
+        made |= {"queries": of_heads(f"{_DOT}.fc_q", channels), "keys": of_heads(f"{_DOT}.fc_k", channels)}
+        _load_location(checkpoint, f"{name}{_LOCATION}", kernel, group)
+    else:
+        width = checkpoint.shape(f"{name}{_CONCAT}.fc_o.weight", 2)[0]
+        if width > channels:
+            raise ValueError(f"{name}{_CONCAT}.fc_o.weight: makes {width} numbers, needed at most {channels} of a head")
+        # What is called a key there is of the point that attends.
+        made |= {"queries": of_heads(f"{_CONCAT}.fc_k", width), "keys": of_heads(f"{_CONCAT}.fc_q", width)}
+        _load_both(checkpoint, name, kernel, width, group)
+    load_heads(plain, made)
+    _load_linear(checkpoint, f"{name}ema.output_linear", plain.project_out.weight, plain.project_out.bias)
+
+
+def _take_layer(checkpoint: Checkpoint, name: str, heads: int, outs: int, ins: int) -> tuple[Tensor, Tensor]:
+    """The weight ``(heads, outs, ins)`` and the bias ``(heads, outs)`` of a linear map for each head."""
+    weight = checkpoint.take(f"{name}.linear.module.weight", heads, ins, outs).transpose(1, 2)
+    return weight, checkpoint.take(f"{name}.linear.module.bias", heads, outs)
+
+
+def _coordinates(kernel: PairKernel, group: str) -> int:
+    """How many numbers the published kernel sees of two points."""
+    return kernel.of_offset.shape[2] + (group == "SE(2)_canonical")
+
+
+def _load_place(kernel: PairKernel, weight: Tensor, group: str) -> None:
+    """Load what the first layer reads of the location, ``(heads, outs, numbers)``.
+
+    Translations are there :math:`x - x'` of a query x and a key x', which is minus the offset; with fixed rotations it
+    is the offset as it looks from the query's pose, and the number of the relative pose.
+    """
+    dim = kernel.of_offset.shape[2]
+    load_values(kernel.of_offset, weight[..., :dim] * (-1 if group.startswith("T(") else 1))
+    if kernel.of_pose is not None:
+        load_values(kernel.of_pose, weight[..., dim:] * torch.arange(kernel.num_poses))
+
+
+def _load_location(checkpoint: Checkpoint, name: str, kernel: PairKernel, group: str) -> None:
+    """Load the network of the location, whose number is added to the product of query and key."""
+    heads, hidden = kernel.num_heads, kernel.hidden
+    first = _take_layer(checkpoint, f"{name}.LinNormAct_1", heads, hidden, _coordinates(kernel, group))
+    second = _take_layer(checkpoint, f"{name}.LinNormAct_2", heads, hidden, hidden)
+    last = _take_layer(checkpoint, f"{name}.LinNormAct_3", heads, 1, hidden)
+    _load_place(kernel, first[0], group)
+    load_values(kernel.bias, first[1])
+    load_values(kernel.within, second[0])
+    load_values(kernel.location_hidden_bias, second[1])
+    load_values(kernel.read_location, last[0].squeeze(1))
+    load_values(kernel.location_last_bias, last[1].squeeze(1))
+
+
+def _load_both(checkpoint: Checkpoint, name: str, kernel: PairKernel, width: int, group: str) -> None:
+    """Load the network of content and location together."""
+    heads, hidden, channels = kernel.num_heads, kernel.hidden, kernel.channels
+    joined = f"{name}{_BOTH}"
+    first = _take_layer(checkpoint, f"{joined}.LinNormAct_1", heads, hidden, width + _coordinates(kernel, group))
+    second = _take_layer(checkpoint, f"{joined}.LinNormAct_2", heads, hidden, hidden)
+    last = _take_layer(checkpoint, f"{joined}.LinNormAct_3", heads, 1, hidden)
+    content, content_bias = take_linear(checkpoint, f"{name}{_CONCAT}.fc_o", width, 2 * width)
+    missing = channels - width
+    # Contents are a sum of both divided by √2 here.
+    of_both = [math.sqrt(2) * F.pad(t, (0, missing, 0, missing)).expand(heads, -1, -1) for t in content.chunk(2, dim=1)]
+    load_values(kernel.of_query, of_both[0])
+    load_values(kernel.of_key, of_both[1])
+    load_values(kernel.join_content, F.pad(first[0][..., :width], (0, missing)))
+    _load_place(kernel, first[0][..., width:], group)
+    if kernel.bias is not None:
+        load_values(kernel.bias, torch.zeros_like(kernel.bias))
+    load_values(kernel.join_bias, first[1] + first[0][..., :width] @ content_bias)
+    load_values(kernel.join_within, second[0])
+    load_values(kernel.join_hidden_bias, second[1])
+    load_values(kernel.read_both, last[0].squeeze(1))
+    load_values(kernel.join_last_bias, last[1].squeeze(1))

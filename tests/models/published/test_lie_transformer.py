@@ -1,0 +1,216 @@
+"""Published LieTransformers, against their formulas written out for all pairs of lifted points."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from escnn_attention.models import HamiltonianNetwork, LieTransformer, from_published
+
+HEADS, WIDTH, INS, OUTS, HIDDEN, EMBEDDING = 2, 6, 3, 2, 4, 2
+GROUPS = {"T(2)": (2, 1), "T(3)": (3, 1), "SE(2)_canonical": (2, 4), "Trivial(2)": (2, 1)}
+"""The dimension and the lifts of a point."""
+
+
+@pytest.fixture(autouse=True)
+def double():
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+def network(group, kernel, readout):
+    """Tensors of a network of two blocks: names and shapes of the published modules."""
+    dim, _ = GROUPS[group]
+    location = {"T(": dim, "SE": dim + 1, "Tr": 2 * dim}[group[:2]]
+    tensors = {}
+
+    def linear(name, outs, ins):
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = torch.randn(outs, ins) / math.sqrt(ins), torch.randn(outs)
+
+    def networks(name, sizes):
+        for i, (ins, outs) in enumerate(itertools.pairwise(sizes), start=1):
+            start = f"{name}.LinNormAct_{i}.linear.module"
+            tensors[f"{start}.weight"] = torch.randn(HEADS, ins, outs)
+            tensors[f"{start}.bias"] = torch.randn(HEADS, outs)
+
+    linear("net.0.module", WIDTH, INS)
+    for i in (1, 2):
+        name = f"net.{i}"
+        for what in ("ema.input_linear", "ema.output_linear", *[f"mlp.LinNormAct_{n}.linear.module" for n in (1, 2)]):
+            linear(f"{name}.{what}", WIDTH, WIDTH)
+        for what in ("ln_ema", "ln_mlp"):
+            tensors[f"{name}.{what}.weight"], tensors[f"{name}.{what}.bias"] = torch.randn(WIDTH), torch.randn(WIDTH)
+        if kernel == "mlp":
+            networks(f"{name}.ema.kernel.location_kernel", (location, HIDDEN, HIDDEN, 1))
+            for what in "kq":
+                linear(f"{name}.ema.kernel.feature_kernel.fc_{what}", WIDTH, WIDTH)
+        else:
+            both = f"{name}.ema.kernel.location_feature_combination.1"
+            networks(both, (EMBEDDING + location, HIDDEN, HIDDEN, 1))
+            for what in "kq":
+                linear(f"{name}.ema.kernel.feature_featurisation.fc_{what}", HEADS * EMBEDDING, WIDTH)
+            linear(f"{name}.ema.kernel.feature_featurisation.fc_o", EMBEDDING, 2 * EMBEDDING)
+    if readout == "clouds":
+        for i, outs in ((2, WIDTH), (5, WIDTH), (8, OUTS)):
+            linear(f"net.4.{i}", outs, WIDTH)
+    else:
+        linear("net.3.linear.module", OUTS, WIDTH)
+    return tensors
+
+
+# ------------------------------------------------------------------------------------------------------ the formulas
+
+
+def mapped(tensors, name, x):
+    return F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+
+
+def perceived(tensors, name, x):
+    """A network for each head, with a nonlinearity behind each layer, of (i, j, heads, numbers)."""
+    for i in (1, 2, 3):
+        start = f"{name}.LinNormAct_{i}.linear.module"
+        x = F.silu(torch.einsum("ijhc,hco->ijho", x, tensors[f"{start}.weight"]) + tensors[f"{start}.bias"])
+    return x.squeeze(-1)
+
+
+def located(group, x):
+    """What is seen of all pairs of lifted points, (i, j, numbers), where i attends to j."""
+    lifts = GROUPS[group][1]
+    if group.startswith("T("):
+        return x[:, None] - x[None]
+    if group.startswith("Trivial"):
+        return torch.cat([x[:, None].expand(-1, len(x), -1), x[None].expand(len(x), -1, -1)], dim=-1)
+    x, r = x.repeat_interleave(lifts, 0), torch.arange(lifts).repeat(len(x))
+    cosine, sine = (2 * math.pi * r / lifts).cos(), (2 * math.pi * r / lifts).sin()
+    inverse = torch.stack([torch.stack([cosine, sine], -1), torch.stack([-sine, cosine], -1)], -2)
+    offsets = torch.einsum("iab,ijb->ija", inverse, x[None] - x[:, None])
+    return torch.cat([offsets, ((r[None] - r[:, None]) % lifts)[..., None]], dim=-1)
+
+
+def attended(tensors, name, place, f, normalization):
+    n, heads = len(f), (HEADS, -1)
+    if f"{name}.kernel.feature_kernel.fc_k.weight" in tensors:
+        k, q = (mapped(tensors, f"{name}.kernel.feature_kernel.fc_{w}", f).unflatten(1, heads) for w in "kq")
+        scores = torch.einsum("ihc,jhc->ijh", q, k) / math.sqrt(WIDTH / HEADS)
+        place = place[:, :, None].expand(-1, -1, HEADS, -1)
+        scores = scores + perceived(tensors, f"{name}.kernel.location_kernel", place)
+    else:
+        start = f"{name}.kernel.feature_featurisation"
+        k, q = (mapped(tensors, f"{start}.fc_{w}", f).unflatten(1, heads) for w in "kq")
+        content = torch.cat([k[:, None].expand(-1, n, -1, -1), q[None].expand(n, -1, -1, -1)], dim=-1)
+        place = place[:, :, None].expand(-1, -1, HEADS, -1)
+        both = torch.cat([mapped(tensors, f"{start}.fc_o", content), place], dim=-1)
+        scores = perceived(tensors, f"{name}.kernel.location_feature_combination.1", both)
+    weights = scores.softmax(1) if normalization == "softmax" else scores / n
+    v = mapped(tensors, f"{name}.input_linear", f).unflatten(1, heads)
+    return mapped(tensors, f"{name}.output_linear", torch.einsum("ijh,jhc->ihc", weights, v).flatten(1))
+
+
+def output(tensors, group, features, x, normalization, pool):
+    """The output of one cloud: LieTransformer, Section 3.3."""
+    place = located(group, x)
+    f = mapped(tensors, "net.0.module", features).repeat_interleave(GROUPS[group][1], 0)
+    for i in (1, 2):
+        name = f"net.{i}"
+        normed = [(tensors[f"{name}.ln_{w}.weight"], tensors[f"{name}.ln_{w}.bias"]) for w in ("ema", "mlp")]
+        f = f + attended(tensors, f"{name}.ema", place, F.layer_norm(f, (WIDTH,), *normed[0]), normalization)
+        y = F.layer_norm(f, (WIDTH,), *normed[1])
+        for number in (1, 2):
+            y = F.silu(mapped(tensors, f"{name}.mlp.LinNormAct_{number}.linear.module", y))
+        f = f + y
+    pooled = {"mean": lambda z: z.mean(0), "max": lambda z: z.amax(0)}[pool]
+    if "net.3.linear.module.weight" in tensors:
+        return pooled(mapped(tensors, "net.3.linear.module", F.silu(f)))
+    y = pooled(f)
+    for i in (2, 5, 8):
+        y = mapped(tensors, f"net.4.{i}", F.silu(y))
+    return y
+
+
+# ------------------------------------------------------------------------------------------------------------ the tests
+
+
+@pytest.mark.parametrize(
+    ("group", "kernel", "readout", "normalization", "pool"),
+    [
+        ("T(2)", "mlp", "clouds", "softmax", "mean"),
+        ("T(3)", "2232", "points", "count", "mean"),
+        ("SE(2)_canonical", "mlp", "clouds", "count", "max"),
+        ("SE(2)_canonical", "2232", "points", "softmax", "max"),
+        ("Trivial(2)", "mlp", "points", "softmax", "mean"),
+        ("Trivial(2)", "2232", "clouds", "count", "mean"),
+    ],
+)
+def test_networks_give_the_published_outputs(group, kernel, readout, normalization, pool):
+    dim, lifts = GROUPS[group]
+    tensors, options = network(group, kernel, readout), {"normalization": normalization, "pool": pool}
+    ours = from_published(
+        {f"predictor.{n}": t for n, t in tensors.items()}, "lie_transformer", group=group, lift_samples=lifts, **options
+    )
+    assert isinstance(ours, LieTransformer)
+    features, x, batch = torch.randn(7, INS), torch.randn(7, dim), torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    expected = [output(tensors, group, features[batch == i], x[batch == i], **options) for i in (0, 1)]
+    torch.testing.assert_close(ours(features, x, batch=batch), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.export()(features, x, None, batch), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    # A point that a mask hides is not there.
+    mask = torch.arange(7) != 2
+    hidden = output(tensors, group, features[:2], x[:2], **options)
+    torch.testing.assert_close(ours(features, x, batch=batch, mask=mask)[0], hidden, rtol=1e-12, atol=1e-12)
+    # Motions that the group has leave the output, and others do not.
+    if group.startswith("Trivial"):
+        return
+    moved = ours(features, x + torch.randn(dim), batch=batch)
+    torch.testing.assert_close(moved, torch.stack(expected), rtol=1e-10, atol=1e-10)
+    turned = x.clone()
+    turned[:, 0], turned[:, 1] = -x[:, 1], x[:, 0]
+    difference = (ours(features, turned, batch=batch) - torch.stack(expected)).abs().max()
+    assert difference < 1e-10 if lifts == 4 else difference > 1e-4
+
+
+def test_defaults_and_dynamics():
+    energy = from_published(network("T(2)", "mlp", "clouds"), "lie_transformer", group="T(2)")
+    assert {block.attention.plain.normalization for block in energy.blocks} == {"softmax"}
+    ours = from_published(network("T(3)", "2232", "points"), "lie_transformer", group="T(3)")
+    assert {block.attention.plain.normalization for block in ours.blocks} == {"count"}
+    tensors = network("T(2)", "mlp", "points")
+    tensors |= {f"net.3.linear.module.{n}": tensors[f"net.3.linear.module.{n}"][:1] for n in ("weight", "bias")}
+    energy = from_published(tensors, "lie_transformer", group="T(2)", normalization="count")
+    dynamics = HamiltonianNetwork(energy)
+    q, p, features = torch.randn(3, 2), torch.randn(3, 2), torch.rand(3, INS)
+    path = dynamics.rollout(q, p, features, num_frames=3, step=0.05)
+    torch.testing.assert_close(path[:, -1, 1].sum(0), p.sum(0), rtol=1e-10, atol=1e-10)
+
+
+def test_bad_state_dicts():
+    tensors = network("T(2)", "mlp", "clouds")
+
+    def load(change, **options):
+        tensors_then = {n: t for n, t in (tensors | change).items() if t is not None}
+        return from_published(tensors_then, "lie_transformer", **{"group": "T(2)", **options})
+
+    for name in ("net.1.ema.output_linear.bias", "net.2.ln_mlp.weight", "net.4.5.weight", "net.0.module.weight"):
+        with pytest.raises(ValueError, match=rf"^{name}: missing"):
+            load({name: None})
+    for name in ("net.2.ema.kernel.feature_kernel.fc_q.weight", "net.1.mlp.LinNormAct_2.linear.module.bias"):
+        with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
+            load({name: torch.cat([tensors[name]] * 2)})
+    with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor of this network"):
+        load({"net.4.9.weight": torch.ones(2)})
+    first = "net.1.ema.kernel.location_kernel.LinNormAct_1.linear.module.weight"
+    with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 3, 4\)"):
+        load({}, group="T(3)")
+    with pytest.raises(ValueError, match=r"^group: got 'SE3', needed one of 'T\(2\)'"):
+        load({}, group="SE3")
+    with pytest.raises(ValueError, match=r"^lift_samples: got 2, and T\(2\) has one"):
+        load({}, lift_samples=2)
+    with pytest.raises(ValueError, match=r"^net.0.module.weight: makes 5 channels"):
+        load({"net.0.module.weight": torch.ones(5, INS)})
+    wide = network("T(3)", "2232", "points") | {"net.1.ema.kernel.feature_featurisation.fc_o.weight": torch.ones(4, 8)}
+    with pytest.raises(ValueError, match=r"^net.1.ema.kernel.feature_featurisation.fc_o.weight: makes 4 numbers"):
+        from_published(wide, "lie_transformer", group="T(3)")
+    with pytest.raises(ValueError, match=r"^group: got None, needed one of 'T\(2\)'"):
+        from_published(tensors, "lie_transformer")
