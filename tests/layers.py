@@ -123,6 +123,7 @@ CASES = {
     "DropPath": Case(lambda: ea.DropPath(FIELDS, 0.5)),
     "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
+    "FieldLayerNorm, fields": Case(lambda: ea.FieldLayerNorm(FIELDS, kind="fields")),
     "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
     "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4)), training=True),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
@@ -133,6 +134,7 @@ CASES = {
     "GroupSelfAttention, separable": Case(attention("separable", query="all")),
     "GroupSelfAttention, Fourier": Case(attention(ea.FourierEncoding(4), None)),
     "GroupSelfAttention, rotary": Case(attention("rotary", None, keys="own")),
+    "GroupSelfAttention, rotary values": Case(attention(ea.RotaryEncoding(values=True), None, query="all")),
     "GroupSelfAttention, absolute": Case(attention("absolute", None)),
     "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
     "GroupSelfAttention, turned": Case(
@@ -152,6 +154,7 @@ CASES = {
     "PointSelfAttention, edges": on_points(points("separable"), edge_index=EDGES),
     "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
+    "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
     "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
     "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),
     "PointSelfAttention, SO(3)": on_points(
@@ -165,6 +168,8 @@ CASES = {
     ),
     "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
     "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
+    "PositionEmbedding": Case(lambda: ea.PositionEmbedding(spaces.mixed(D4), channels=3)),
+    "PowerSpectrum": Case(lambda: ea.PowerSpectrum(spaces.mixed(D4))),
     "PoseLinear": Case(lambda: ea.PoseLinear(spaces.mixed(D4), FIELDS)),
     "ScalePooling": Case(lambda: ea.ScalePooling(FIELDS, SCALES), shape=(2, 9, 9)),
     "SiLU": Case(lambda: ea.SiLU(FIELDS)),

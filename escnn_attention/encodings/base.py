@@ -39,6 +39,7 @@ class Encoding(torch.nn.Module, ABC):
     Attributes:
         absolute: whether the encoding is a function of the positions themselves, added to queries and keys (GSA-Nets,
             Eq. 10), and not of their differences, added to the keys (Eq. 11).
+        rotates_values: whether :meth:`rotations` are for values, too.
         bound: whether the parameters exist.
 
     Example:
@@ -56,6 +57,7 @@ class Encoding(torch.nn.Module, ABC):
     """
 
     absolute: bool = False
+    rotates_values: bool = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Take the function of the offset from the nearest class that says anything of it, and from no other.

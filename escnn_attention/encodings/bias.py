@@ -21,10 +21,12 @@ class Offers(Protocol):
 
     Attributes:
         absolute: whether it is a function of positions, and not of offsets.
+        rotates_values: whether its rotations are for values, too.
         dim: the dimension of the offsets.
     """
 
     absolute: bool
+    rotates_values: bool
     dim: int
 
     def offsets(self, delta: Tensor) -> Tensor | None:
@@ -75,6 +77,7 @@ def positional_bias(
         waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
         rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
         log_measure=None if log_measure is None else log_measure.unsqueeze(1),
+        rotates_values=encoding.rotates_values,
     )
 
 

@@ -24,12 +24,18 @@ class RotaryEncoding(FrequencyEncoding):
     the offset, and nothing but ordinary attention is left. With ``keys="own"`` a layer then costs what an ordinary
     transformer costs, with :math:`|H|` times the heads.
 
+    With ``values`` the values that are attended to are rotated by the same angles, and the output tells how far away
+    they were:
+
+    .. math:: \mathrm{out}(x, h) = \sum \mathrm{softmax}(s_h) \; R(\Omega h^{-1}\Delta)\, v(x', \hat h)
+
     Args:
         num_frequencies: the number of rotated pairs; by default all channels of a head, C // 2 pairs.
         scale: the standard deviation of the entries of :math:`\Omega` at initialisation, in radians for each unit of
             the window's reach.
         learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn and is saved with the layer.
         constant_keys: whether keys are constant, and not made of the features.
+        values: whether values are rotated, too.
 
     Raises:
         ValueError: on binding, when a head has fewer channels than are to be rotated; with ``constant_keys``, when it
@@ -42,8 +48,8 @@ class RotaryEncoding(FrequencyEncoding):
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
         >>> layer = GroupSelfAttention(fields, fields, encoding=RotaryEncoding(), keys="own")
 
-    Source: Su et al., "RoFormer", 2021, for rotary encodings; "Platonic Transformers", 2025, for their use in frames
-    and for keys that are constant.
+    Source: Su et al., "RoFormer", 2021, for rotary encodings; "Platonic Transformers", 2025, for their use in frames,
+    for keys that are constant, and for values that are rotated (there: RoPE on values).
     """
 
     def __init__(
@@ -53,9 +59,11 @@ class RotaryEncoding(FrequencyEncoding):
         scale: float = math.pi,
         learned: bool = True,
         constant_keys: bool = False,
+        values: bool = False,
     ):
         super().__init__(num_frequencies, scale, learned)
         self.constant_keys = check_bool("constant_keys", constant_keys)
+        self.rotates_values = check_bool("values", values)
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
         if not self.constant_keys:
@@ -88,4 +96,7 @@ class RotaryEncoding(FrequencyEncoding):
         return self.frequencies if self.bound and self.dim else None
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", constant_keys=True" if self.constant_keys else "")
+        extra = (", constant_keys=True" if self.constant_keys else "") + (
+            ", values=True" if self.rotates_values else ""
+        )
+        return super().extra_repr() + extra

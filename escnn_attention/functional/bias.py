@@ -63,6 +63,8 @@ class PositionalBias:
         rotary: ``(M, |H|, F, d)``; :math:`\Omega h^{-1}`, by which pairs of channels of the keys are rotated: the score
             becomes :math:`\langle q, R(\Omega h^{-1}\Delta)(k + E[h^{-1}\hat h])\rangle`. Pair i is the channels i and
             F + i; channels beyond 2F are not rotated.
+        rotates_values: whether ``rotary`` rotates values, too, by the same angles:
+            :math:`R(\Omega h^{-1}\Delta)\,v` is what is summed.
         absolute: whether the terms are added to the queries as well as to the keys. Where keys have more poses than
             queries, the first of them are those of the queries.
         log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
@@ -88,6 +90,7 @@ class PositionalBias:
     rotary: Tensor | None = None
     log_measure: Tensor | None = None
     log_window: Tensor | None = None
+    rotates_values: bool = False
 
     @property
     def adds_to_keys(self) -> bool:

@@ -131,7 +131,7 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
         >>> call.q.shape, call.k.shape, unfold(call.q).shape
         (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
-    bias = call.bias
+    bias, back = call.bias, None
     heads, num_poses = call.q.shape[0], bias.num_poses
     # M, H or 1, B, N, J, C: the frame stands beside the head.
     q = call.q.movedim(3, 1).unsqueeze(4) if call.query == "own" else call.q.unsqueeze(1)
@@ -154,11 +154,17 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
         # Between two positions the angle is that of their offset, so the origin may lie anywhere.
         points = call.positions.coordinates.to(precise) * call.positions.scale
         angle = points @ bias.rotary.to(precise).transpose(-1, -2)
-        q, k = (rotate(t, angle[:, :, None, :, None]) for t in (q, k))
+        angle = angle[:, :, None, :, None]
+        q, k = (rotate(t, angle) for t in (q, k))
+        if bias.rotates_values:
+            back, v = -angle, rotate(v, angle)
     q, k, v = (t.expand(-1, num_poses, *t.shape[2:]).flatten(0, 1) for t in (q, k, v))
 
     def unfold(out: Tensor) -> Tensor:
-        return out.squeeze(3).unflatten(0, (heads, num_poses)).movedim(1, 3)
+        out = out.unflatten(0, (heads, num_poses))
+        # From the frame of the query: between two positions the angle is that of their offset, of values too.
+        out = out if back is None else rotate(out, back)
+        return out.squeeze(4).movedim(1, 3)
 
     return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
 

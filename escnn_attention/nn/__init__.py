@@ -13,6 +13,8 @@ from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAtte
 from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
+from escnn_attention.nn.position_embedding import PositionEmbedding
+from escnn_attention.nn.power_spectrum import PowerSpectrum
 from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
@@ -43,6 +45,8 @@ __all__ = [
     "PoseAttention",
     "PoseFeedForward",
     "PoseLinear",
+    "PositionEmbedding",
+    "PowerSpectrum",
     "ScalePooling",
     "Scales",
     "SiLU",

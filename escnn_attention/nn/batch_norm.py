@@ -16,8 +16,8 @@ from escnn_attention.plain.layer_norm import NormScope
 
 __all__ = ["BlockNorm", "FieldBatchNorm", "check_norm_kind", "norm_of"]
 
-BlockNorm = Literal["layer", "rms", "batch"]
-"""The norms of a block: :class:`FieldLayerNorm` of either kind, or :class:`FieldBatchNorm`."""
+BlockNorm = Literal["layer", "rms", "fields", "batch"]
+"""The norms of a block: :class:`FieldLayerNorm` of any kind, or :class:`FieldBatchNorm`."""
 
 
 class FieldBatchNorm(PlainModule):

@@ -9,7 +9,7 @@ import numpy as np
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_option
-from escnn_attention.groups.fibers import FrameSegment, frames, generic_fibers, invariant_vectors
+from escnn_attention.groups.fibers import FrameSegment, columns_of, frames, generic_fibers, invariant_vectors
 from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.layer_norm import LayerNorm, NormKind, NormScope
@@ -35,7 +35,9 @@ class FieldLayerNorm(PlainModule):
         scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
             sample together, as the published GSA-Nets do (there: group norm with one group), ``"pose"`` over the fields
             of each pose at each position.
-        kind: ``"layer"``, or ``"rms"``: the root mean square norm, without :math:`\mu` and :math:`\beta`.
+        kind: ``"layer"``; ``"rms"``: the root mean square norm, without :math:`\mu` and :math:`\beta`; or ``"fields"``:
+            :math:`\mu` is the mean over all fields of the same representation, component by component, which
+            transforms as they do. It is that of octic ViTs, for features that are many fields of each irrep.
         eps: added to the mean square.
         affine: whether to learn :math:`\gamma` and :math:`\beta`.
 
@@ -45,6 +47,7 @@ class FieldLayerNorm(PlainModule):
 
     Raises:
         ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; with
+            ``kind="fields"``, a field that is the only one of its representation, or poses as ``scope``; with
             ``scope="pose"``, a field that is not regular, which has no poses, or a single one, which is its own mean.
 
     Example:
@@ -59,7 +62,8 @@ class FieldLayerNorm(PlainModule):
         True
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1; Zhang and Sennrich, "Root Mean
-    Square Layer Normalization", NeurIPS 2019.
+    Square Layer Normalization", NeurIPS 2019; Nordström et al., "Stronger ViTs With Octic Equivariance", 2025, for
+    ``kind="fields"``.
     """
 
     plain: LayerNorm
@@ -83,13 +87,32 @@ class FieldLayerNorm(PlainModule):
                 raise ValueError('in_type: got a single field, which scope="pose" makes zero: it is its own mean')
             poses = in_type.gspace.fibergroup.order()
         field, mean = channels_of(in_type)
+        alike = _alike(in_type, scope) if kind == "fields" else None
         invariants, eps = invariant_vectors(in_type), check_eps(eps)
-        plain = LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses)
+        plain = LayerNorm(
+            field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses, alike=alike
+        )
         super().__init__(in_type, in_type, plain)
         self.pointwise = scope != "sample"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def _alike(in_type: FieldType, scope: NormScope) -> np.ndarray:
+    """For each channel the number of the component that it is, of which representation."""
+    if scope == "pose":
+        raise ValueError('kind: got "fields" with scope="pose", whose mean is over the fields as well; needed "layer"')
+    alike, start = np.zeros(in_type.size, dtype=np.int64), 0
+    for representation, columns in columns_of(in_type):
+        if len(columns) == 1:
+            raise ValueError(
+                f'in_type: got a single field of {representation.name}, which kind="fields" makes zero: it is its own '
+                "mean"
+            )
+        alike[columns] = start + np.arange(representation.size)
+        start += representation.size
+    return alike
 
 
 def field_of_channels(in_type: FieldType) -> np.ndarray:

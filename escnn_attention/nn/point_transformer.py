@@ -87,8 +87,8 @@ class PointTransformerBlock(PointBlock):
         projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
-        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
-            :class:`FieldBatchNorm`.
+        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
+            kind, or a :class:`FieldBatchNorm`.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).

@@ -47,8 +47,8 @@ class SphereTransformerBlock(PointBlock):
         hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches, of whole fields where a field is not a scalar.
-        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
-            :class:`FieldBatchNorm`.
+        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
+            kind, or a :class:`FieldBatchNorm`.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a sphere as a whole
             (:class:`DropPath`).

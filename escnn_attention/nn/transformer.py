@@ -71,8 +71,8 @@ class TransformerBlock(GridModule):
         norm_scope: the scope of the layer norms; by default ``"sample"`` for ``"gsa"``, as published, and
             ``"position"`` for ``"pre"``.
         norm_eps: what the norms add to the mean square.
-        norm_kind: ``"layer"``, ``"rms"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this kind, or a
-            :class:`FieldBatchNorm`.
+        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
+            kind, or a :class:`FieldBatchNorm`.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
         projection, bias: of the attention and of the pointwise network.

@@ -16,7 +16,7 @@ from escnn_attention.plain.buffers import ExactBuffers
 __all__ = ["LayerNorm", "NormKind", "NormScope"]
 
 NormScope = Literal["position", "sample", "pose"]
-NormKind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms", "fields"]
 
 
 class LayerNorm(ExactBuffers):
@@ -30,11 +30,15 @@ class LayerNorm(ExactBuffers):
         invariants: ``(size, k)``, the vectors along which a shift is learned.
         scope, kind, eps, affine: as in :class:`escnn_attention.FieldLayerNorm`.
         poses: with ``scope="pose"`` the number of poses of every field.
+        alike: with ``kind="fields"`` ``(size,)``, the number of what each channel is a component of: equal for the
+            same component of all fields of one representation.
     """
 
     field: Tensor
     mean: Tensor
     invariants: Tensor
+    alike: Tensor | None
+    counts: Tensor | None
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class LayerNorm(ExactBuffers):
         affine: bool,
         kind: NormKind = "layer",
         poses: int | None = None,
+        alike: np.ndarray | None = None,
     ):
         super().__init__()
         self.scope = scope
@@ -57,8 +62,10 @@ class LayerNorm(ExactBuffers):
         self.register_buffer("field", torch.as_tensor(field), persistent=False)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
+        self.register_buffer("alike", None if alike is None else torch.as_tensor(alike), persistent=False)
+        self.register_exact("counts", None if alike is None else np.bincount(alike).astype(float))
         self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
-        shifts = affine and kind == "layer" and invariants.shape[1]
+        shifts = affine and kind != "rms" and invariants.shape[1]
         self.bias = Parameter(torch.zeros(invariants.shape[1])) if shifts else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +73,7 @@ class LayerNorm(ExactBuffers):
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if self.poses is not None:
             return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
-        if self.scope == "position" and (self.centred or self.kind == "rms"):
+        if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
             return self._in_one_pass(y, 1).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
@@ -74,6 +81,12 @@ class LayerNorm(ExactBuffers):
             has_mean = self.mean.to(y.dtype).view(shape)
             count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
             y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
+        elif self.alike is not None and self.counts is not None:
+            total = y.new_zeros(len(y), len(self.counts), *y.shape[2:]).index_add(1, self.alike, y)
+            mean = total / self.counts.to(y.dtype).view(shape)
+            if self.scope == "sample":
+                mean = mean.mean(over[1:], keepdim=True)
+            y = y - mean.index_select(1, self.alike)
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
         if self.weight is not None:
             y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)

@@ -238,3 +238,38 @@ def test_poses_at_points_and_in_half_precision():
     torch.testing.assert_close(y.tensor, module(field_type(points.tensor[..., None, None])).tensor[..., 0, 0])
     half = module.bfloat16()(GeometricTensor(points.tensor.bfloat16(), field_type, points.coords)).tensor
     torch.testing.assert_close(half.float(), y.tensor, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("scope", ["position", "sample"])
+def test_means_over_fields_of_a_representation(scope):
+    gspace = gspaces.flipRot2dOnR2(4)
+    vector, sign = gspace.irrep(1, 1), gspace.irrep(1, 0)
+    fields = FieldType(gspace, [vector, sign, gspace.trivial_repr, vector, sign, gspace.trivial_repr, vector])
+    norm = FieldLayerNorm(fields, scope, kind="fields", eps=0.0).double()
+    x = spaces.random_field(fields, 3, 3)
+    with torch.no_grad():
+        norm.plain.weight.copy_(torch.randn(7))
+        norm.plain.bias.copy_(torch.randn(2))
+    assert spaces.grid_error(norm, x) < 1e-12
+    with torch.no_grad():
+        norm.plain.weight.fill_(1)
+        norm.plain.bias.zero_()
+    over = (1,) if scope == "position" else (1, 2, 3)
+    kinds = [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    y = x.tensor.clone()
+    for channels in kinds:
+        y[:, channels] -= y[:, channels].mean(over, keepdim=True)
+    y = y / y.square().mean(over, keepdim=True).sqrt()
+    torch.testing.assert_close(norm(x).tensor, y)
+    torch.testing.assert_close(norm.export()(x.tensor), y)
+    # The mean over components of different kinds is not equivariant.
+    norm.plain.alike = norm.plain.alike.roll(1)
+    assert spaces.grid_error(norm, x) > 1e-3
+
+
+def test_means_over_fields_need_several():
+    gspace = gspaces.rot2dOnR2(4)
+    with pytest.raises(ValueError, match="single field of irrep_1"):
+        FieldLayerNorm(FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr]), kind="fields")
+    with pytest.raises(ValueError, match="with scope="):
+        FieldLayerNorm(spaces.regular(gspace, 2), "pose", kind="fields")

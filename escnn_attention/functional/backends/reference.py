@@ -44,7 +44,12 @@ def attention(call: Call) -> Tensor:
     """
     refuse_the_impossible(call)
     p = F.dropout(probabilities(call), call.dropout)
-    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
+    if call.bias.rotary is None or not call.bias.rotates_values:
+        return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
+    everything = torch.arange(call.positions.num_positions, device=call.q.device)
+    rows = call.positions.rows(everything[:, None], everything)
+    seen = rotate(call.v[:, :, None, :, None], _angles(call, call.bias.rotary, rows))
+    return torch.einsum("mbnhjkp,mbnkhpc->mbnhc", p, seen)
 
 
 def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
@@ -113,12 +118,17 @@ def _scores(call: Call, bias: PositionalBias, rows: Tensor, queries: Tensor, pos
     else:
         if bias.pose is not None:
             k = k + bias.pose[:, poses][:, None, None]
-        precise = working_precision(q.dtype)
-        angle = call.positions.offsets.to(precise) @ bias.rotary[:, poses].to(precise).transpose(-1, -2)
         # The key as this query sees it: rotated by the angle of their offset.
-        angle = angle[:, :, rows.clamp(min=0)].movedim(1, 3)[:, None, :, :, :, None]  # M, 1, n, N, H, 1, F
-        score = score + torch.einsum("mbnhjc,mbnkhpc->mbnhjkp", q, rotate(k.unsqueeze(2), angle))
+        seen = rotate(k.unsqueeze(2), _angles(call, bias.rotary[:, poses], rows))
+        score = score + torch.einsum("mbnhjc,mbnkhpc->mbnhjkp", q, seen)
     return score / math.sqrt(q.shape[-1])
+
+
+def _angles(call: Call, rotary: Tensor, rows: Tensor) -> Tensor:
+    """The angles of all offsets, ``(M, 1, n, N, H, 1, F)``, for the table rows ``(n, N)`` of all pairs."""
+    precise = working_precision(call.q.dtype)
+    angle = call.positions.offsets.to(precise) @ rotary.to(precise).transpose(-1, -2)
+    return angle[:, :, rows.clamp(min=0)].movedim(1, 3)[:, None, :, :, :, None]
 
 
 def _absolute(
