@@ -47,6 +47,7 @@ if find_spec("escnn") is not None:
         GroupSelfAttention,
         HalvingPool,
         LayerScale,
+        LayerSummary,
         LiftingSelfAttention,
         PerScale,
         PointAttentiveConv,
@@ -62,10 +63,12 @@ if find_spec("escnn") is not None:
         SiLU,
         SphereSelfAttention,
         SphereTransformerBlock,
+        Summary,
         TransformerBlock,
         attention_from_convolution,
         complete_basis,
         fit_kernel,
+        summary,
     )
 else:
 
@@ -98,6 +101,7 @@ __all__ = [
     "GroupSelfAttention",
     "HalvingPool",
     "LayerScale",
+    "LayerSummary",
     "LiftingSelfAttention",
     "LogPolar",
     "MLPEncoding",
@@ -125,11 +129,13 @@ __all__ = [
     "SphereGrid",
     "SphereSelfAttention",
     "SphereTransformerBlock",
+    "Summary",
     "TransformerBlock",
     "assert_equivariant",
     "attention_from_convolution",
     "complete_basis",
     "equivariance_report",
     "fit_kernel",
+    "summary",
     "working_memory",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from escnn_attention._escnn.buffers import derived_buffers
 from escnn_attention.models.description import DescriptionError, build, class_path, describe, named
+from escnn_attention.models.listing import shortened
 
 __all__ = ["CONFIGURATION", "WEIGHTS", "PretrainedMixin", "from_folder", "read_configuration"]
 
@@ -95,6 +96,13 @@ class PretrainedMixin(
         object.__setattr__(network, "_hub_mixin_config", described)
         object.__setattr__(network, "_undescribed", undescribed)
         return network
+
+    def __repr__(self) -> str:
+        assert isinstance(self, torch.nn.Module)
+        name, _, inside = shortened(super().__repr__()).partition("\n")
+        parameters = f"{sum(p.numel() for p in self.parameters()):,} parameters"
+        space = getattr(self, "gspace", None)
+        return "\n".join([name, f"  {parameters}" if space is None else f"  {space.name}, {parameters}", inside])
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         """Write ``model.safetensors``, ``config.json`` and, where there is none, a model card ``README.md``.

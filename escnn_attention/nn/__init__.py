@@ -20,6 +20,7 @@ from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.sphere_attention import SphereSelfAttention
 from escnn_attention.nn.sphere_transformer import SphereTransformerBlock
+from escnn_attention.nn.summary import LayerSummary, Summary, summary
 from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "GroupSelfAttention",
     "HalvingPool",
     "LayerScale",
+    "LayerSummary",
     "LiftingSelfAttention",
     "PerScale",
     "PointAttentiveConv",
@@ -52,8 +54,10 @@ __all__ = [
     "SiLU",
     "SphereSelfAttention",
     "SphereTransformerBlock",
+    "Summary",
     "TransformerBlock",
     "attention_from_convolution",
     "complete_basis",
     "fit_kernel",
+    "summary",
 ]
