@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import warnings
+
+import escnn.nn as en
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention._export import exporting
-from tests.layers import CASES, Case
+from tests import spaces
+from tests.layers import C4, CASES, Case
 
 ON_GRIDS = [name for name, case in CASES.items() if not case.points]
 BATCH = ({0: Dim("batch")},)
+
+# What a machine does that has neither package: the files, the images and what is expected of them are its arguments.
+_ELSEWHERE = """
+sys.modules["escnn"] = sys.modules["escnn_attention"] = None
+import torch
+program, network, *rest = sys.argv[1:]
+images, expected = torch.load(rest[0])
+found = [torch.export.load(program).module()(images)]
+if network:
+    import onnxruntime
+    session = onnxruntime.InferenceSession(network)
+    found.append(torch.from_numpy(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]))
+for output in found:
+    print(float((output - expected).abs().max() / expected.abs().max()))
+assert not any(name.split(".")[0] in ("escnn", "escnn_attention") and module for name, module in sys.modules.items())
+"""
 
 
 @pytest.fixture
@@ -93,3 +114,77 @@ def test_an_operator_of_this_package_would_be_noticed(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
     program = torch.export.export(plain, (x,))
     assert "escnn_attention" in operators(program)
+
+
+class Mixed(nn.Module):
+    """Modules of escnn and of this package in one network, which ends in a module of escnn's when it is exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = spaces.regular(C4, 2)
+        self.layers = en.SequentialModule(
+            en.R2Conv(spaces.scalars(C4, 2), hidden, 3, padding=1),
+            en.InnerBatchNorm(hidden),
+            en.ReLU(hidden),
+            ea.GroupSelfAttention(hidden, hidden, 1, 3),
+            en.GroupPooling(hidden),
+        )
+
+    def export(self) -> nn.Module:
+        return self.layers.eval().export()
+
+
+def test_files_are_used_where_neither_package_is(tmp_path, run_python, without_escnn):
+    pytest.importorskip("onnxruntime")
+    plain, x = Mixed().export(), torch.randn(2, 2, 7, 7)
+    images = several(x)
+    with torch.no_grad():
+        torch.save((images, plain(images)), tmp_path / "images.pt")
+    torch.export.save(program_of(plain, x), tmp_path / "n.pt2")
+    onnx_of(plain, x).save(tmp_path / "n.onnx")
+    found = run_python(_ELSEWHERE, tmp_path / "n.pt2", tmp_path / "n.onnx", tmp_path / "images.pt")
+    errors = [float(line) for line in found.splitlines()]
+    assert len(errors) == 2
+    assert max(errors) < 1e-5
+    with pytest.raises(AssertionError, match="escnn"):  # as a module it needs what its parts are of
+        without_escnn(plain, x)
+
+
+def onnx_of(plain: nn.Module, x: Tensor):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.onnx.export(plain, (x,), dynamo=True, dynamic_shapes=BATCH, verbose=False)
+
+
+def check_onnx(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    plain, x = plain_and_input(CASES[name])
+    session = ort.InferenceSession(onnx_of(plain, x).model_proto.SerializeToString())
+    for images in (several(x), x[:1]):
+        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        with torch.no_grad():
+            assert_same(torch.from_numpy(found), plain(images), 2e-5)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", [name for name in ON_GRIDS if not hasattr(models, name)])
+def test_onnx(name):
+    check_onnx(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ON_GRIDS)
+def test_onnx_of_layers_and_networks(name):
+    check_onnx(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ON_GRIDS)
+def test_compiled_packages(name, tmp_path):
+    """By AOTInductor, which compiles for a minute."""
+    plain, x = plain_and_input(CASES[name])
+    package = torch._inductor.aoti_compile_and_package(program_of(plain, x), package_path=str(tmp_path / "n.pt2"))
+    run = torch._inductor.aoti_load_package(package)
+    for images in (several(x), x[:1]):
+        with torch.no_grad():
+            assert_same(run(images), plain(images))

@@ -149,6 +149,10 @@ def test_commands_exist(name):
             options = words[3:] if words[2] == "compare" else []
         elif words[:2] == ["escnn-attention", "compare"]:
             options = words[2:]
+        elif words[:2] == ["escnn-attention", "export"]:
+            (file,) = words[3:]
+            assert Path(file).suffix in (".onnx", ".pt2"), words
+            options = []
         elif experiment := experiment_options(words):
             assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer", "--pretrained"}, words
             options = []

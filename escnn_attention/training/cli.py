@@ -180,6 +180,47 @@ def predict(context: typer.Context) -> None:
     _run_experiment("predict", context.args)
 
 
+@app.command()
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a training, or a checkpoint in it.")
+    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
+    size: Annotated[
+        int | None,
+        typer.Option(help="Height and width of the images.  [default: those of the data]", show_default=False),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option(help="Version of ONNX's operators.  [default: 20]", show_default=False),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
+) -> None:
+    """Write a trained network to a file that needs neither this package nor escnn, and check it.
+
+    The file is given random images, and the same transformed by the group, before it takes its place.
+    """
+    console = Console()
+    with console.status("loading torch and escnn"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*py3nj.*")
+        from escnn_attention.training.errors import UserError
+        from escnn_attention.training.experiment.export import export_network
+    try:
+        with console.status(f"exporting {file.name}"):
+            written = export_network(source, file, size=size, opset=opset, replace=replace)
+    except UserError as error:
+        _fail(error)
+    images = "×".join(map(str, written.shape))
+    lines = [f"{written.file}: {written.num_bytes / 1e6:.2f} MB, for any number of images {images}"]
+    lines.append(f"values: as those of the network, to {written.error:.1e} of the largest")
+    if written.report is None:
+        lines.append("equivariance: not measured, the network has no group")
+    else:
+        lines.append(str(written.report).splitlines()[-1].replace("equivariant", "the file is equivariant", 1))
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def _run_experiment(command: str, arguments: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*py3nj.*")

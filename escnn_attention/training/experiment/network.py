@@ -19,7 +19,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
     arguments; where all of them are of this package, and the gspace is escnn's, the network is built from that.
 
     Args:
-        folder: that was given to ``escnn-attention fit --folder``.
+        folder: that was given to ``escnn-attention fit --folder``; or a checkpoint in it.
         network: one of the same kind, which gets the weights, where it is not a network of this package; by default
             one is built, on the CPU.
 
@@ -40,9 +40,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
     """
     if network is not None and not isinstance(network, torch.nn.Module):
         raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
-    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
-    if path is None:
-        raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
+    path = checkpoint_of(folder)
     content = read_checkpoint(path)
     if network is None:
         trained = provenance_of(content)
@@ -63,3 +61,17 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
         _, *reasons = str(error).splitlines()
         raise UserError(f"{path} is of another network: {reasons[0].strip()}") from error
     return network.eval()
+
+
+def checkpoint_of(folder: str | Path) -> Path:
+    """The checkpoint of the trained network of an experiment, or the one that is given instead of its folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    if Path(folder).is_file():
+        return Path(folder)
+    path = next((p for name in (BEST, LAST) if (p := Path(folder) / name).is_file()), None)
+    if path is None:
+        raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
+    return path
