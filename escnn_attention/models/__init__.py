@@ -11,6 +11,7 @@ from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
+from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pose_mean import PoseMean
 from escnn_attention.models.position_sum import PositionSum
@@ -35,6 +36,8 @@ __all__ = [
     "InvariantLogits",
     "LieTransformer",
     "LieTransformerBlock",
+    "PlatonicBlock",
+    "PlatonicTransformer",
     "PointTransformer",
     "PoseMean",
     "PositionSum",

@@ -43,7 +43,7 @@ from escnn_attention.plain.point_network import (
 )
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
-__all__ = ["PointTransformer"]
+__all__ = ["PointTransformer", "in_type_of"]
 
 _EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
 
@@ -153,7 +153,7 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         _check_head(pool, poses, readout, head_layers)
         check_int("num_blocks", num_blocks)
         self.gspace = gspace
-        self.in_type = _in_type(gspace, in_type)
+        self.in_type = in_type_of(gspace, in_type)
         self.pool: Pool | None = pool
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
@@ -287,7 +287,7 @@ def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> 
     )
 
 
-def _in_type(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
+def in_type_of(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
     """The type of the features, of what says it."""
     if not isinstance(value, Mapping):
         return _scalars(gspace, "in_type", value)

@@ -293,6 +293,7 @@ class PointNetwork(torch.nn.Module):
         norm: at every point.
         head: of ``(x, batch, num_clouds, measure)``.
         positions: None, or the length that is 1 for positions, which the features are to tell of.
+        waves: None, or what is added to the embedding, of the coordinates.
     """
 
     def __init__(
@@ -300,8 +301,9 @@ class PointNetwork(torch.nn.Module):
         embedding: torch.nn.Module,
         blocks: Sequence[torch.nn.Module],
         norm: torch.nn.Module,
-        head: InvariantHead | EquivariantHead | LiftedHead,
+        head: torch.nn.Module,
         positions: float | None = None,
+        waves: torch.nn.Module | None = None,
     ):
         super().__init__()
         self.embedding = embedding
@@ -309,6 +311,7 @@ class PointNetwork(torch.nn.Module):
         self.norm = norm
         self.head = head
         self.positions = positions
+        self.waves = waves
 
     def forward(
         self,
@@ -330,6 +333,7 @@ class PointNetwork(torch.nn.Module):
             offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
             x = torch.cat([x, offsets / self.positions], dim=1)
         y = self.embedding(x)
+        y = y if self.waves is None else y + self.waves(coords)
         with shared_geometry():
             for block in self.blocks:
                 y = block(y, coords, edge_index, batch, mask, measure)

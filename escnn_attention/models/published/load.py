@@ -14,6 +14,7 @@ from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.published.attgconv import from_attgconv
 from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
 from escnn_attention.models.published.lie_transformer import from_lie_transformer
+from escnn_attention.models.published.platonic import from_platonic
 from escnn_attention.nn.options import check_options, option_names
 
 __all__ = ["from_published"]
@@ -23,6 +24,7 @@ _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "g_selfatt": from_gsa,
     "gevit": from_gevit,
     "lie_transformer": from_lie_transformer,
+    "platonic": from_platonic,
 }
 
 
@@ -45,6 +47,9 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"SE(2)_canonical"`` (with ``lift_samples``),
       ``"Trivial(2)"`` or ``"Trivial(3)"``; ``normalization`` is ``"softmax"`` (the default but for QM9) or ``"count"``
       (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is to all points.
+    - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
+      how many of the features are vectors, behind the scalars; ``activation``, ``pool`` and ``divisor`` are as there,
+      by default ``"gelu"``, ``"sum"`` and 1.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``
@@ -81,4 +86,11 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
     """
     load = _KINDS[check_option("kind", kind, tuple(_KINDS))]
     check_options(f"kind {kind!r}", options, option_names(load))
-    return load(Checkpoint(state_dict), **options)
+    return load(Checkpoint(_not_empty(state_dict)), **options)
+
+
+def _not_empty(state_dict: Any) -> Any:
+    """The state dict without tensors of no numbers, such as those of a head that gives none."""
+    if not isinstance(state_dict, Mapping):
+        return state_dict
+    return {name: t for name, t in state_dict.items() if not (isinstance(t, Tensor) and t.numel() == 0)}

@@ -1,0 +1,259 @@
+"""The networks of the published code of Platonic Transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from escnn import gspaces
+from escnn.group import o3_group
+from escnn.gspaces import GSpace
+from torch import Tensor
+
+from escnn_attention._checks import check_int
+from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
+from escnn_attention.models.published.weights import load_heads, load_values
+from escnn_attention.nn.activations import Activation
+from escnn_attention.nn.branches import LayerScale
+from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.projections import ToPoses
+
+__all__ = ["from_platonic"]
+
+_EMBEDDING = re.compile(r"(.*)x_embedder\.kernel")
+_BUFFERS = ("cayley_table", "inverse_indices", "group_elements")
+
+
+def from_platonic(
+    checkpoint: Checkpoint,
+    *,
+    vectors: int = 0,
+    activation: Activation = "gelu",
+    pool: Literal["mean", "sum"] | None = "sum",
+    divisor: float = 1.0,
+) -> PlatonicTransformer:
+    """The network that tensors of the published code of Platonic Transformers belong to.
+
+    Args:
+        checkpoint: the tensors.
+        vectors: how many of the features are vectors, behind the scalars.
+        activation: of the pointwise networks.
+        pool: over the points, None for outputs at every point.
+        divisor: what is pooled is divided by this.
+    """
+    names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
+    if not names:
+        raise checkpoint.missing("x_embedder.kernel", ", needed the embedding of the features")
+    start = names[0]
+    layer = f"{start}layers.0."
+    rotary = f"{layer}interaction.rope_emb"
+    matrices = checkpoint.take(f"{rotary}.group_elements", *checkpoint.shape(f"{rotary}.group_elements", 3)).double()
+    gspace, elements = _gspace(f"{rotary}.group_elements", matrices.numpy())
+    _, width, ins = checkpoint.shape(f"{start}x_embedder.kernel", 3)
+    heads, _, dim = checkpoint.shape(f"{rotary}.freqs", 3)
+    check_int("vectors", vectors, least=0)
+    if ins < dim * vectors or not ins - dim * vectors + vectors:
+        raise ValueError(f"vectors: got {vectors}, and the embedding reads {ins} numbers, of {dim} each vector has")
+    gammas = checkpoint.tensors.get(f"{layer}gamma_1")
+    network = PlatonicTransformer(
+        gspace,
+        _named(scalar=ins - dim * vectors, vector=vectors),
+        _named(**{kind: number for kind, _, number in _readouts(checkpoint, start, dim)}),
+        fields=width,
+        num_blocks=checkpoint.count(f"{start}layers."),
+        num_heads=heads,
+        hidden_fields=checkpoint.shape(f"{layer}linear1.kernel", 3)[1],
+        constant_keys=not checkpoint.any(f"{layer}interaction.k_proj."),
+        activation=activation,
+        norm_kind="layer" if f"{layer}norm1.bias" in checkpoint.tensors else "rms",
+        layer_scale=None if gammas is None else 1.0,
+        positions=checkpoint.any(f"{start}ape."),
+        hidden_readout=any(".2." in name for _, name, _ in _readouts(checkpoint, start, dim)),
+        pool=pool,
+        divisor=divisor,
+    )
+    with torch.no_grad():
+        _Loader(checkpoint, fibers(gspace), elements, start).load(network)
+    for name in checkpoint.tensors:
+        if name.endswith(_BUFFERS) or not name.startswith(start):
+            checkpoint.used.add(name)
+    checkpoint.check_used()
+    return network.eval()
+
+
+def _named(**counts: int) -> dict[str, int]:
+    """The numbers of scalars and vectors, of those that there are."""
+    return {kind: number for kind, number in counts.items() if number}
+
+
+def _readouts(checkpoint: Checkpoint, start: str, dim: int) -> Iterator[tuple[str, str, int]]:
+    """What the heads give, the name of their last map, and how many fields."""
+    found = False
+    for kind, size in (("scalar", 1), ("vector", dim)):
+        for name in (f"{start}{kind}_readout.2.", f"{start}{kind}_readout."):
+            if f"{name}kernel" in checkpoint.tensors:
+                found = True
+                yield kind, name, checkpoint.shape(f"{name}kernel", 3)[1] // size
+                break
+    if not found:
+        raise checkpoint.missing(f"{start}scalar_readout.kernel", ", needed a readout")
+
+
+def _gspace(name: str, matrices: np.ndarray) -> tuple[GSpace, list[int]]:
+    """The gspace, and which published element each of its elements is."""
+    order, dim = matrices.shape[:2]
+    for make in _candidates(order, dim):
+        group = fibers(gspace := make())
+        if (group.order, group.dimension) != (order, dim):
+            continue
+        distances = np.abs(group.action[:, None] - matrices[None]).max((2, 3))
+        if (distances.min(1) < 1e-5).all():
+            return gspace, distances.argmin(1).tolist()
+    raise ValueError(f"{name}: escnn has no group with these {order} matrices of {dim} × {dim} numbers")
+
+
+def _candidates(order: int, dim: int) -> Iterator[Callable[[], GSpace]]:
+    """Gspaces that may have so many elements."""
+    if order == 1:
+        yield gspaces.trivialOnR2 if dim == 2 else gspaces.trivialOnR3
+    elif dim == 2:
+        yield lambda: gspaces.rot2dOnR2(order)
+        if order == 2:
+            yield from (lambda: gspaces.flip2dOnR2(axis=0.0), lambda: gspaces.flip2dOnR2(axis=np.pi / 2))
+        elif order % 2 == 0:
+            half = order // 2
+            yield from (lambda: gspaces.flipRot2dOnR2(half), lambda: gspaces.flipRot2dOnR2(half, axis=0.0))
+    elif dim == 3:
+        yield lambda: gspaces.rot2dOnR3(order)
+        if order == 2:
+            yield from (lambda: gspaces.mirOnR3(axis=0.0), lambda: gspaces.mirOnR3(axis=np.pi / 2), gspaces.invOnR3)
+        if order == 24:
+            yield gspaces.octaOnR3
+        if order == 60:
+            yield from (gspaces.icoOnR3, _other_icosahedron)
+
+
+def _other_icosahedron() -> GSpace:
+    """The icosahedron turned by a quarter about the last axis: the other one with its twofold axes along all three."""
+    quarter = np.array([0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)])
+    return gspaces.GSpace3D((False, "ico", o3_group(4).element((0, quarter), "Q")), maximum_frequency=4)
+
+
+class _Loader:
+    """Writes group convolutions, which weigh by :math:`g^{-1} h` of input and output, as maps of this package.
+
+    Args:
+        checkpoint: the tensors.
+        group: the group.
+        elements: which published element each element is.
+        start: what names begin with.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, group: Fibers, elements: list[int], start: str):
+        self.checkpoint, self.group, self.elements, self.start = checkpoint, group, elements, start
+
+    def load(self, network: PlatonicTransformer) -> None:
+        """Load all weights."""
+        fields = len(network.embedding.out_type)
+        scalars = sum(r.is_trivial() and r.size == 1 for r in network.in_type.representations)
+        self._embedding(network, fields, min(scalars, network.in_type.size))
+        if network.waves is not None:
+            frequencies = self.checkpoint.take(f"{self.start}ape.freqs", self.group.dimension, fields // 2)
+            load_values(network.waves.frequencies, frequencies.T)
+        for i, block in enumerate(network.blocks):
+            assert isinstance(block, PlatonicBlock)
+            self._block(f"{self.start}layers.{i}.", block, fields)
+        parts = iter(network.head.parts)
+        for kind, name, _ in _readouts(self.checkpoint, self.start, self.group.dimension):
+            part: Any = next(parts)
+            if len(part) > 1:
+                self._to_regular(name.replace(".2.", ".0."), part[0].projection, fields, fields)
+            self._to_output(name, part[-1].projection, fields, kind == "vector")
+        for kind in ("scalar", "vector"):  # The hidden layer in front of nothing.
+            for what in ("kernel", "bias"):
+                self.checkpoint.used.add(f"{self.start}{kind}_readout.0.{what}")
+
+    def _kernel(self, name: str, outs: int, ins: int) -> Tensor:
+        """A kernel ``(outs, ins, |H|)``, by elements in escnn's order."""
+        kernel = self.checkpoint.take(f"{name}kernel", self.group.order, outs, ins)
+        return kernel[self.elements].permute(1, 2, 0)
+
+    def _seen(self, name: str, outs: int, ins: int) -> Tensor:
+        """A kernel by the pose of the input as the output sees it, which is the inverse."""
+        return self._kernel(name, outs, ins)[..., self.group.inverse]
+
+    def _embedding(self, network: PlatonicTransformer, fields: int, scalars: int) -> None:
+        size, dim = network.in_type.size, self.group.dimension
+        kernel = self._seen(f"{self.start}x_embedder.", fields, size)
+        of_vectors = (
+            kernel[:, scalars:].unflatten(1, (-1, dim)) if size > scalars else kernel.new_zeros(fields, 0, dim, 1)
+        )
+        inverse = torch.tensor(self.group.inverse_action, dtype=kernel.dtype)
+        seen = torch.einsum("ocip,pij->ocj", of_vectors, inverse) if size > scalars else of_vectors[..., 0]
+        load_values(
+            network.embedding.plain.projection.weight, torch.cat([kernel[:, :scalars].sum(-1), seen.flatten(1)], dim=1)
+        )
+
+    def _to_regular(self, name: str, projection: Any, outs: int, ins: int) -> None:
+        load_values(projection.weight, self._seen(name, outs, ins).flatten(1))
+        load_values(projection.bias, self.checkpoint.take(f"{name}bias", outs))
+
+    def _to_output(self, name: str, projection: Any, ins: int, of_vectors: bool) -> None:
+        """The mean over the poses of a convolution: of scalars, or of vectors in the frame of each pose."""
+        outs = self.checkpoint.shape(f"{name}kernel", 3)[1]
+        kernel, bias = self._kernel(name, outs, ins), self.checkpoint.take(f"{name}bias", outs)
+        if of_vectors:
+            dim = self.group.dimension
+            action = torch.tensor(self.group.action, dtype=kernel.dtype)
+            kernel = torch.einsum("pij,cjfp->cifp", action, kernel.unflatten(0, (-1, dim))).flatten(0, 1)
+            bias = torch.einsum("ij,cj->ci", action.mean(0), bias.view(-1, dim)).flatten()
+        weight = kernel.mean(-1)
+        if isinstance(projection, ToPoses):  # Without a group scalars are regular fields.
+            load_values(projection.weight, weight)
+            load_values(projection.bias, bias)
+            return
+        load_values(projection.weight, weight.T)
+        if projection.bias is not None:
+            invariants = projection.invariants.to(bias.dtype)
+            load_values(projection.bias, torch.linalg.lstsq(invariants, bias[:, None]).solution[:, 0])
+
+    def _block(self, name: str, block: PlatonicBlock, fields: int) -> None:
+        norm, expand, _, contract, *_ = block.feed_forward.children()
+        for number, layer in ((1, block.norm), (2, norm)):
+            assert isinstance(layer, FieldLayerNorm)
+            load_values(layer.plain.weight, self.checkpoint.take(f"{name}norm{number}.weight", fields))
+            if layer.plain.bias is not None:
+                load_values(layer.plain.bias, self.checkpoint.take(f"{name}norm{number}.bias", fields))
+        gains = [m for m in block.modules() if isinstance(m, LayerScale)]
+        for number, gain in enumerate(gains, start=1):
+            load_values(gain.plain.gain, self.checkpoint.take(f"{name}gamma_{number}", fields))
+        assert isinstance(expand, PoseLinear)
+        assert isinstance(contract, PoseLinear)
+        hidden = len(expand.out_type)
+        self._to_regular(f"{name}linear1.", expand.plain.projection, hidden, fields)
+        self._to_regular(f"{name}linear2.", contract.plain.projection, fields, hidden)
+        self._attention(f"{name}interaction.", block.attention.plain, fields)
+
+    def _attention(self, name: str, plain: PointAttention, fields: int) -> None:
+        """Queries and keys: the channels that rotate together are neighbours there, and halves of a head here."""
+        encoding: Any = plain.encoding
+        heads, channels = plain.num_heads, encoding.channels
+        order = [*range(0, channels, 2), *range(1, channels, 2)]
+        load_values(encoding.frequencies, self.checkpoint.take(f"{name}rope_emb.freqs", *encoding.frequencies.shape))
+        made: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for kind in plain.needs.fields:
+            weight = self._seen(f"{name}{kind[0]}_proj.", fields, fields).flatten(1).unflatten(0, (heads, channels))
+            bias = self.checkpoint.take(f"{name}{kind[0]}_proj.bias", fields).view(heads, channels)
+            made[kind] = (weight, bias) if kind == "values" else (weight[:, order], bias[:, order])
+        load_heads(plain, made)
+        load_values(
+            plain.project_out.weight, self._kernel(f"{name}out_proj.", fields, fields).transpose(0, 1).flatten(1)
+        )
+        load_values(plain.project_out.bias, self.checkpoint.take(f"{name}out_proj.bias", fields))

@@ -1,0 +1,73 @@
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType
+
+from escnn_attention.models import PlatonicBlock, PlatonicTransformer
+
+
+def small(gspace, in_type=2, out_type=3, **options):
+    options = {"fields": 8, "num_blocks": 2, "num_heads": 2, **options}
+    return PlatonicTransformer(gspace, in_type, out_type, **options).double().eval()
+
+
+def test_block_is_equivariant():
+    gspace = gspaces.flipRot2dOnR2(3)
+    fields = FieldType(gspace, 4 * [gspace.regular_repr])
+    block = PlatonicBlock(fields, 2, hidden_fields=3, layer_scale=0.5, norm_kind="rms", activation="relu")
+    assert max(error for _, error in block.check_equivariance(atol=1e-10, rtol=0)) < 1e-10
+
+
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize("pool", ["sum", None])
+def test_is_equivariant(positions, pool):
+    gspace = gspaces.octaOnR3()
+    named = {"scalar": 1, "vector": 1}
+    network = small(gspace, named, named, positions=positions, pool=pool, divisor=2.0)
+    x, coords = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    expected = network(x, coords)
+    torch.testing.assert_close(network.export()(x, coords), expected, rtol=1e-12, atol=1e-12)
+    for g in gspace.fibergroup.generators:
+        rho = torch.tensor(network.in_type.representation(g), dtype=torch.float64)
+        matrix = torch.tensor(gspace.basespace_action(g), dtype=torch.float64)
+        y = network(x @ rho.T, coords @ matrix.T)
+        torch.testing.assert_close(y, expected @ rho.T, rtol=1e-10, atol=1e-10)
+    assert (network(x, coords + 1) - expected).abs().max() > 1e-6 if positions else True
+    if not positions:
+        torch.testing.assert_close(network(x, coords + 1), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_masks_and_clouds():
+    network = small(gspaces.rot2dOnR2(4), positions=True)
+    x, coords = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    batch, mask = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([True, True, False, True, True, True])
+    y = network(x, coords, batch=batch, mask=mask)
+    torch.testing.assert_close(y[0], network(x[:2], coords[:2])[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(y[1], network(network.in_type(x[3:], coords[3:]))[0], rtol=1e-12, atol=1e-12)
+
+
+def test_is_saved_and_loaded(tmp_path):
+    pytest.importorskip("huggingface_hub")
+    network = small(gspaces.rot2dOnR2(4), layer_scale=0.1)
+    network.save_pretrained(tmp_path)
+    x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    y = PlatonicTransformer.from_pretrained(tmp_path)(x, coords)
+    torch.testing.assert_close(y, network(x, coords), rtol=0, atol=0)
+
+
+def test_bad_arguments():
+    gspace = gspaces.rot2dOnR2(4)
+    for options, message in (
+        ({"num_heads": 3}, r"^num_heads: got 3, needed a number that gives each head an even part of 8"),
+        ({"pool": "max"}, r"^pool: got 'max'"),
+        ({"fields": 5, "positions": True}, r"^fields: got 5, needed an even number with positions"),
+        ({"divisor": 0.0}, r"^divisor"),
+        ({"norm_kind": "batch"}, r"^kind: got 'batch'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small(gspace, **options)
+    network, x = small(gspace), torch.randn(2, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^coords: got none"):
+        network(x)
+    with pytest.raises(ValueError, match=r"^coords: got some"):
+        network(network.in_type(x, x), x)
