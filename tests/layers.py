@@ -128,6 +128,7 @@ CASES = {
     "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4)), training=True),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
     "GroupSelfAttention": Case(attention()),
+    "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
     "GroupSelfAttention, all": Case(attention(query="all")),
     "GroupSelfAttention, global": Case(attention(size=None, query="all"), shape=(2, 5, 5)),
@@ -155,6 +156,7 @@ CASES = {
     "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
+    "PointSelfAttention, registers": on_points(points(registers=2), batch=BATCH),
     "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
     "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),
     "PointSelfAttention, SO(3)": on_points(

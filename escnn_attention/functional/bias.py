@@ -68,7 +68,7 @@ class PositionalBias:
         absolute: whether the terms are added to the queries as well as to the keys. Where keys have more poses than
             queries, the first of them are those of the queries.
         log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
-            the keys. A key of measure 2 counts as two keys.
+            the keys, or ``(B, P or 1, N or 1)``, for each image. A key of measure 2 counts as two keys.
         log_window: ``(L,)``; the same for every row of the table of offsets.
 
     Example:

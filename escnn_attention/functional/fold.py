@@ -194,7 +194,7 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
     scale = ((channels + 1) / channels) ** 0.25
     measure = k.new_zeros(1, 1)
     if bias.log_measure is not None:
-        measure = math.sqrt(channels + 1) * _finite(bias.log_measure).to(k.dtype).T
+        measure = math.sqrt(channels + 1) * _finite(bias.log_measure).to(k.dtype).mT
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 

@@ -14,6 +14,7 @@ from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regu
 __all__ = [
     "check_field",
     "check_input",
+    "check_mask",
     "check_points",
     "check_pointwise",
     "check_regular",
@@ -132,6 +133,16 @@ def check_input(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
             f"(batch, {in_type.size}{', space' * in_type.gspace.dimensionality})"
         )
     return x
+
+
+def check_mask(mask: Any, x: torch.Tensor) -> torch.Tensor:
+    """``mask``, if it says of every position of features ``(B, C, *space)`` whether it is there."""
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        got = str(mask.dtype) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise TypeError(f"mask: got {got}, needed a tensor of torch.bool")
+    if mask.shape != (x.shape[0], *x.shape[2:]):
+        raise ValueError(f"mask: got shape {tuple(mask.shape)}, needed {(x.shape[0], *x.shape[2:])}")
+    return mask
 
 
 def check_shape(input_shape: Any, in_type: FieldType, layer: str) -> tuple[int, ...]:

@@ -10,12 +10,22 @@ from escnn.nn import FieldType
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
+from escnn_attention.functional import KeyMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields
 from escnn_attention.plain.projections import FromPoses, HeadModule, ProjectionKind, Scalars, ToPoses
 
-__all__ = ["Heads", "check_scalars", "check_weights", "is_scalar", "made_for", "normalised", "normalised_needs"]
+__all__ = [
+    "Heads",
+    "check_registers",
+    "check_scalars",
+    "check_weights",
+    "finished",
+    "is_scalar",
+    "made_for",
+    "normalised_needs",
+]
 
 _Module = TypeVar("_Module", bound=HeadModule)
 
@@ -140,11 +150,32 @@ def normalised_needs(
     return needs._replace(key_bias=channels)
 
 
-def normalised(module: _Module, qk_norm: bool) -> _Module:
-    """A module with heads, its queries and keys normalised where that is asked for."""
+def finished(module: _Module, qk_norm: bool, registers: int = 0) -> _Module:
+    """A module with heads, its queries and keys normalised, and with registers, where that is asked for."""
     if qk_norm:
         module.normalise_scores()
+    if registers:
+        module.add_registers(registers)
     return module
+
+
+def check_registers(registers: int, keys: KeyMode, encoding: Encoding | PairKernel) -> int:
+    """``registers``, if there may be so many.
+
+    Raises:
+        TypeError: their number is none.
+        ValueError: it is negative, keys are those of the query's own pose, or the encoding begins with certain keys.
+    """
+    if not check_int("registers", registers, least=0):
+        return 0
+    if keys == "own":
+        raise ValueError(f'registers: got {registers}, which belong to no pose, and keys="own"; needed keys="all"')
+    if isinstance(encoding, Encoding) and type(encoding).start is not Encoding.start:
+        raise ValueError(
+            f"registers: got {registers}, but a {type(encoding).__name__} begins with certain keys; leave it at 0, or "
+            "choose another encoding"
+        )
+    return registers
 
 
 def is_scalar(field_type: FieldType) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from escnn.group import GroupElement
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
 
 from escnn_attention.equivariance.report import equivariance_report
-from escnn_attention.nn.arguments import check_field, check_input, check_shape
+from escnn_attention.nn.arguments import check_field, check_input, check_mask, check_shape
 
-__all__ = ["FieldModule", "GridModule", "PlainModule"]
+__all__ = ["FieldModule", "GridModule", "MaskedModule", "PlainModule"]
 
 
 class FieldModule(EquivariantModule):
@@ -114,3 +115,27 @@ class PlainModule(GridModule):
     def __repr__(self) -> str:
         # One line, like escnn's layers; the plain module inside repeats what it says.
         return f"{type(self).__name__}({self.extra_repr()})"
+
+
+class MaskedModule(PlainModule):
+    """An equivariant module around a plain one that can do without positions which a mask hides."""
+
+    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
+        """Apply the module to a feature field.
+
+        Args:
+            input: features of type ``in_type`` on a grid.
+            mask: ``(B, *space)``, False for positions that are not there, as around images of different sizes: they are
+                not attended to, whatever they hold, and their output is zero.
+
+        Returns:
+            features of type ``out_type`` on the same grid.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor, or ``mask`` no tensor of bool.
+            ValueError: another gspace or type, or a mask of another shape.
+        """
+        if mask is None:
+            return super().forward(input)
+        x = check_input(input, self.in_type, self)
+        return GeometricTensor(self.plain(x.tensor, check_mask(mask, x.tensor)), self.out_type)

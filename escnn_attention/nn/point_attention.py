@@ -20,12 +20,13 @@ from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_types
 from escnn_attention.nn.clouds import check_points_mode
-from escnn_attention.nn.heads import Heads, check_weights, is_scalar, normalised, normalised_needs
+from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
 from escnn_attention.nn.options import check_options, option_names
 from escnn_attention.nn.point_module import PointLayer
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ProjectionKind
+from escnn_attention.plain.registers import padded, with_registers
 
 __all__ = ["PointAttentiveConv", "PointSelfAttention"]
 
@@ -58,7 +59,8 @@ class PointSelfAttention(PointLayer):
         radius: points attend to those within this distance, in the units of the coordinates; None for any distance.
         num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
             a point attends to its whole cloud, or to the edges given on application.
-        query, keys, projection, dropout, qk_norm: as in :class:`GroupSelfAttention`.
+        query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
+            an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
@@ -120,6 +122,7 @@ class PointSelfAttention(PointLayer):
         projection: ProjectionKind = "group",
         dropout: float = 0.0,
         qk_norm: bool = False,
+        registers: int = 0,
         bias: bool = True,
         samples: Samples | int | None = None,
         backend: str = "auto",
@@ -134,10 +137,8 @@ class PointSelfAttention(PointLayer):
         lifts = projection == "group" and is_scalar(in_type) and group.order > 1
         kernel = _choose_encoding(encoding, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
-        if query == "all" and not lifts:
-            check_weights(group)
-        size, num_poses = relation.size(group.dimension), 1 if lifts else group.order
-        tables = _tables(group, lifts)
+        tables = _tables(group, lifts, check_registers(registers, keys, kernel))
+        size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         seen = 1 if _drops_out(kernel, query, keys, normalization) else num_poses
         features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
         constant = _constant_pose(kernel, query, keys, normalization)
@@ -158,10 +159,10 @@ class PointSelfAttention(PointLayer):
             dropout=check_probability("dropout", dropout),
             length_scale=check_length("length_scale", length_scale),
             backend=backend,
-            query_weight=mass(out_type) / group.order if query == "all" and not lifts else 1.0,
+            query_weight=_query_weight(out_type, group, query, lifts),
             transformation=random_transformation(in_type, out_type, group),
         )
-        super().__init__(in_type, out_type, normalised(plain, qk_norm), heads.channels)
+        super().__init__(in_type, out_type, finished(plain, qk_norm, registers), heads.channels)
 
     def _check_space(self, in_type: FieldType, relation: Relation | None) -> Relation:
         """The relation, by default the offset, of points of a space that there is."""
@@ -205,7 +206,7 @@ class PointAttentiveConv(PointSelfAttention):
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
         options: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``relation``, ``length_scale``,
-            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``bias`` and ``samples`` as in
+            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``bias`` and ``samples`` as in
             :class:`PointSelfAttention`.
 
     Shape:
@@ -312,15 +313,24 @@ def _constant_pose(
     return found or None
 
 
-def _tables(group: Fibers, lifts: bool) -> dict[str, Any]:
+def _tables(group: Fibers, lifts: bool, registers: int) -> dict[str, Any]:
     """What :class:`~escnn_attention.plain.point_attention.PointAttention` knows of a group."""
     return {
         "inverse_action": group.inverse_action,
-        "quotient": np.zeros((group.order, 1), dtype=np.int64) if lifts else group.quotient,
-        "relative": None if lifts else group.relative,
-        "log_measure": group.log_measure,
-        "opposite": opposite_poses(group),
+        "quotient": np.zeros((group.order, 1), dtype=np.int64) if lifts else with_registers(group.quotient, registers),
+        "relative": None if lifts else padded(group.relative, group.order + registers),
+        "log_measure": padded(group.log_measure, group.order + registers),
+        # Registers have no opposites.
+        "opposite": None if registers else opposite_poses(group),
     }
+
+
+def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, lifts: bool) -> float:
+    """What the sum over the query poses is multiplied by: all of them weigh as much as there are poses."""
+    if query == "own" or lifts:
+        return 1.0
+    check_weights(group)
+    return mass(out_type) / group.order
 
 
 def opposite_poses(group: Fibers) -> np.ndarray | None:

@@ -160,6 +160,8 @@ class PointLayer(PointModule):
             parts.append(f"length_scale={core.length_scale}")
         if core.qk_norm is not None:
             parts.append("qk_norm=True")
+        if core.registers is not None:
+            parts.append(f"registers={core.registers.extra_repr()}")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join(parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
@@ -14,22 +13,22 @@ from torch import Tensor
 from escnn_attention._checks import check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import KeyMode, QueryMode, check_backend
-from escnn_attention.geometry.orbits import Orbits
-from escnn_attention.geometry.positions import Window
-from escnn_attention.groups.fibers import Fibers, fibers, mass
+from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_input, check_type, check_types, choose_window
-from escnn_attention.nn.heads import Heads, check_scalars, check_weights, is_scalar, normalised, normalised_needs
-from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.heads import Heads, check_registers, check_scalars, finished, normalised_needs
+from escnn_attention.nn.module import MaskedModule
 from escnn_attention.nn.options import check_options, option_names
+from escnn_attention.nn.pose_terms import bind, constant_pose, query_weight, sees_scalars
 from escnn_attention.plain.projections import ProjectionKind
+from escnn_attention.plain.registers import padded, with_registers
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, SelfAttention
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 
 
-class GroupSelfAttention(PlainModule):
+class GroupSelfAttention(MaskedModule):
     r"""Group self-attention: from any fields to any fields, equivariant to translations and to the fiber group H.
 
     For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with
@@ -93,6 +92,8 @@ class GroupSelfAttention(PlainModule):
         projection: ``"group"`` for every equivariant pointwise map, ``"pointwise"`` to mix fields and leave poses
             alone, as in the published GSA-Nets (regular fields only).
         dropout: the probability with which an attention probability is dropped during training.
+        registers: a number of constant fields, learned, which are attended to besides the features: their keys and
+            values are the same at every position and from every pose. With ``keys="all"``.
         qk_norm: whether queries and keys are divided by their root mean square over the channels of a head, at each
             pose by itself, and multiplied by learned gains of each head and channel: scores stay in bounds.
         bias: whether queries, keys, values and the output have biases, where they are invariant. A bias of the keys
@@ -123,8 +124,8 @@ class GroupSelfAttention(PlainModule):
         torch.Size([1, 64, 12, 12])
 
     Source: Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16;
-    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Henry et al., "Query-Key Normalization for
-    Transformers", 2020, for ``qk_norm``.
+    Hutchinson et al., "LieTransformer", ICML 2021, for ``query="own"``; Darcet et al., "Vision
+    Transformers Need Registers", ICLR 2024; Henry et al., "Query-Key Normalization for Transformers", 2020.
     """
 
     plain: SelfAttention
@@ -148,6 +149,7 @@ class GroupSelfAttention(PlainModule):
         projection: ProjectionKind = "group",
         dropout: float = 0.0,
         qk_norm: bool = False,
+        registers: int = 0,
         bias: bool = True,
         backend: str = "auto",
         samples: Samples | int | None = None,
@@ -159,23 +161,24 @@ class GroupSelfAttention(PlainModule):
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         encoding = as_encoding(encoding)
         needs = normalised_needs(qk_norm, encoding, heads.channels, group.dimension)
-        lifts = self._scalars_only or (projection == "group" and _sees_scalars(in_type, encoding, heads, query, keys))
-        weight = _query_weight(out_type, group, query, lifts=lifts)
+        check_registers(registers, keys, encoding)
+        lifts = self._scalars_only or (projection == "group" and sees_scalars(in_type, encoding, heads, query, keys))
+        weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
-        num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order
-        constant = _constant_pose(encoding, query, keys, lifts=lifts)
+        num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
+        constant = constant_pose(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation)
         tables = GroupTables(
             group.inverse_action,
-            quotient=None if constant == () or group.samples is not None else group.quotient,
-            relative=None if constant == () or num_poses == 1 else group.relative,
+            quotient=None if constant == () or group.samples is not None else with_registers(group.quotient, registers),
+            relative=None if constant == () or num_poses == 1 else padded(group.relative, num_poses),
             # The measure of the one pose that a query sees, or that there is, drops out.
-            log_measure=group.log_measure if keys == "all" and not lifts else None,
+            log_measure=padded(group.log_measure, num_poses) if keys == "all" and not lifts else None,
         )
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
             heads.write(out_type),
-            _bind(encoding, heads, seen, num_poses, poses=constant is None),
+            bind(encoding, heads, seen, num_poses, poses=constant is None),
             tables,
             seen,
             AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
@@ -184,7 +187,7 @@ class GroupSelfAttention(PlainModule):
             query_weight=weight,
             transformation=random_transformation(in_type, out_type, group),
         )
-        super().__init__(in_type, out_type, normalised(plain, qk_norm))
+        super().__init__(in_type, out_type, finished(plain, qk_norm, registers))
         self.num_heads = heads.number
         self.head_fields = heads.channels
         self.samples = group.samples
@@ -206,9 +209,9 @@ class GroupSelfAttention(PlainModule):
         Returns:
             Probabilities, for samples of a continuous group where they stand, of shape ``(B, num_heads, poses,
             positions, query poses, key poses, *space)``. The query poses are :math:`Q(h)`, one for ``query="own"``
-            and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`. Where scalars have no poses, and in
-            :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the key poses and the space.
-            Dropout is not applied.
+            and :math:`|H|` for ``"all"``. Key poses are :math:`|H|`, and registers behind them. Where scalars have no
+            poses, and in :class:`LiftingSelfAttention`, there is one of either. Each map sums to 1 over the
+            key poses and the space. Dropout is not applied.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
@@ -263,70 +266,13 @@ class GroupSelfAttention(PlainModule):
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         if core.qk_norm is not None:
             parts.append("qk_norm=True")
+        if core.registers is not None:
+            parts.append(f"registers={core.registers.extra_repr()}")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         if self.samples is not None:
             parts.append(f"samples={self.samples!r}")
         return ", ".join([*parts, f"backend={core.backend!r}"])
-
-
-def _sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
-    """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.
-
-    Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
-    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to queries of several poses, too.
-    """
-    added = type(encoding).rotations is Encoding.rotations or keys == "own"
-    drops_out = query == "own" if encoding.absolute else added
-    return is_scalar(in_type) and heads.group.order > 1 and drops_out
-
-
-def _constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:
-    """What the term of the pose is a bias of, where it is one for all poses; None where it is not.
-
-    Of that of an absolute encoding, which is added to queries and keys, nothing is left but the term of the one pose
-    that a query has.
-    """
-    if encoding.absolute and query == "own" and (lifts or keys == "own"):
-        return ("queries",)
-    return () if lifts else None
-
-
-def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
-    """What the sum over the query poses is multiplied by.
-
-    All query poses together weigh as many poses as there are; without poses there is one query for them.
-    """
-    if query == "own":
-        return 1.0
-    if not lifts:
-        check_weights(group)
-    return mass(out_type) / (1 if lifts else group.order)
-
-
-def _bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, poses: bool) -> Encoding:
-    """The encoding for these heads, with its term for the poses or without."""
-    group = heads.group
-    relative = group.relative if num_poses > 1 else None
-    features = 0 if relative is None else torch.tensor(relative)
-    bound = encoding.bind(
-        group.dimension, heads.number, heads.channels, num_poses, features, _orbits(heads, window, num_poses)
-    )
-    if not poses:
-        bound.drop_poses()
-    return bound
-
-
-def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
-    """What heads can look at: one place of each orbit, or all of them where the projections tell no poses apart."""
-    group = heads.group
-    if group.samples is not None or not group.dimension:
-        return None
-    ball = not group.preserves_square
-    if heads.projection == "pointwise":
-        return Orbits(window, np.eye(group.dimension)[None], tuple(range(num_poses)), ball)
-    own = int(group.quotient[0, 0]) if num_poses > 1 else 0
-    return Orbits(window, group.action, (own,), ball)
 
 
 class LiftingSelfAttention(GroupSelfAttention):
@@ -342,8 +288,8 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``qk_norm``, ``bias``,
-            ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``qk_norm``, ``registers``,
+            ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

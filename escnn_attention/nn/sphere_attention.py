@@ -19,7 +19,7 @@ from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_types
 from escnn_attention.nn.clouds import check_points_mode
-from escnn_attention.nn.heads import is_scalar, made_for, normalised, normalised_needs
+from escnn_attention.nn.heads import finished, is_scalar, made_for, normalised_needs
 from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
 from escnn_attention.nn.stabiliser import Stabiliser
@@ -151,7 +151,7 @@ class SphereSelfAttention(PointLayer):
             length_scale=check_length("length_scale", length_scale),
             backend="neighbours",
         )
-        super().__init__(in_type, out_type, normalised(plain, qk_norm), head_fields)
+        super().__init__(in_type, out_type, finished(plain, qk_norm), head_fields)
         self.samples = samples
 
     def forward(

@@ -23,9 +23,10 @@ from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.arguments import check_input, check_pointwise, check_type
+from escnn_attention.nn.arguments import check_input, check_mask, check_pointwise, check_type
 from escnn_attention.nn.batch_norm import BlockNorm, FieldBatchNorm, check_norm_kind, norm_of
 from escnn_attention.nn.branches import DropPath, depth_rates, ends_of
+from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.module import GridModule
 from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
@@ -169,22 +170,36 @@ class TransformerBlock(GridModule):
             state_dict.pop(f"{prefix}{name}", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
+    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
         """Apply the block.
 
         Args:
             input: features of type ``in_type`` on a grid.
+            mask: ``(B, *space)``, False for positions that are not there: see :meth:`GroupSelfAttention.forward`. With
+                norms at each position by itself.
 
         Returns:
             features of type ``out_type``, on the same grid but for its margin.
 
         Raises:
             TypeError: ``input`` is not a GeometricTensor.
-            ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``.
+            ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``;
+                a mask of another shape, or for norms over positions.
         """
         x = check_input(input, self.in_type, self)
-        y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
-        return y + self.feed_forward(y)
+        if mask is None:
+            y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
+            return y + self.feed_forward(y)
+        for norm in self.modules():
+            if isinstance(norm, FieldBatchNorm) or (isinstance(norm, FieldLayerNorm) and not norm.pointwise):
+                raise ValueError(
+                    'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
+                )
+        there = check_mask(mask, x.tensor).unsqueeze(1)
+        x = GeometricTensor(x.tensor.masked_fill(~there, 0.0), self.in_type)
+        y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x), mask)))
+        y = y + self.feed_forward(y)
+        return GeometricTensor(y.tensor.masked_fill(~self.crop.plain(there), 0.0), self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""

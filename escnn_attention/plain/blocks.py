@@ -51,9 +51,17 @@ class TransformerBlock(torch.nn.Module):
         self.crop = crop
         self.feed_forward = feed_forward
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.crop(self.shortcut(x) + self.attention(x))
-        return y + self.feed_forward(y)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The block on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are not there."""
+        if mask is None:
+            y = self.crop(self.shortcut(x) + self.attention(x))
+            return y + self.feed_forward(y)
+        there = mask.unsqueeze(1)
+        x = x.masked_fill(~there, 0.0)
+        before, attention, after = self.attention.children()
+        y = self.crop(self.shortcut(x) + after(attention(before(x), mask)))
+        y = y + self.feed_forward(y)
+        return y.masked_fill(~self.crop(there), 0.0)
 
 
 class PointTransformerBlock(PointModule):

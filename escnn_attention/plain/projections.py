@@ -24,6 +24,7 @@ from escnn_attention.functional.gather import Columns, in_groups
 from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
 from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.registers import Registers
 
 __all__ = ["FromPoses", "HeadModule", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
 
@@ -278,6 +279,12 @@ class HeadModule(ExactBuffers):
         self.constant_pose = constant_pose
         self.num_heads = project_in.groups // len(needs.fields)
         self.qk_norm: QueryKeyNorm | None = None
+        self.registers: Registers | None = None
+
+    def add_registers(self, number: int) -> None:
+        """Have so many keys and values besides those of the features, from now on."""
+        channels = len(self.project_in.weight) // self.project_in.groups
+        self.registers = Registers(self.num_heads, channels, number)
 
     def normalise_scores(self) -> None:
         """Normalise queries and keys, from now on."""
@@ -285,7 +292,10 @@ class HeadModule(ExactBuffers):
         self.qk_norm = QueryKeyNorm(self.num_heads, channels)
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``."""
+        """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
+
+        Keys and values have registers, if there are any, behind their poses.
+        """
         made = self.project_in(x)  # heads of each, B, *space, P, C
         shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
         made = made.reshape(shape)
@@ -296,6 +306,8 @@ class HeadModule(ExactBuffers):
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
         if self.qk_norm is not None:
             queries, keys = self.qk_norm(queries, keys)
+        if self.registers is not None:
+            keys, values = self.registers(keys, values)
         return queries, keys, values
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -112,21 +112,33 @@ class SelfAttention(HeadModule):
         """Whether queries and keys have no poses: every output pose sees the same ones."""
         return isinstance(self.project_in, Scalars)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The layer on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are not there."""
         # Drawn in training only: what a trained layer gives is no matter of chance.
         element = self.transformation.draw() if self.transformation is not None and self.training else None
-        return self.attend(x, self.positions(x), element)
+        if mask is None:
+            return self.attend(x, self.positions(x), element)
+        # Whatever they hold, it reaches nothing, gradients included.
+        x = x.masked_fill(~mask.unsqueeze(1), 0.0)
+        y = self.attend(x, self.positions(x), element, mask.flatten(1))
+        return y.masked_fill(~mask.unsqueeze(1), 0.0)
 
     def positions(self, x: Tensor) -> Positions:
         """The grid of a tensor of features."""
         return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
 
-    def attend(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Tensor:
-        """The layer on features ``(B, in, *space)`` at the given positions, its samples transformed by an element."""
+    def attend(
+        self, x: Tensor, positions: Positions, element: LieElement | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """The layer on features ``(B, in, *space)`` at the given positions, its samples transformed by an element.
+
+        Those that a mask ``(B, N)`` hides are not attended to.
+        """
         if element is not None:
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
-        y = compute(self.call(x, positions, element), self.backend)
+        call = self.call(x, positions, element)
+        y = compute(call if mask is None else replace(call, bias=_hidden(call.bias, mask)), self.backend)
         if self.query_weight != 1:
             y = self.query_weight * y
         y = self.project_out(y)
@@ -159,6 +171,12 @@ class SelfAttention(HeadModule):
             assert self.transformation is not None
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
         return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
+
+
+def _hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:
+    """The bias with a measure of zero for the positions that a mask ``(B, N)`` hides, for each image its own."""
+    measure = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf).unsqueeze(1)
+    return replace(bias, log_measure=measure if bias.log_measure is None else bias.log_measure + measure)
 
 
 def register_tables(module: ExactBuffers, tables: GroupTables) -> None:

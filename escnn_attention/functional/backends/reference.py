@@ -83,7 +83,8 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
     rows = positions.rows(queries[:, None], torch.arange(num_positions, device=device))
     score = _scores(call, bias.explicit(positions), rows, queries, poses)
     if bias.log_measure is not None:
-        score = score + bias.log_measure.to(score.dtype).T
+        measure = bias.log_measure.to(score.dtype).mT
+        score = score + (measure if measure.dim() == 2 else measure[:, None, None, None])
     if bias.log_window is not None:
         score = score + bias.log_window.to(score.dtype)[rows.clamp(min=0)][:, None, None, :, None]
     score = score.masked_fill((rows < 0)[:, None, None, :, None], -torch.inf)

@@ -1,0 +1,76 @@
+"""What a layer on grids makes of the poses of queries and keys: its weights, and the terms of its encoding."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from escnn.nn import FieldType
+
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional import KeyMode, QueryMode
+from escnn_attention.geometry.orbits import Orbits
+from escnn_attention.geometry.positions import Window
+from escnn_attention.groups.fibers import Fibers, mass
+from escnn_attention.nn.heads import Heads, check_weights, is_scalar
+from escnn_attention.plain.registers import padded
+
+__all__ = ["bind", "constant_pose", "query_weight", "sees_scalars"]
+
+
+def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
+    """Whether keys differ from pose to pose by a summand of the scores only, which is the same at all positions.
+
+    Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
+    Rotary encodings rotate the term of the pose by the offset, absolute ones add it to queries of several poses, too.
+    """
+    added = type(encoding).rotations is Encoding.rotations or keys == "own"
+    drops_out = query == "own" if encoding.absolute else added
+    return is_scalar(in_type) and heads.group.order > 1 and drops_out
+
+
+def constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:
+    """What the term of the pose is a bias of, where it is one for all poses; None where it is not.
+
+    Of that of an absolute encoding, which is added to queries and keys, nothing is left but the term of the one pose
+    that a query has.
+    """
+    if encoding.absolute and query == "own" and (lifts or keys == "own"):
+        return ("queries",)
+    return () if lifts else None
+
+
+def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
+    """What the sum over the query poses is multiplied by.
+
+    All query poses together weigh as many poses as there are; without poses there is one query for them.
+    """
+    if query == "own":
+        return 1.0
+    if not lifts:
+        check_weights(group)
+    return mass(out_type) / (1 if lifts else group.order)
+
+
+def bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, poses: bool) -> Encoding:
+    """The encoding for these heads, with its term for the poses or without."""
+    group = heads.group
+    relative = group.relative if num_poses > 1 else None
+    features = 0 if relative is None else torch.tensor(padded(relative, num_poses))
+    bound = encoding.bind(
+        group.dimension, heads.number, heads.channels, num_poses, features, _orbits(heads, window, num_poses)
+    )
+    if not poses:
+        bound.drop_poses()
+    return bound
+
+
+def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
+    """What heads can look at: one place of each orbit, or all of them where the projections tell no poses apart."""
+    group = heads.group
+    if group.samples is not None or not group.dimension:
+        return None
+    ball = not group.preserves_square
+    if heads.projection == "pointwise":
+        return Orbits(window, np.eye(group.dimension)[None], tuple(range(num_poses)), ball)
+    own = int(group.quotient[0, 0]) if num_poses > 1 else 0
+    return Orbits(window, group.action, (own,), ball)

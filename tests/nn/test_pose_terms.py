@@ -1,0 +1,213 @@
+"""Registers and masks of attention on grids and between points."""
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType
+
+from escnn_attention import (
+    FourierEncoding,
+    GroupSelfAttention,
+    LiftingSelfAttention,
+    PairKernel,
+    PointAttentiveConv,
+    PointSelfAttention,
+    TransformerBlock,
+)
+from tests import spaces
+from tests.layers import BATCH, EDGES, MASK
+from tests.nn.points import cloud, error_of
+
+C4, D3, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3), gspaces.flipRot2dOnR2(4)
+
+
+def drawn(module):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
+
+
+ENCODINGS = pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
+
+
+@ENCODINGS
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("size", [3, None])
+def test_registers_on_grids(encoding, query, size):
+    """Equivariant, exported, and the same by all backends; and they matter."""
+    for in_type in (spaces.mixed(C4), spaces.scalars(C4, 2)):
+        options = {"head_fields": 4, "encoding": encoding, "query": query, "registers": 3}
+        layer = drawn(GroupSelfAttention(in_type, spaces.mixed(C4), 1, size, **options))
+        x = spaces.random_field(in_type, 4, 4)
+        assert spaces.grid_error(layer, x) < 1e-11
+        y = layer(x).tensor
+        torch.testing.assert_close(layer.export()(x.tensor), y)
+        for backend in ("reference", "native", "blocked"):
+            layer.plain.backend = backend
+            torch.testing.assert_close(layer(x).tensor, y)
+        assert torch.allclose(layer.attention_maps(x, [(1, 1)]).sum((-3, -2, -1)), torch.ones(()).double())
+        layer.plain.registers = None
+        if encoding in ("mlp", "fourier") and in_type.size > 2:
+            layer.plain.quotient = layer.plain.quotient[:, :4]
+            assert (layer(x).tensor - y).abs().max() > 1e-3
+
+
+def test_registers_of_a_pose_are_not_equivariant():
+    fields = spaces.regular(C4, 2)
+    layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, registers=1)), spaces.random_field(fields, 3, 3)
+    assert spaces.grid_error(layer, x) < 1e-12
+    layer.plain.quotient = layer.plain.quotient.clone()
+    layer.plain.quotient[1, -1] = 0
+    assert spaces.grid_error(layer, x) > 1e-3
+
+
+def test_registers_hold_attention():
+    """Where the key of a register is what all queries look for, its value is all that is left."""
+    fields = spaces.regular(C4, 2)
+    layer = GroupSelfAttention(fields, fields, 1, 3, encoding="none", registers=1, bias=False).double()
+    x = spaces.random_field(fields, 3, 3)
+    with torch.no_grad():
+        assert layer.plain.to_heads(x.tensor.movedim(1, -1))[1].shape[3] == 5
+        layer.plain.registers.values.fill_(2.0)
+        layer.plain.project_in.weight.zero_()
+        even = layer(x).tensor
+        layer.plain.registers.values.fill_(4.0)
+        torch.testing.assert_close(layer(x).tensor, 2 * even)  # the values of features are zero
+
+
+def test_registers_without_change_nothing_is_saved():
+    fields = spaces.regular(C4, 2)
+    assert not any("registers" in key for key in GroupSelfAttention(fields, fields).state_dict())
+
+
+POINT_ENCODINGS = {
+    "mlp": "mlp",
+    "Fourier": FourierEncoding(3),
+    "rotary": "rotary",
+    "absolute": "absolute",
+    "none": "none",
+    "LieTransformer": PairKernel(hidden=4),
+    "raw": PairKernel("concat", "raw", "mlp", hidden=4),
+}
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("encoding", POINT_ENCODINGS)
+def test_registers_between_points(encoding, query):
+    for space in (D3, gspaces.invOnR3()):
+        fields = spaces.mixed(space)
+        options = {"head_fields": 4, "encoding": POINT_ENCODINGS[encoding], "query": query, "registers": 2}
+        layer = drawn(PointSelfAttention(fields, fields, 1, **options))
+        x = cloud(fields, 9)
+        assert error_of(layer, x, spaces.generators(space), batch=BATCH) < 1e-11
+        y = layer(x, batch=BATCH, mask=MASK).tensor
+        torch.testing.assert_close(layer.export()(x.tensor, x.coords, None, BATCH, MASK), y)
+        for backend in ("native", "neighbours"):
+            layer.plain.backend = backend
+            torch.testing.assert_close(layer(x, batch=BATCH, mask=MASK).tensor, y)
+        assert error_of(layer, x, spaces.generators(space), edge_index=EDGES) < 1e-11
+
+
+def test_registers_of_convolutions_and_of_samples():
+    fields = spaces.mixed(D3)
+    layer = drawn(PointAttentiveConv(fields, fields, 1, head_fields=2, kernel_features=2, registers=2))
+    assert error_of(layer, cloud(fields, 7), spaces.generators(D3)) < 1e-11
+    so2 = gspaces.rot2dOnR2(-1)
+    vectors = FieldType(so2, [so2.irrep(1), so2.trivial_repr])
+    layer = drawn(GroupSelfAttention(vectors, vectors, 1, 3, head_fields=2, samples=4, registers=2))
+    x = spaces.random_field(vectors, 3, 3)
+    quarter = so2.fibergroup.element(torch.pi / 2)
+    error = layer(x.transform(quarter)).tensor - layer(x).transform(quarter).tensor
+    assert error.abs().max() < 1e-10
+    scalars = spaces.scalars(C4, 2)
+    lifting = drawn(LiftingSelfAttention(scalars, spaces.regular(C4, 2), 1, 3, registers=2))
+    assert spaces.grid_error(lifting, spaces.random_field(scalars, 4, 4)) < 1e-11
+
+
+def holes(*shape):
+    return torch.rand(2, *shape, generator=torch.Generator().manual_seed(3)) > 0.3
+
+
+@ENCODINGS
+@pytest.mark.parametrize(("query", "keys"), [("own", "all"), ("all", "all"), ("own", "own")])
+@pytest.mark.parametrize("size", [3, None])
+def test_masks_on_grids(encoding, query, keys, size):
+    """What is hidden reaches nothing, whatever it is; equivariant with the mask; the same by all backends."""
+    in_type = spaces.mixed(C4)
+    options = {"head_fields": 4, "encoding": encoding, "query": query, "keys": keys}
+    layer = drawn(GroupSelfAttention(in_type, in_type, 1, size, **options))
+    x, mask = spaces.random_field(in_type, 4, 4), holes(4, 4)
+    y = layer(x, mask).tensor
+    hidden = ~mask.unsqueeze(1).expand_as(y)
+    assert not y[hidden].any()
+    assert y[~hidden].abs().max() > 0
+    other = in_type(torch.where(hidden, torch.nan, x.tensor).requires_grad_())
+    out = layer(other, mask).tensor
+    assert torch.equal(out, y)
+    (gradient,) = torch.autograd.grad(out.sum(), other.tensor)
+    assert gradient.isfinite().all()
+    for g in spaces.generators(C4):
+        turned = spaces.scalars(C4, 1)(mask.unsqueeze(1).double()).transform(g).tensor.squeeze(1) > 0.5
+        torch.testing.assert_close(layer(x.transform(g), turned).tensor, layer(x, mask).transform(g).tensor)
+    torch.testing.assert_close(layer.export()(x.tensor, mask), y)
+    for backend in ("reference", "native", "blocked"):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x, mask).tensor, y)
+    torch.testing.assert_close(layer(x, torch.ones_like(mask)).tensor, layer(x).tensor)
+    assert (layer(x).tensor - y)[~hidden].abs().max() > 1e-3
+
+
+def test_a_mask_of_a_margin_is_a_smaller_grid():
+    """Without what tells positions by the size of the grid: images of several sizes in one batch."""
+    fields = spaces.regular(C4, 2)
+    block = drawn(TransformerBlock(fields, fields, 1, 3, norm="pre", crop=0))
+    small = spaces.random_field(fields, 3, 4)
+    padded = torch.nn.functional.pad(small.tensor, (0, 2, 0, 3), value=7.0)
+    mask = torch.zeros(2, 6, 6, dtype=torch.bool)
+    mask[:, :3, :4] = True
+    y = block(fields(padded), mask).tensor
+    torch.testing.assert_close(y[:, :, :3, :4], block(small).tensor)
+    assert not y[:, :, 3:].any()
+    torch.testing.assert_close(block.export()(padded, mask), y)
+    cropped = drawn(TransformerBlock(fields, fields, 1, 3, norm="pre", crop=1))
+    z = cropped(fields(padded), mask).tensor
+    assert z.shape[2:] == (4, 4)
+    assert not z[:, :, 2:].any()
+    assert not z[:, :, :, 3:].any()
+    torch.testing.assert_close(cropped.export()(padded, mask), z)
+
+
+FIELDS = spaces.regular(C4, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (TypeError, "mask: got torch.float32", lambda f: f(mask=torch.ones(2, 3, 3))),
+        (TypeError, "mask: got bool", lambda f: f(mask=True)),
+        (ValueError, "mask: got shape", lambda f: f(mask=torch.ones(3, 3, dtype=torch.bool))),
+    ],
+)
+def test_bad_masks(error, message, call):
+    layer, x = GroupSelfAttention(FIELDS, FIELDS, 1, 3), FIELDS(torch.randn(2, 8, 3, 3))
+    with pytest.raises(error, match=message):
+        call(lambda mask: layer(x, mask))
+
+
+def test_norms_over_positions_take_no_mask():
+    x, mask = FIELDS(torch.randn(2, 8, 3, 3)), torch.ones(2, 3, 3, dtype=torch.bool)
+    for options in ({"norm": "gsa"}, {"norm": "pre", "norm_kind": "batch"}):
+        with pytest.raises(ValueError, match="mask: got one, and norms of this block are over positions"):
+            TransformerBlock(FIELDS, FIELDS, 1, 3, **options)(x, mask)
+
+
+@pytest.mark.parametrize("layer", [GroupSelfAttention, PointSelfAttention])
+def test_bad_registers(layer):
+    with pytest.raises(ValueError, match="registers: got 1, which belong to no pose"):
+        layer(FIELDS, FIELDS, registers=1, keys="own")
+    with pytest.raises(ValueError, match="registers: got -1"):
+        layer(FIELDS, FIELDS, registers=-1)
+    with pytest.raises(TypeError, match="registers: got"):
+        layer(FIELDS, FIELDS, registers=1.5)
