@@ -143,7 +143,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
     of_keys, of_values = _widths(q, channels)
     queries, keys, mask = None, None, None
     if tiles is not None:
-        queries, keys, mask = tiles.queries, tiles.keys, tiles.seen.repeat(poses, query_poses, k.shape[4])[None]
+        queries, keys = tiles.queries, tiles.keys
+        seen = tiles.seen.repeat_interleave(query_poses, 1).repeat_interleave(k.shape[4], 2)
+        mask = seen.repeat(poses, 1, 1)[None]
     # The fused kernels have derivatives in reverse mode only.
     with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v) else nullcontext():
         out = F.scaled_dot_product_attention(
@@ -154,16 +156,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float,
             dropout_p=dropout,
             scale=scale,
         )
-    out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (query_poses, -1))
-    out = out.permute(0, 1, 3, 5, 2, 4, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
+    out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (-1, query_poses))
+    out = out.permute(0, 1, 3, 4, 2, 5, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
     return out if tiles is None else out.index_select(2, tiles.place)
 
 
 def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
-    """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, P·n, width)``, the n positions of T tiles in all P poses."""
+    """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, n·P, width)``, the n positions of T tiles in all P poses."""
     x = F.pad(x, (0, width - x.shape[-1]))
     x = x.unsqueeze(2) if index is None else x.index_select(2, index.flatten()).unflatten(2, index.shape)
-    x = x.permute(0, 1, 4, 2, 5, 3, 6).flatten(4, 5)  # M, B, H or 1, T, P·n, C
+    x = x.permute(0, 1, 4, 2, 3, 5, 6).flatten(4, 5)  # M, B, H or 1, T, n·P, C
     return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
 
 
