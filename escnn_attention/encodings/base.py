@@ -17,6 +17,7 @@ from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.encodings.networks import coordinate_mlp, last_linear
 from escnn_attention.functional.call import Normalization
+from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables
 from escnn_attention.geometry.orbits import Orbits
@@ -27,7 +28,7 @@ __all__ = ["Encoding", "spread_offsets"]
 _Self = TypeVar("_Self", bound="Encoding")
 
 
-class Encoding(torch.nn.Module, ABC):
+class Encoding(Versioned, ABC):
     """Base class of the positional encodings.
 
     A subclass makes its parameters in ``_build_offsets`` and says its function of the offset as :meth:`offsets`, as

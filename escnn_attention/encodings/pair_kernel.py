@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.call import Normalization
+from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
@@ -31,7 +32,7 @@ Location = Literal["mlp", "raw", "none"]
 Combination = Literal["sum", "product", "mlp"]
 
 
-class PairKernel(torch.nn.Module):
+class PairKernel(Versioned):
     r"""The score of a key as a function of content and location.
 
     .. math:: s = \phi\big( c(q, k),\; l(\delta, p) \big), \qquad

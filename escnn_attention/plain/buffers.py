@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.layout import Versioned
+
 __all__ = ["ExactBuffers"]
 
 
-class ExactBuffers(torch.nn.Module):
+class ExactBuffers(Versioned):
     """A module whose constants are rounded once, from float64, to whatever precision the module has.
 
     An ordinary buffer that was made in float32 stays rounded to float32 after ``module.double()``, and with it every

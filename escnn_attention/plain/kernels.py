@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.layout import Versioned
+
 __all__ = ["PoseKernel"]
 
 
-class PoseKernel(torch.nn.Module):
+class PoseKernel(Versioned):
     r"""A kernel between fields over poses: all entries of an orbit of the group are one number.
 
     Returns ``(out_fields, out poses, in_fields, in poses, *kernel)``. Equal entries stay equal in every precision, so

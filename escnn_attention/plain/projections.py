@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.gather import Columns, in_groups
+from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
 from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
@@ -122,7 +123,7 @@ def _biases(bias: int, last: tuple[int, int]) -> Parameter | None:
     return Parameter(torch.zeros(number)) if number else None
 
 
-class ToPoses(torch.nn.Module):
+class ToPoses(Versioned):
     r"""The projection from any features to regular fields, position by position.
 
     Maps ``(B, N, size)`` to ``(groups, B, N, |H|, fields // groups)``.
@@ -224,7 +225,7 @@ class FromPoses(ExactBuffers):
         return grouped_linear_transpose(of_poses, weight, bias, columns)
 
 
-class Scalars(torch.nn.Module):
+class Scalars(Versioned):
     """The projection from scalar fields to scalar fields, position by position.
 
     Maps ``(B, N, size)`` to ``(groups, B, N, 1, fields // groups)``.

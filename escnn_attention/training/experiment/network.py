@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from escnn_attention.functional.layout import without_prefix
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.described import build_described
@@ -52,13 +53,16 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
             raise UserError(f"{path}: {error}") from error
     prefix = "network."
     state = content.get("state_dict")
-    weights = {name: value for name, value in (state or {}).items() if name.startswith(prefix)}
+    weights = without_prefix(state or {}, prefix)
     if not weights:
         raise UserError(f"{path} holds no weights of a network")
     try:
-        network.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+        network.load_state_dict(weights)
     except RuntimeError as error:
         _, *reasons = str(error).splitlines()
+        newer = next((reason.strip() for reason in reasons if "are in layout" in reason), None)
+        if newer is not None:
+            raise UserError(f"{path} is of a newer version: {newer}") from error
         raise UserError(f"{path} is of another network: {reasons[0].strip()}") from error
     return network.eval()
 
