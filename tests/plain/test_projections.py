@@ -443,9 +443,9 @@ def test_a_constant_term_of_the_pose_is_a_bias(name, monkeypatch):
     case = Case(make, shape=(1, 4, 4)) if is_grid else on_points(make)
     module, without_biases = case.drawn(), make(bias=False)
     module_name = f"escnn_attention.nn.{'self' if is_grid else 'point'}_attention"
-    monkeypatch.setattr(f"{module_name}._constant_pose", lambda *_, **__: None)
+    monkeypatch.setattr(f"{module_name}.{'' if is_grid else '_'}constant_pose", lambda *_, **__: None)
     if "scalars" in name:
-        monkeypatch.setattr(f"{module_name}._sees_scalars", lambda *_: False)
+        monkeypatch.setattr(f"{module_name}.sees_scalars", lambda *_: False)
     posed = case.drawn()
     for parameter in posed.parameters():
         torch.nn.init.normal_(parameter)

@@ -173,7 +173,7 @@ def with_and_without_poses(monkeypatch, space, query, encoding, samples=None, **
         return layer
 
     layer = make()
-    monkeypatch.setattr("escnn_attention.nn.self_attention._sees_scalars", lambda *_: False)
+    monkeypatch.setattr("escnn_attention.nn.self_attention.sees_scalars", lambda *_: False)
     return layer, make()
 
 
