@@ -34,6 +34,7 @@ if find_spec("escnn") is not None:
     from escnn_attention.groups.samples import Samples
     from escnn_attention.nn import (
         GELU,
+        AntialiasedPool,
         AttentionMaps,
         AttentiveConv,
         Crop,
@@ -84,6 +85,7 @@ else:
 __all__ = [
     "GELU",
     "AbsoluteEncoding",
+    "AntialiasedPool",
     "AttentionMaps",
     "AttentiveConv",
     "ConvolutionalEncoding",

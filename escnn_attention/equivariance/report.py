@@ -15,6 +15,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
 from scipy.ndimage import gaussian_filter
 
+from escnn_attention.equivariance.parts import inner_layers, layers_of
 from escnn_attention.groups.fibers import is_signed_permutation
 
 __all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report"]
@@ -137,7 +138,9 @@ class EquivarianceReport:
             size = _size(worst.input_shape[2:])
             yield (
                 f"{name} loses exactness at input size {size} (relative error "
-                f"{worst.relative:.1e} for {worst.element})" + (f"; exact at {sizes}" if sizes else "")
+                f"{worst.relative:.1e} for {worst.element})"
+                + (f"; exact at {sizes}" if sizes else "")
+                + ("; HalvingPool and AntialiasedPool are exact at every size" if "Pool" in name else "")
             )
 
     def _whole(self) -> list[EquivarianceRow]:
@@ -165,7 +168,7 @@ def equivariance_report(
     mode. Of a continuous group escnn's testing elements are taken, and in space all rotations of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
-    and the sizes near it at which it is; so is a module that is not sequential, by its class.
+    and the sizes near it at which it is; so is a module that is not sequential, by its class, and the layers inside.
 
     escnn holds the bases of its convolutions in float32, so that they are exact to about 1e-7 also in float64; the
     layers of this package are exact to about 1e-15.
@@ -222,7 +225,7 @@ def equivariance_report(
     interpolated = [g for g in elements if not (points or _maps_grid(space, g))]
     rows = []
     exact_sizes = {}
-    named = [(WHOLE, module), *(_layers(module) if layers else ())]
+    named = [(WHOLE, module), *(layers_of(module) if layers else ())]
     by_itself = layers and not isinstance(module, SequentialModule)
     for smooth, chosen in ((False, exact), (True, interpolated)):
         x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
@@ -239,8 +242,17 @@ def equivariance_report(
                 # The only layer is the one to be named.
                 name = type(module).__name__
                 rows += [replace(r, layer=name) for r in new]
-            if name != WHOLE and not points:
-                exact_sizes[name] = _exact_sizes(layer, tuple(layer_input.shape), exact, tolerance, seed)
+            if name != WHOLE:
+                inexact = {name: (layer, layer_input)}
+                # Of one that has others inside, those of them that are not exact as well.
+                for label, (part, given) in inner_layers(layer, layer_input).items():
+                    label = label if by_itself else f"{name.split()[0]}.{label}"
+                    of_part, _ = _errors(label, part, given, chosen, True)
+                    if any(_order(r.relative) > tolerance for r in of_part):
+                        rows += of_part
+                        inexact[label] = (part, given)
+                for label, (part, given) in () if points else inexact.items():
+                    exact_sizes[label] = _exact_sizes(part, tuple(given.shape), exact, tolerance, seed)
     order = {name: place for place, (name, _) in enumerate(named)}
     rows.sort(key=lambda r: order.get(r.layer, len(order)))
     return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
@@ -273,16 +285,6 @@ def assert_equivariant(
     report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
     if not report.relative_error <= tolerance:
         raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
-
-
-def _layers(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str, EquivariantModule]]:
-    """The layers of a sequential module, through the sequential modules in it."""
-    if isinstance(module, SequentialModule):
-        for name, child in module.named_children():
-            if isinstance(child, SequentialModule):
-                yield from _layers(child, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name} ({type(child).__name__})", child
 
 
 def _elements(group: Group) -> list[GroupElement]:

@@ -15,7 +15,7 @@ from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.position_embedding import PositionEmbedding
 from escnn_attention.nn.power_spectrum import PowerSpectrum
-from escnn_attention.nn.resample import Crop, HalvingPool
+from escnn_attention.nn.resample import AntialiasedPool, Crop, HalvingPool
 from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.sphere_attention import SphereSelfAttention
@@ -25,6 +25,7 @@ from escnn_attention.nn.transformer import TransformerBlock
 
 __all__ = [
     "GELU",
+    "AntialiasedPool",
     "AttentionMaps",
     "AttentiveConv",
     "Crop",

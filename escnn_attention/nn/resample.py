@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.nn.arguments import check_input, check_pointwise, check_shape, check_type
 from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
 from escnn_attention.plain.resample import HalvingPool as PlainHalvingPool
 from escnn_attention.plain.resample import PoolKind
 
-__all__ = ["Crop", "HalvingPool"]
+__all__ = ["AntialiasedPool", "Crop", "HalvingPool"]
 
 
 class Crop(PlainModule):
@@ -100,8 +105,10 @@ class HalvingPool(PlainModule):
         dimensions = in_type.gspace.dimensionality
         if not dimensions:
             raise ValueError("in_type: its gspace has no base space to pool over")
-        super().__init__(in_type, in_type, PlainHalvingPool(kind, dimensions))
+        super().__init__(in_type, in_type, self._pool(kind, dimensions))
         self.kind = kind
+
+    _pool: ClassVar[Callable[[PoolKind, int], torch.nn.Module]] = PlainHalvingPool
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         x = check_input(input, self.in_type, self)
@@ -117,3 +124,40 @@ class HalvingPool(PlainModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kind={self.kind!r}"
+
+
+class AntialiasedPool(HalvingPool):
+    r"""Blurs and halves the grid, exactly, whatever the size.
+
+    Along each axis the features are averaged with binomial weights and read at every second position: weights
+    (1, 3, 3, 1) between pairs of positions on an axis of even length, (1, 4, 6, 4, 1) at the second, fourth, ...
+    position on one of odd length. Both are symmetric about the centre of the grid, so that the pooling commutes with
+    every element that maps the grid onto itself, and small shifts change little. Where the blur reaches beyond the border, it
+    is over the positions that there are. (A blur of one width with stride 2 reads the first position and, on even
+    axes, not the last: escnn's ``PointwiseAvgPoolAntialiased2D`` is exact on odd sizes only.)
+
+    Args:
+        in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
+        kind: ``"avg"``; or ``"max"``, the maximum over three positions along each axis in front of the blur.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, in_type.size, *(n // 2 for n in space))``.
+
+    Raises:
+        ValueError: as :class:`HalvingPool`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import AntialiasedPool, assert_equivariant
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> pool = AntialiasedPool(nn.FieldType(g, [g.regular_repr, g.irrep(1)]))
+        >>> assert_equivariant(pool, (1, 6, 8, 8), tolerance=1e-12)
+
+    Source: Zhang, "Making Convolutional Networks Shift-Invariant Again", ICML 2019.
+    """
+
+    _pool = PlainAntialiasedPool
+
+    def __init__(self, in_type: FieldType, kind: PoolKind = "avg"):
+        super().__init__(in_type, kind)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._checks import check_grid
 
-__all__ = ["Crop", "HalvingPool", "PoolKind"]
+__all__ = ["AntialiasedPool", "Crop", "HalvingPool", "PoolKind"]
 
 PoolKind = Literal["max", "avg"]
 
@@ -45,6 +46,44 @@ class HalvingPool(torch.nn.Module):
         pool = getattr(torch.nn.functional, f"{self.kind}_pool{self.dimensions}d")
         pooled: Tensor = pool(x, kernel, stride=2)
         return pooled
+
+    def extra_repr(self) -> str:
+        return f"kind={self.kind!r}, dimensions={self.dimensions}"
+
+
+class AntialiasedPool(torch.nn.Module):
+    """Blurs, and takes every second position: the same of both directions along an axis, whatever its length.
+
+    Args:
+        kind: ``"avg"``, or ``"max"`` for the maximum over three positions along each axis in front of the blur.
+        dimensions: of space.
+    """
+
+    even: Tensor
+    odd: Tensor
+
+    def __init__(self, kind: PoolKind, dimensions: int):
+        super().__init__()
+        self.kind: PoolKind = kind
+        self.dimensions = dimensions
+        # Centred between two positions and on one of them.
+        self.register_buffer("even", torch.tensor([1.0, 3.0, 3.0, 1.0]), persistent=False)
+        self.register_buffer("odd", torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
+        if self.kind == "max":
+            x = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")(x, 3, stride=1, padding=1)
+        for axis in range(2, x.dim()):
+            x = self._halved(x.movedim(axis, -1)).movedim(-1, axis)
+        return x
+
+    def _halved(self, x: Tensor) -> Tensor:
+        """The last axis blurred and halved; at the border the mean is over the positions that there are."""
+        weight = (self.odd if x.shape[-1] % 2 else self.even).to(x.dtype)[None, None]
+        ones = x.new_ones(1, 1, x.shape[-1])
+        total, mass = (F.conv1d(t, weight, stride=2, padding=1) for t in (x.reshape(-1, 1, x.shape[-1]), ones))
+        return (total / mass).view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, dimensions={self.dimensions}"

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from escnn import gspaces
+from escnn import gspaces, nn
 from escnn.nn import FieldType, PointwiseMaxPool2D
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention import Crop, HalvingPool
+from escnn_attention import AntialiasedPool, Crop, HalvingPool, equivariance_report
 from tests import spaces
 
 SPACES = list((spaces.PLANE | spaces.VOLUME).values())
@@ -79,3 +79,39 @@ def test_mistakes():
         Crop(fields, 2)(spaces.random_field(fields, 4, 5))
     with pytest.raises(TypeError, match="input: Crop got Tensor"):
         Crop(fields, 1)(torch.zeros(1, 4, 5, 5))
+
+
+@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize("shape", [(8, 8), (7, 7), (2, 2), (3, 3), (6, 9)])
+def test_antialiased_pooling_is_exact_at_every_size(shape, kind):
+    gspace = gspaces.flipRot2dOnR2(4)
+    fields = FieldType(gspace, [gspace.regular_repr, *([] if kind == "max" else [gspace.irrep(1, 1)])])
+    pool = AntialiasedPool(fields, kind).double()
+    x = fields(torch.randn(2, fields.size, *shape, dtype=torch.float64))
+    y = pool(x)
+    assert tuple(y.shape) == pool.evaluate_output_shape(tuple(x.shape)) == (2, fields.size, *(n // 2 for n in shape))
+    for g in gspace.fibergroup.elements:
+        torch.testing.assert_close(pool(x.transform(g)).tensor, y.transform(g).tensor, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(pool.export()(x.tensor), y.tensor)
+    ones = fields(torch.ones(1, fields.size, *shape, dtype=torch.float64))
+    torch.testing.assert_close(pool(ones).tensor, torch.ones(1, fields.size, *y.shape[2:], dtype=torch.float64))
+
+
+def test_antialiased_pooling_is_the_formula_and_works_in_space():
+    gspace = gspaces.octaOnR3()
+    fields = FieldType(gspace, [gspace.trivial_repr])
+    x = torch.arange(6.0).view(1, 1, 6, 1, 1).expand(1, 1, 6, 6, 6)
+    y = AntialiasedPool(fields)(fields(x)).tensor[0, 0, :, 0, 0]
+    torch.testing.assert_close(y, torch.tensor([(0 * 3 + 1 * 3 + 2) / 7, 2.5, (3 + 4 * 3 + 5 * 3) / 7]))
+    z = AntialiasedPool(fields)(fields(x[:, :, :5, :5, :5])).tensor[0, 0, :, 0, 0]
+    torch.testing.assert_close(z, torch.tensor([(0 * 4 + 1 * 6 + 2 * 4 + 3) / 15, (1 + 2 * 4 + 3 * 6 + 4 * 4) / 15]))
+
+
+def test_a_blur_of_one_width_is_not_exact_and_the_report_says_what_is():
+    gspace = gspaces.rot2dOnR2(4)
+    fields = FieldType(gspace, [gspace.regular_repr])
+    pool = nn.PointwiseAvgPoolAntialiased2D(fields, sigma=0.66, stride=2)
+    report = equivariance_report(nn.SequentialModule(nn.ReLU(fields), pool), (1, 4, 8, 8))
+    assert report.relative_error > 0.1
+    assert "AntialiasedPool are exact at every size" in str(report)
+    assert "AntialiasedPool" not in str(equivariance_report(nn.ReLU(fields), (1, 4, 8, 8)))

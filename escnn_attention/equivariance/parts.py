@@ -1,0 +1,67 @@
+"""The layers of a module by name: of a sequential one, and those inside another, with what goes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
+
+__all__ = ["inner_layers", "layers_of"]
+
+
+@torch.no_grad()
+def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tuple[EquivariantModule, GeometricTensor]]:
+    """The equivariant modules in a module that make nothing but a field of a field, and the first input of each.
+
+    Those that have others inside are left out: what is to be named is the innermost.
+
+    Args:
+        module: the module, in evaluation mode.
+        x: its input.
+
+    Returns:
+        by name, with the class: in the order in which they are called.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance.parts import inner_layers
+        >>> from escnn_attention.models import ResidualBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> block = ResidualBlock(fields, fields).eval()
+        >>> list(inner_layers(block, fields(torch.randn(1, 4, 5, 5))))[-1]
+        'branch.convolution_2 (R2Conv)'
+    """
+    found: dict[str, tuple[EquivariantModule, GeometricTensor]] = {}
+    handles = []
+    for name, layer in module.named_modules():
+        inside = [m for m in layer.modules() if m is not layer and isinstance(m, EquivariantModule)]
+        if not name or inside or not isinstance(layer, EquivariantModule) or isinstance(layer, SequentialModule):
+            continue
+        label = f"{name} ({type(layer).__name__})"
+
+        def catch(called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], label: str = label) -> None:
+            if len(given) == 1 and isinstance(given[0], GeometricTensor) and not named:
+                assert isinstance(called, EquivariantModule)
+                found.setdefault(label, (called, given[0]))
+
+        handles.append(layer.register_forward_pre_hook(catch, with_kwargs=True))
+    try:
+        module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def layers_of(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str, EquivariantModule]]:
+    """The layers of a sequential module, through the sequential modules in it."""
+    if isinstance(module, SequentialModule):
+        for name, child in module.named_children():
+            if isinstance(child, SequentialModule):
+                yield from layers_of(child, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name} ({type(child).__name__})", child
