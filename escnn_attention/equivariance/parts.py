@@ -1,14 +1,19 @@
-"""The layers of a module by name: of a sequential one, and those inside another, with what goes into them."""
+"""What a report is about: elements of the group, and layers by name with what goes into them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from escnn.group import O3, SO3, Group, GroupElement
+from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
 
-__all__ = ["inner_layers", "layers_of"]
+from escnn_attention.groups.fibers import is_signed_permutation
+
+__all__ = ["elements_of", "inner_layers", "layers_of", "maps_grid"]
 
 
 @torch.no_grad()
@@ -65,3 +70,21 @@ def layers_of(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str
                 yield from layers_of(child, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name} ({type(child).__name__})", child
+
+
+def elements_of(group: Group) -> list[GroupElement]:
+    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
+    if not group.continuous:
+        return list(group.elements)
+    elements = list(group.testing_elements())
+    if isinstance(group, (SO3, O3)):
+        # escnn's are those of an icosahedron, half of the cube's are not among them.
+        elements += [g for g in group.grid("cube") if g not in elements]
+    return elements
+
+
+def maps_grid(space: GSpace, element: GroupElement) -> bool:
+    """Whether an element maps a grid onto itself."""
+    if space.dimensionality == 0:
+        return True
+    return bool(is_signed_permutation(np.asarray(space.basespace_action(element))))

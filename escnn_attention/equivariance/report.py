@@ -8,15 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
-from escnn.group import O3, SO3, Group, GroupElement
+from escnn.group import GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
 from scipy.ndimage import gaussian_filter
 
-from escnn_attention.equivariance.parts import inner_layers, layers_of
-from escnn_attention.groups.fibers import is_signed_permutation
+from escnn_attention.equivariance.parts import elements_of, inner_layers, layers_of, maps_grid
 
 __all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report"]
 
@@ -220,9 +218,9 @@ def equivariance_report(
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
-    elements = _elements(group)
-    exact = [g for g in elements if points or _maps_grid(space, g)]
-    interpolated = [g for g in elements if not (points or _maps_grid(space, g))]
+    elements = elements_of(group)
+    exact = [g for g in elements if points or maps_grid(space, g)]
+    interpolated = [g for g in elements if not (points or maps_grid(space, g))]
     rows = []
     exact_sizes = {}
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
@@ -243,16 +241,13 @@ def equivariance_report(
                 name = type(module).__name__
                 rows += [replace(r, layer=name) for r in new]
             if name != WHOLE:
-                inexact = {name: (layer, layer_input)}
-                # Of one that has others inside, those of them that are not exact as well.
-                for label, (part, given) in inner_layers(layer, layer_input).items():
-                    label = label if by_itself else f"{name.split()[0]}.{label}"
-                    of_part, _ = _errors(label, part, given, chosen, True)
-                    if any(_order(r.relative) > tolerance for r in of_part):
-                        rows += of_part
-                        inexact[label] = (part, given)
-                for label, (part, given) in () if points else inexact.items():
-                    exact_sizes[label] = _exact_sizes(part, tuple(given.shape), exact, tolerance, seed)
+                inner = _inexact_inside(
+                    layer, layer_input, "" if by_itself else f"{name.split()[0]}.", exact, tolerance
+                )
+                rows += [row for _, _, of_part in inner.values() for row in of_part]
+                for label, (part, given, _) in {name: (layer, layer_input, []), **inner}.items():
+                    if not points:
+                        exact_sizes[label] = _exact_sizes(part, tuple(given.shape), exact, tolerance, seed)
     order = {name: place for place, (name, _) in enumerate(named)}
     rows.sort(key=lambda r: order.get(r.layer, len(order)))
     return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
@@ -285,23 +280,6 @@ def assert_equivariant(
     report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
     if not report.relative_error <= tolerance:
         raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
-
-
-def _elements(group: Group) -> list[GroupElement]:
-    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
-    if not group.continuous:
-        return list(group.elements)
-    elements = list(group.testing_elements())
-    if isinstance(group, (SO3, O3)):
-        # escnn's are those of an icosahedron, half of the cube's are not among them.
-        elements += [g for g in group.grid("cube") if g not in elements]
-    return elements
-
-
-def _maps_grid(space: GSpace, element: GroupElement) -> bool:
-    if space.dimensionality == 0:
-        return True
-    return bool(is_signed_permutation(np.asarray(space.basespace_action(element))))
 
 
 def _features(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:
@@ -358,6 +336,18 @@ def _errors(
             )
         )
     return rows, output
+
+
+def _inexact_inside(
+    layer: EquivariantModule, x: GeometricTensor, prefix: str, elements: Sequence[GroupElement], tolerance: float
+) -> dict[str, tuple[EquivariantModule, GeometricTensor, list[EquivarianceRow]]]:
+    """The layers inside another that are not exact, by name, with their inputs and rows."""
+    found = {}
+    for name, (part, given) in inner_layers(layer, x).items():
+        rows, _ = _errors(f"{prefix}{name}", part, given, elements, True)
+        if any(_order(r.relative) > tolerance for r in rows):
+            found[f"{prefix}{name}"] = (part, given, rows)
+    return found
 
 
 def _exact_sizes(

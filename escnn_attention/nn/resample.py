@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention._checks import check_int, check_option
@@ -108,7 +106,7 @@ class HalvingPool(PlainModule):
         super().__init__(in_type, in_type, self._pool(kind, dimensions))
         self.kind = kind
 
-    _pool: ClassVar[Callable[[PoolKind, int], torch.nn.Module]] = PlainHalvingPool
+    _pool: ClassVar[type[Any]] = PlainHalvingPool
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         x = check_input(input, self.in_type, self)
@@ -132,9 +130,9 @@ class AntialiasedPool(HalvingPool):
     Along each axis the features are averaged with binomial weights and read at every second position: weights
     (1, 3, 3, 1) between pairs of positions on an axis of even length, (1, 4, 6, 4, 1) at the second, fourth, ...
     position on one of odd length. Both are symmetric about the centre of the grid, so that the pooling commutes with
-    every element that maps the grid onto itself, and small shifts change little. Where the blur reaches beyond the border, it
-    is over the positions that there are. (A blur of one width with stride 2 reads the first position and, on even
-    axes, not the last: escnn's ``PointwiseAvgPoolAntialiased2D`` is exact on odd sizes only.)
+    every element that maps the grid onto itself, and small shifts change little. Where the blur reaches beyond the
+    border, it is over the positions that there are. (A blur of one width with stride 2 reads the first position and, on
+    even axes, not the last: escnn's ``PointwiseAvgPoolAntialiased2D`` is exact on odd sizes only.)
 
     Args:
         in_type: the type of the input and of the output; for ``kind="max"``, fields with pointwise nonlinearities.
