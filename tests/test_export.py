@@ -14,7 +14,7 @@ import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention._export import exporting
 from tests import spaces
-from tests.layers import C4, CASES, Case
+from tests.layers import C4, CASES, Case, there
 
 ON_GRIDS = [name for name, case in CASES.items() if not case.points]
 BATCH = ({0: Dim("batch")},)
@@ -77,6 +77,75 @@ def test_nothing_is_exported_by_itself():
 
     torch.export.export(Asks(), (torch.ones(2),))
     assert seen == [True]
+
+
+ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
+
+
+@pytest.mark.parametrize("name", ON_POINTS)
+def test_what_is_written_down_between_points_is_the_same(name, written_down, monkeypatch):
+    plain, inputs, named = on_points(CASES[name], torch.float64)
+    with torch.no_grad():
+        found = plain(*inputs, **named)
+        monkeypatch.undo()
+        assert_same(found, plain(*inputs, **named), 1e-12)
+
+
+@pytest.mark.parametrize("options", [{"radius": 1.5}, {"num_neighbours": 3}, {}, {"normalization": "count"}], ids=str)
+def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
+    """Edges that are there twice, clouds in any order, fewer points than neighbours, and points that are hidden."""
+    fields = spaces.regular(C4, 1)
+    encoding = ea.PairKernel(hidden=4) if "normalization" in options else None
+    plain = ea.PointSelfAttention(fields, fields, 1, encoding=encoding, **options).double().export()
+    x, coords = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 2, dtype=torch.float64)
+    x[5], coords[5] = torch.nan, torch.inf
+    mask = torch.arange(7) != 5
+    cases = [{"batch": torch.tensor([0, 1, 0, 1, 2, 2, 0]), "mask": mask}, {"mask": mask}]
+    if not {"radius", "num_neighbours"} & set(options):
+        edges = torch.tensor([[0, 0, 1, 2, 5, 3, 4, 6], [1, 1, 0, 2, 3, 3, 4, 6]])
+        cases.append({"edge_index": edges, "mask": mask, "measure": torch.linspace(1, 2, 7, dtype=torch.float64)})
+    with torch.no_grad():
+        found = [plain(x, coords, **named) for named in cases]
+        monkeypatch.undo()
+        for y, named in zip(found, cases, strict=True):
+            assert_same(y, plain(x, coords, **named), 1e-12)
+
+
+def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, list[Tensor], dict[str, Tensor]]:
+    module = case.drawn().to(dtype)
+    inputs = case.inputs(module, dtype=dtype)
+    return module.export(), inputs, {name: there(value, inputs[0]) for name, value in case.arguments.items()}
+
+
+def check_points(name: str) -> None:
+    plain, inputs, named = on_points(CASES[name])
+    shapes = [{0: Dim.AUTO}, {0: Dim.AUTO}]
+    free = {key: {value.dim() - 1: Dim.AUTO} for key, value in named.items()}
+    program = torch.export.export(
+        plain, tuple(inputs), named, dynamic_shapes={**dict(zip(("x", "coords"), shapes, strict=True)), **free}
+    )
+    assert not any("escnn" in operator for operator in operators(program))
+    more = [torch.cat([t, t.flip(0)]) for t in inputs]
+    twice = {key: torch.cat([value, value], dim=-1) for key, value in named.items()}
+    if "batch" in twice:
+        twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
+    if "edge_index" in twice:
+        twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
+    with torch.no_grad():
+        for tensors, options in ((inputs, named), (more, twice)):
+            assert_same(program.module()(*tensors, **options), plain(*tensors, **options))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", [name for name in ON_POINTS if "Self" in name])
+def test_programs_take_any_number_of_points(name):
+    check_points(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ON_POINTS)
+def test_programs_of_layers_and_networks_on_points(name):
+    check_points(name)
 
 
 @pytest.mark.parametrize("name", ON_GRIDS)

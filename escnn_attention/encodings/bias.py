@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from escnn_attention.functional.bias import PositionalBias, Waves
-from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables
+from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
 from escnn_attention.geometry.points import Cloud
 from escnn_attention.geometry.positions import Positions
 
@@ -151,7 +151,7 @@ class EncodingBias(PairBias):
         Without such a form, its values ``(M or 1, H, C, G, A, P or 1, K)`` and None.
         """
         # For every pose all pairs side by side, so that what a network makes of them has long rows.
-        rows = seen.permute(1, 5, 0, 2, 3, 4)  # H, D, G, A, P, K
+        rows = in_rows(seen.permute(1, 5, 0, 2, 3, 4))  # H, D, G, A, P, K
         rows, shape = rows.flatten(2), rows.shape[2:]
         offered = self._encoding.features(rows)
         if offered is not None:

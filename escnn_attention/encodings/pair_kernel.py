@@ -21,7 +21,7 @@ from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, products
+from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, in_rows, products
 from escnn_attention.functional.points.pair_mlp import pair_mlp
 
 __all__ = ["Combination", "Content", "Location", "PairKernel"]
@@ -286,7 +286,7 @@ class PairKernel(Versioned):
         if self.location == "none":
             return None
         # For every pose, and every pose of the keys that sees anything else, all pairs of points side by side.
-        rows = seen.permute(1, 3, 5, 0, 2, 4)  # H, P or 1, D, G, A, K
+        rows = in_rows(seen.permute(1, 3, 5, 0, 2, 4))  # H, P or 1, D, G, A, K
         rows, shape = rows.flatten(3), rows.shape[3:]
         rows = rows if only is None else rows.index_select(0, only)
         bias = self.of_offset.new_zeros(()) if self.bias is None else self.bias

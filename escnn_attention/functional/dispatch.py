@@ -26,7 +26,7 @@ from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage
-from escnn_attention.functional.points import by_cloud, loop, neighbours
+from escnn_attention.functional.points import all_pairs, by_cloud, loop, neighbours
 from escnn_attention.functional.points.fold import fold_points
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.points import Points
@@ -153,7 +153,8 @@ def attention(
         keys: which key poses a query pose h̃ attends to: ``"all"``, or ``"own"``, only h̃.
         dropout: the probability with which a key is dropped from a query's attention.
         backend: ``"auto"`` or one of :data:`BACKENDS`. Programs that ``torch.export`` writes down are for any machine:
-            on grids they have :mod:`~escnn_attention.functional.backends.standard`, whichever is named.
+            they have :mod:`~escnn_attention.functional.backends.standard` on grids, and between points
+            :mod:`~escnn_attention.functional.points.all_pairs`, whichever is named.
 
     Returns:
         ``(M, B, N, |H|, C)``.
@@ -197,7 +198,7 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
     _check_poses(call)
     if call.keys == "own" and call.k.shape[3] == 1:
         call = replace(call, keys="all")
-    if exporting() and not isinstance(call.positions, Points):
+    if exporting():
         return _compute_anywhere(call)
     name, (call, unfold) = _choose(call, backend)
     chosen = BACKENDS[name]
@@ -214,6 +215,9 @@ def compute(call: Call, backend: str = "auto") -> Tensor:
 
 def _compute_anywhere(call: Call) -> Tensor:
     """The attention of a call that PyTorch writes down: what is fastest on this machine says nothing of another."""
+    if isinstance(call.positions, Points):
+        call, unfold = fold_points(call)
+        return unfold(all_pairs.attention(call))
     call, unfold = fold(call)
     return unfold(standard.attention(call if call.positions.complete else _isolate_nonfinite(call)))
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours
+from escnn_attention.geometry.pairs import times_seen
 from escnn_attention.geometry.positions import Blocks, Positions
 
 __all__ = ["Cloud", "Points"]
@@ -20,7 +21,7 @@ class Cloud(Positions):
 
     def __init__(self, coords: Tensor):
         self.coordinates = coords
-        self.num_positions = len(coords)
+        self.num_positions = coords.shape[0]
         self.scale = 1.0
         self.complete = True
 
@@ -56,7 +57,7 @@ class Points(Positions):
         rule: Neighbourhood,
     ):
         self.coordinates = coordinates
-        self.num_positions = len(coordinates)
+        self.num_positions = coordinates.shape[0]
         self.scale = 1.0
         self.complete = True  # What fills up keeps values that are not finite apart.
         self.batch = batch
@@ -73,6 +74,10 @@ class Points(Positions):
             return cached(Lists, self._edge_index, self.num_positions)
         # The rule of another layer may be equal.
         return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
+
+    def times_seen(self) -> Tensor | None:
+        """How many times every point sees every other: see :func:`~escnn_attention.geometry.pairs.times_seen`."""
+        return times_seen(self._places, self._edge_index, self.batch, self._rule)
 
     def in_order(self, order: Tensor) -> Points:
         """The points in another order, where every point sees its whole cloud."""

@@ -82,7 +82,7 @@ class LayerNorm(ExactBuffers):
             count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
             y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
         elif self.alike is not None and self.counts is not None:
-            total = y.new_zeros(len(y), len(self.counts), *y.shape[2:]).index_add(1, self.alike, y)
+            total = y.new_zeros(y.shape[0], len(self.counts), *y.shape[2:]).index_add(1, self.alike, y)
             mean = total / self.counts.to(y.dtype).view(shape)
             if self.scope == "sample":
                 mean = mean.mean(over[1:], keepdim=True)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.plain.buffers import ExactBuffers
 
@@ -63,8 +64,9 @@ class LocalFrames(ExactBuffers):
             if not (part.about_y.any() or part.about_z.any()):
                 continue  # Scalars look the same from everywhere.
             self.register_buffer(f"columns_{self._number}", torch.as_tensor(part.columns), persistent=False)
-            self.register_exact(f"z_{self._number}", part.about_z)
-            self.register_exact(f"y_{self._number}", part.about_y)
+            for axis, generator in (("z", part.about_z), ("y", part.about_y)):
+                self.register_exact(f"{axis}_{self._number}", generator)
+                self.register_exact(f"{axis}_waves_{self._number}", _waves_of(generator))
             self._number += 1
 
     def inward(self, x: Tensor, colatitude: Tensor, longitude: Tensor) -> Tensor:
@@ -83,7 +85,39 @@ class LocalFrames(ExactBuffers):
                 generator = getattr(self, f"{axis}_{i}")
                 # In the precision of the generators, whatever autocast does, and not in half precision.
                 precise = working_precision(generator.dtype)
-                matrix = torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
+                waves = getattr(self, f"{axis}_waves_{i}") if exporting() else None
+                if waves is None:
+                    matrix = torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
+                else:
+                    matrix = _sum_of_waves(angle.to(precise), waves.to(precise))
                 fields = fields @ matrix.transpose(-1, -2).to(fields.dtype)
             x = x.index_copy(1, columns.flatten(), fields.flatten(1).to(x.dtype))
         return x
+
+
+def _waves_of(generator: np.ndarray) -> np.ndarray | None:
+    r"""The matrices :math:`A_k, B_k` with :math:`\exp(\varphi J) = \sum_k A_k \cos k\varphi + B_k \sin k\varphi`.
+
+    ONNX has no exponential of matrices. None for a generator J that is not antisymmetric.
+
+    Returns:
+        ``(2, K + 1, n, n)``.
+    """
+    if not np.allclose(generator, -generator.T, atol=1e-9):
+        return None
+    frequencies, vectors = np.linalg.eigh(-1j * generator)
+    orders = np.rint(frequencies).astype(int)
+    if not np.allclose(frequencies, orders, atol=1e-6):
+        return None
+    waves = np.zeros((2, orders.max() + 1, *generator.shape))
+    for order, vector in zip(orders, vectors.T, strict=True):
+        projector = np.outer(vector, vector.conj())
+        waves[0, abs(order)] += projector.real
+        waves[1, abs(order)] -= np.sign(order) * projector.imag
+    return waves
+
+
+def _sum_of_waves(angle: Tensor, waves: Tensor) -> Tensor:
+    """The matrices ``(N, n, n)`` of rotations by angles ``(N,)``, of :func:`_waves_of`."""
+    phases = angle[:, None] * torch.arange(waves.shape[1], device=angle.device, dtype=angle.dtype)
+    return torch.einsum("nk,kij->nij", phases.cos(), waves[0]) + torch.einsum("nk,kij->nij", phases.sin(), waves[1])

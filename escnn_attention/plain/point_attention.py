@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, QueryMode, compute
 from escnn_attention.functional.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairTables, Relate
+from escnn_attention.functional.points.bias import Halves, PairTables, Relate, in_rows
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import Relation
@@ -198,7 +199,9 @@ class SeenFromPoses:
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         inverse = self._inverse.to(query.dtype)
-        if self._relation.is_offset:
+        if self._relation.is_offset and exporting():
+            seen = in_rows(from_poses(self._relation(query, key), inverse)).permute(0, 3, 1, 2, 4)
+        elif self._relation.is_offset:
             offset = self._relation(query, key)
             seen = matmul(inverse.flatten(0, 1).unsqueeze(0), offset.flatten(0, 2).T.unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[:3]).permute(2, 0, 3, 4, 1)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, ToPoses
@@ -56,6 +57,8 @@ def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = Non
     """
     _check_of_points("mask", mask, torch.bool, coords)
     _check_of_points("batch", batch, torch.long, coords)
+    if exporting():
+        return _count_written_down(batch)
     number = len(coords)
     if batch is None:
         sizes = torch.tensor([number if mask is None else int(mask.sum())])
@@ -93,11 +96,11 @@ def pool_clouds(x: Tensor, batch: Tensor | None, num_clouds: int, how: Pool, mea
         measure: ``(N,)``: a point of measure 2 counts as two in means and sums.
     """
     if batch is None:
-        batch = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        batch = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
     if how == "max":
         lowest = x.new_full((num_clouds, x.shape[1]), -torch.inf)
         return lowest.scatter_reduce(0, batch[:, None].expand_as(x), x, "amax")
-    weights = x.new_ones(len(x)) if measure is None else measure.to(x.dtype)
+    weights = x.new_ones(x.shape[0]) if measure is None else measure.to(x.dtype)
     total = x.new_zeros(num_clouds, x.shape[1]).index_add(0, batch, x * weights[:, None])
     if how == "sum":
         return total
@@ -114,6 +117,9 @@ def offsets_from_mean(
         batch, mask, measure: ``(N,)``, as in :class:`PointNetwork`.
         num_clouds: the number of clouds.
     """
+    if mask is not None and exporting():
+        coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
+        return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)
     if mask is not None:
         there = mask.nonzero().squeeze(-1)
         y = offsets_from_mean(coords[there], _part(batch, there), num_clouds, None, _part(measure, there))
@@ -323,7 +329,7 @@ class PointNetwork(torch.nn.Module):
         measure: Tensor | None = None,
     ) -> Tensor:
         """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
-        if x.dim() != 2 or coords.dim() != 2 or len(x) != len(coords):
+        if x.dim() != 2 or coords.dim() != 2 or x.shape[0] != coords.shape[0]:
             raise ValueError(
                 f"coords: got shape {tuple(coords.shape)} with features of shape {tuple(x.shape)}, needed (points, d) "
                 "and (points, channels)"
@@ -352,6 +358,12 @@ def read(
     if mask is None:
         y: Tensor = head(x, batch, num_clouds, measure)
         return y
+    if exporting():
+        x, batch, measure = _apart(mask, x, batch, num_clouds, measure)
+        y = head(x, batch, num_clouds + 1, measure)
+        if getattr(head, "pool", None) is not None:
+            return y[:num_clouds]
+        return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
     there = mask.nonzero().squeeze(-1)
     y = head(x[there], _part(batch, there), num_clouds, _part(measure, there))
     if getattr(head, "pool", None) is not None:
@@ -361,3 +373,21 @@ def read(
 
 def _part(values: Tensor | None, chosen: Tensor) -> Tensor | None:
     return None if values is None else values[chosen]
+
+
+def _apart(
+    mask: Tensor, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Features, clouds and measures, with zeros of measure 1 in one more cloud for the points that a mask hides."""
+    cloud = torch.zeros_like(mask, dtype=torch.long) if batch is None else batch
+    measure = None if measure is None else torch.where(mask, measure, 1.0)
+    return torch.where(mask[:, None], x, 0.0), torch.where(mask, cloud, num_clouds), measure
+
+
+def _count_written_down(batch: Tensor | None) -> int:
+    """The number of clouds, which a program works out anew for every batch."""
+    if batch is None:
+        return 1
+    number: int = batch.max().item() + 1  # type: ignore[assignment]
+    torch._check(number >= 1)
+    return number

@@ -11,11 +11,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.geometry.points import Cloud
 
-__all__ = ["Halves", "PairBias", "PairScores", "PairTables", "Relate", "against", "products"]
+__all__ = ["Halves", "PairBias", "PairScores", "PairTables", "Relate", "against", "in_rows", "products"]
 
 
 class Halves(NamedTuple):
@@ -164,7 +165,7 @@ class PairScores(NamedTuple):
         q, poses, parts = self.q, self.poses, []
         if q is not None:
             k = keys()
-            if poses is not None and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
+            if poses is not None and not exporting() and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
                 # Fewer numbers than scores, where many queries share the keys.
                 k, poses = k + poses.unsqueeze(4), None
             parts.append(products(q, k))
@@ -194,6 +195,11 @@ def against(reads: Tensor, features: Tensor) -> Tensor:
     return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """A tensor as it is; in an export in the order of its axes, of which no program then has to be sure."""
+    return x.clone(memory_format=torch.contiguous_format) if exporting() else x
+
+
 def products(q: Tensor, k: Tensor) -> Tensor:
     """The products ``(G, M, H, J, A, P, K)`` of queries with keys.
 
@@ -201,6 +207,7 @@ def products(q: Tensor, k: Tensor) -> Tensor:
         q: ``(G, M, H, J, A, C)``.
         k: ``(G, M, H', J', P, K, C)``.
     """
+    q, k = in_rows(q), in_rows(k)
     if k.shape[2] == k.shape[3] == 1:
         out = matmul(q.flatten(2, 4), k[:, :, 0, 0].flatten(2, 3).transpose(-1, -2)).unflatten(2, q.shape[2:5])
     else:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.build import FOLDER, Kernel
@@ -52,7 +53,7 @@ def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tenso
     autocast = torch.is_autocast_enabled(x.device.type)
     # Gradients of the inputs are those of coordinates: forces, which are differentiated once more.
     forces = x.requires_grad and torch.is_grad_enabled()
-    if x.device.type != "cpu" or not alike or autocast or forces or _why_not_built(x.dtype):
+    if exporting() or x.device.type != "cpu" or not alike or autocast or forces or _why_not_built(x.dtype):
         return _plainly(call)
     return _operator(_Arguments(*(t.contiguous() for t in call)))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.points.bias import PairScores
+from escnn_attention.functional.points.bias import PairScores, in_rows
 from escnn_attention.functional.points.values import Values, sum_values
 
 __all__ = ["Weights"]
@@ -54,18 +54,28 @@ class Weights:
         return keys.unsqueeze(self.own_axis).unsqueeze(4)
 
     def probabilities(
-        self, terms: PairScores, keys: Callable[[], Tensor], unseen: Tensor | None, log_measure: Tensor | None
+        self,
+        terms: PairScores,
+        keys: Callable[[], Tensor],
+        unseen: Tensor | None,
+        log_measure: Tensor | None,
+        log_times: Tensor | None = None,
     ) -> Tensor:
         """Probabilities, or shares of the scores, after dropout.
 
         Args:
             terms: of the scores.
             keys: gives the keys of each group, ``(G, K, M, P, C)``.
-            unseen: ``(G, K)``, which keys fill up, or None.
+            unseen: ``(G, K)``, which keys fill up, or ``(G, A, K)``, which a query does not see; or None.
             log_measure: ``(G, K, P or 1)``, of the keys, or None.
+            log_times: ``(G, A, K)``, the logarithm of how many times a query sees a key, or None.
         """
-        unseen = None if unseen is None else unseen[:, None, None, None, None, None]
+        if unseen is not None:
+            unseen = unseen[:, None, None, None, None if unseen.dim() == 2 else slice(None), None]
         mu = None if log_measure is None else log_measure.transpose(1, 2)[:, None, None, None, None]
+        if log_times is not None:
+            times = log_times[:, None, None, None, :, None]
+            mu = times if mu is None else mu + times
         return F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
 
     def weighted_sum(self, p: Tensor, values: Tensor, mix: Values | None = None, seen: Tensor | None = None) -> Tensor:
@@ -85,7 +95,7 @@ class Weights:
             p = p.sum(3)
         else:
             p = p.squeeze(3)
-        p = p.to(values.dtype)
+        p = in_rows(p.to(values.dtype))
         out = sum_values(p, values) if mix is None or seen is None else mix(p, values, seen)
         return out.permute(0, 3, 1, 2, 4).flatten(0, 1)
 
@@ -102,6 +112,8 @@ class Weights:
             weights = weights.masked_fill(unseen, torch.finfo(precise).min)
             # A query that fills up sees no key at all, and all of them have got a share.
             return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
+        if unseen is not None and unseen.shape[4] > 1:  # of what is no zero that fills up
+            weights = weights.masked_fill(unseen, 0.0)
         mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
         mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
