@@ -29,13 +29,14 @@ if find_spec("escnn") is not None:
     )
     from escnn_attention.equivariance import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.functional import working_memory
-    from escnn_attention.geometry.relations import LogPolar, Offset, Pair, Relation
+    from escnn_attention.geometry.relations import LogMotion, LogPolar, Offset, Pair, Relation
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
     from escnn_attention.nn import (
         GELU,
         AntialiasedPool,
         AttentionMaps,
+        AttentionPool,
         AttentiveConv,
         Crop,
         DilationLiftingSelfAttention,
@@ -87,6 +88,7 @@ __all__ = [
     "AbsoluteEncoding",
     "AntialiasedPool",
     "AttentionMaps",
+    "AttentionPool",
     "AttentiveConv",
     "ConvolutionalEncoding",
     "Crop",
@@ -105,6 +107,7 @@ __all__ = [
     "LayerScale",
     "LayerSummary",
     "LiftingSelfAttention",
+    "LogMotion",
     "LogPolar",
     "MLPEncoding",
     "NoEncoding",

@@ -114,6 +114,7 @@ def hamiltonian() -> nn.Module:
 
 
 CASES = {
+    "AttentionPool": Case(lambda: ea.AttentionPool(spaces.mixed(D4), 3, 2, head_fields=2, tokens=2)),
     "AttentiveConv": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, attention_size=3, ratio=1)),
     "AttentiveConv, channel": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, spatial=False, ratio=1)),
     "AttentiveConv, spatial": Case(lambda: ea.AttentiveConv(SCALARS, FIELDS, 3, channel=False)),
@@ -158,6 +159,9 @@ CASES = {
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
     "PointSelfAttention, registers": on_points(points(registers=2), batch=BATCH),
+    "PointSelfAttention, motions": on_points(
+        points(ea.PairKernel(hidden=4), space=ON_R3, relation=ea.LogMotion()), batch=BATCH
+    ),
     "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
     "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),
     "PointSelfAttention, SO(3)": on_points(

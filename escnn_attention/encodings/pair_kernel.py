@@ -71,7 +71,8 @@ class PairKernel(Versioned):
     Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. The published default is
     ``PairKernel(biases=True, last_activation=True)``, and the kernel for QM9 ``PairKernel("concat", "raw", "mlp",
     hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``; there what is seen of two points is
-    the logarithm of the element between them, here their offset and the pose.
+    the logarithm of the element between them, here their offset and the pose, or with
+    ``relation=LogMotion()`` the same.
     """
 
     bias: Parameter | None

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-__all__ = ["LogPolar", "Offset", "Pair", "Relation"]
+__all__ = ["LogMotion", "LogPolar", "Offset", "Pair", "Relation"]
 
 
 class Relation(ABC):
@@ -34,6 +36,9 @@ class Relation(ABC):
 
     is_offset: bool = False
     """Whether it is the offset itself, a linear function of which every pose sees."""
+
+    sees_poses: bool = False
+    """Whether it is a function of the pose of the key as well, and not of positions alone."""
 
     @abstractmethod
     def size(self, dim: int) -> int:
@@ -89,6 +94,93 @@ class Pair(Relation):
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return torch.cat(torch.broadcast_tensors(query, key), dim=-1)
+
+
+class LogMotion(Relation):
+    r"""The logarithm of the motion between two poses, :math:`\log(g_k^{-1} g_q)` of :math:`g = (x, h)` in SE(2) or
+    SE(3): position and rotation are coupled.
+
+    With the offset :math:`\delta = h^{-1}(x' - x)` and the rotation :math:`R = h^{-1}\hat h` by the vector
+    :math:`\omega = \log R` of length :math:`\theta` (a number in the plane),
+
+    .. math::
+        \log(g_k^{-1} g_q) = -(V(\omega)^{-1} \delta,\; \omega), \qquad
+        V^{-1} = 1 - \tfrac12 [\omega]_\times
+            + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
+
+    An encoding or kernel of it needs no term for the pose. Fiber groups of rotations only. Where :math:`\theta = \pi`
+    one of the two logarithms in space is taken, the same from every pose, so that layers stay exact.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import LogMotion, PairKernel, PointSelfAttention
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+        >>> kernel = PairKernel(biases=True, last_activation=True)
+        >>> layer = PointSelfAttention(fields, fields, encoding=kernel, relation=LogMotion())
+        >>> layer(nn.GeometricTensor(torch.randn(5, 8), fields, torch.randn(5, 2))).shape
+        torch.Size([5, 8])
+    """
+
+    sees_poses = True
+
+    def size(self, dim: int) -> int:
+        if dim not in (2, 3):
+            raise ValueError(f"relation: LogMotion is for points of the plane or of space, got dimension {dim}")
+        return dim + dim * (dim - 1) // 2
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        raise TypeError("relation: LogMotion is a function of poses, too, and not of two positions")
+
+    def tables(self, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What multiplies the offset from every pose h to every pose of the key, and what is added to that.
+
+        Args:
+            inverse: ``(H, d, d)``; the matrix of the inverse of each element.
+
+        Returns:
+            ``(H, H, D, d)``, for offsets that h has not seen yet, and ``(H, H, D)``.
+
+        Raises:
+            ValueError: an element is no rotation.
+        """
+        if not (np.linalg.det(inverse) > 0).all():
+            raise ValueError("relation: LogMotion is for groups of rotations, got one with reflections or inversions")
+        dim = inverse.shape[-1]
+        relative = np.einsum("hij,pkj->hpik", inverse, inverse)  # h⁻¹ĥ
+        omega = np.vectorize(_rotation_vector, signature="(i,j)->(k)")(relative)
+        cross = np.vectorize(_cross, signature="(k)->(i,i)")(omega) if dim == 3 else _planar(omega)
+        angle = np.linalg.norm(omega, axis=-1)[..., None, None]
+        half = np.where(angle > 1e-8, angle, 1.0) / 2
+        factor = np.where(angle > 1e-8, (1 - half / np.tan(half)) / (4 * half**2), 1 / 12)
+        inverse_of_v = np.eye(dim) - cross / 2 + factor * (cross @ cross)
+        linear = np.zeros((*omega.shape[:2], self.size(dim), dim))
+        linear[:, :, :dim] = -inverse_of_v @ inverse[:, None]
+        constant = np.concatenate([np.zeros((*omega.shape[:2], dim)), -omega], axis=-1)
+        return linear, constant
+
+
+def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
+    """The logarithm of a rotation, as a number in the plane and as a vector in space."""
+    if len(matrix) == 2:
+        angle = math.atan2(matrix[1, 0], matrix[0, 0])
+        return np.array([math.pi if angle < -math.pi + 1e-9 else angle])
+    vector = Rotation.from_matrix(matrix).as_rotvec()
+    if np.linalg.norm(vector) > math.pi - 1e-6:
+        # Of the two opposite axes always the same one, whatever rounding says.
+        first = vector[np.abs(vector) > 1e-6][0]
+        vector = vector * np.sign(first)
+    return vector
+
+
+def _cross(omega: np.ndarray) -> np.ndarray:
+    x, y, z = omega
+    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+
+
+def _planar(omega: np.ndarray) -> np.ndarray:
+    return omega[..., None] * np.array([[0.0, -1.0], [1.0, 0.0]])
 
 
 class LogPolar(Relation):

@@ -15,6 +15,7 @@ from torch import Tensor
 from escnn_attention.models.exports import exported
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_input, check_regular
+from escnn_attention.nn.heads import is_scalar
 from escnn_attention.plain.classifier import Classifier, invariant
 
 __all__ = ["EquivariantClassifier", "InvariantLogits"]
@@ -28,7 +29,7 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
     The logits are invariant under the fiber group, exactly for the elements that map the grid onto itself.
 
     Args:
-        stages: by name, in order; the last gives regular fields.
+        stages: by name, in order; the last gives regular fields, or scalars, which have no poses.
         num_classes: the number of classes; None where the last stage gives one regular field a class, which then are
             the logits after pooling.
 
@@ -42,7 +43,7 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
         ``(B, in_type.size, *space)`` to ``(B, num_classes)``.
 
     Raises:
-        ValueError: the last stage gives fields that are not regular.
+        ValueError: the last stage gives fields that are neither regular nor scalars.
 
     Example:
         >>> import torch
@@ -63,10 +64,12 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
             raise ValueError("stages: got none, needed at least one")
         first, *_ = stages.values()
         *_, last = stages.values()
-        check_regular("stages", last.out_type, "the maximum over poses")
         self.in_type: FieldType = first.in_type
         self.gspace: GSpace = first.in_type.gspace
-        self.order = last.out_type.gspace.fibergroup.order()
+        scalars = is_scalar(last.out_type)
+        if not scalars:
+            check_regular("stages", last.out_type, "the maximum over poses")
+        self.order = 1 if scalars else last.out_type.gspace.fibergroup.order()
         fields = len(last.out_type)
         self.num_classes = fields if num_classes is None else num_classes
         self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(fields, num_classes)

@@ -66,7 +66,7 @@ class PointSelfAttention(PointLayer):
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
         relation: what the encoding sees of two points: :class:`~escnn_attention.geometry.relations.Offset` (None),
             :class:`~escnn_attention.geometry.relations.Pair`, :class:`~escnn_attention.geometry.relations.LogPolar`,
-            or one of your own.
+            :class:`~escnn_attention.geometry.relations.LogMotion`, or one of your own.
         length_scale: the length that is 1 to the encoding, in the units of the coordinates; by default ``radius``, or
             1. Choose the distances that matter: the encodings vary on lengths of about 1.
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
@@ -130,16 +130,17 @@ class PointSelfAttention(PointLayer):
         check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
         relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
+        backend = _check_motion(relation, keys, backend)
         length_scale = (neighbourhood.radius or 1.0) if length_scale is None else length_scale
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         # Scalars look the same from every pose: they need none.
-        lifts = projection == "group" and is_scalar(in_type) and group.order > 1
+        lifts = projection == "group" and is_scalar(in_type) and group.order > 1 and not relation.sees_poses
         kernel = _choose_encoding(encoding, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
-        seen = 1 if _drops_out(kernel, query, keys, normalization) else num_poses
+        seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
         features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
         constant = _constant_pose(kernel, query, keys, normalization)
         sizes = (size, heads.number, heads.channels, seen, features)
@@ -323,6 +324,17 @@ def _tables(group: Fibers, lifts: bool, registers: int) -> dict[str, Any]:
         # Registers have no opposites.
         "opposite": None if registers else opposite_poses(group),
     }
+
+
+def _check_motion(relation: Relation, keys: KeyMode, backend: str) -> str:
+    """The backend for a relation that may see poses, if keys have some."""
+    if not relation.sees_poses:
+        return backend
+    if keys == "own":
+        raise ValueError(f'keys: got "own", between which {relation} is the offset; needed "all", or relation=None')
+    if backend not in ("auto", "neighbours"):
+        raise ValueError(f'backend: got {backend!r}, and {relation} sees poses, too; needed "auto" or "neighbours"')
+    return "neighbours"
 
 
 def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, lifts: bool) -> float:

@@ -18,11 +18,12 @@ from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairTables, Relate, in_rows
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.points import Points
-from escnn_attention.geometry.relations import Relation
+from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_module import PointModule
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.registers import padded
 
 __all__ = ["PointAttention"]
 
@@ -56,6 +57,8 @@ class PointAttention(PointModule, HeadModule):
     order: Tensor | None
     relative: Tensor | None
     log_measure: Tensor | None
+    motion: Tensor | None
+    rotation: Tensor | None
 
     def __init__(
         self,
@@ -104,6 +107,12 @@ class PointAttention(PointModule, HeadModule):
             order = None if (order == np.arange(len(order))).all() else order
         for name, index in (("opposite", opposite), ("first_half", half), ("order", order)):
             self.register_buffer(name, None if index is None else torch.as_tensor(index), persistent=False)
+        linear, constant = None, None
+        if isinstance(relation, LogMotion):
+            # Registers have no motion: they are where the key is, and rotated like the query.
+            linear, constant = (padded(t, quotient.shape[1]) for t in relation.tables(inverse_action))
+        self.register_exact("motion", linear)
+        self.register_exact("rotation", constant)
         self.register_exact("relative", relative)
         self.register_exact("log_measure", log_measure)
 
@@ -163,6 +172,8 @@ class PointAttention(PointModule, HeadModule):
 
     def relate(self) -> Relate:
         """What the encoding sees of two points."""
+        if self.motion is not None and self.rotation is not None:
+            return SeenMotion(self.motion, self.rotation)
         return SeenFromPoses(self.relation, self.inverse_action)
 
     @property
@@ -208,6 +219,22 @@ class SeenFromPoses:
         else:
             seen = self._relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)
         return seen.unsqueeze(3).to(self._inverse.dtype)
+
+
+class SeenMotion:
+    """The logarithm of the motion from every pose of a query to every pose of a key, ``(G, |H|, A, P, K, D)``.
+
+    Args:
+        linear, constant: ``(|H|, P, D, d)`` and ``(|H|, P, D)``, as functions of the offset.
+    """
+
+    def __init__(self, linear: Tensor, constant: Tensor):
+        self._linear, self._constant = linear, constant
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        offset = key - query  # G, A, K, d
+        seen = torch.einsum("hpij,gakj->ghapki", self._linear.to(offset.dtype), offset)
+        return (seen + self._constant.to(offset.dtype)[:, None, :, None]).to(self._linear.dtype)
 
 
 def from_poses(x: Tensor, inverse: Tensor) -> Tensor:

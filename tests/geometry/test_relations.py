@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
+import scipy.linalg
 import torch
+from escnn import gspaces
+from escnn.nn import GeometricTensor
 
-from escnn_attention import LogPolar, Offset, Pair, Relation
+from escnn_attention import LogMotion, LogPolar, Offset, Pair, PairKernel, PointSelfAttention, Relation
+from escnn_attention.groups.fibers import fibers
+from tests import spaces
+from tests.nn.points import cloud, error_of
+
+KERNELS = ["mlp", "fourier", PairKernel(hidden=3), PairKernel("concat", "raw", "mlp", hidden=3)]
 
 
 def turn(angle: float) -> torch.Tensor:
@@ -115,3 +125,59 @@ def test_a_relation_of_ones_own():
     x, coords = torch.randn(2, 5, 2, dtype=torch.float64).unbind()
     y = layer(GeometricTensor(x, scalars, coords)).tensor
     torch.testing.assert_close(layer(GeometricTensor(x, scalars, coords @ turn(0.4).T + 1)).tensor, y)
+
+
+class TestLogMotion:
+    """The logarithm of the motion between poses."""
+
+    @pytest.mark.parametrize("space", [gspaces.rot2dOnR2(5), gspaces.rot2dOnR2(4), gspaces.octaOnR3()])
+    def test_is_the_matrix_logarithm(self, space):
+        group = fibers(space)
+        dim, relation = group.dimension, LogMotion()
+        linear, constant = relation.tables(group.inverse_action)
+        offset = np.random.default_rng(0).normal(size=dim)
+        for h, p in itertools.product(range(min(group.order, 6)), range(group.order)):
+            motion = np.eye(dim + 1)  # g_q⁻¹ g_k
+            motion[:dim, :dim] = group.inverse_action[h] @ group.action[p]
+            motion[:dim, dim] = group.inverse_action[h] @ offset
+            seen = linear[h, p] @ offset + constant[h, p]
+            omega = -seen[dim:]
+            algebra = np.zeros((dim + 1, dim + 1))
+            x, y, z = omega if dim == 3 else (0.0, 0.0, omega[0])
+            algebra[:dim, :dim] = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])[:dim, :dim]
+            algebra[:dim, dim] = -seen[:dim]
+            np.testing.assert_allclose(scipy.linalg.expm(algebra), motion, atol=1e-10)
+            assert np.linalg.norm(omega) < np.pi + 1e-9
+
+    @pytest.mark.parametrize("encoding", KERNELS)
+    @pytest.mark.parametrize("query", ["own", "all"])
+    def test_layers_are_equivariant_and_exported(self, encoding, query):
+        for space in (gspaces.rot2dOnR2(4), gspaces.dihedralOnR3(2)):
+            for in_type in (spaces.mixed(space), spaces.scalars(space, 2)):
+                options = {"head_fields": 2, "query": query, "encoding": encoding, "relation": LogMotion()}
+                layer = PointSelfAttention(in_type, spaces.mixed(space), 1, registers=1, **options).double()
+                x = cloud(in_type, 7)
+                assert error_of(layer, x, space.fibergroup.elements) < 1e-11
+                torch.testing.assert_close(layer.export()(x.tensor, x.coords), layer(x).tensor)
+                moved = GeometricTensor(x.tensor, in_type, x.coords + 2.0)
+                torch.testing.assert_close(layer(moved).tensor, layer(x).tensor)
+        layer.plain.motion = layer.plain.motion.roll(1, 0)
+        assert error_of(layer, x, space.fibergroup.elements) > 1e-3
+
+    def test_pose_and_offset_are_coupled(self):
+        group = fibers(gspaces.rot2dOnR2(4))
+        linear, _ = LogMotion().tables(group.inverse_action)
+        np.testing.assert_allclose(linear[:, :, :2][group.quotient == 0], -group.inverse_action[:, :, :], atol=1e-12)
+        assert np.abs(linear[0, 1, :2] - linear[0, 0, :2]).max() > 0.1
+
+    def test_bad_arguments(self):
+        fields = spaces.regular(gspaces.flipRot2dOnR2(4), 1)
+        with pytest.raises(ValueError, match="groups of rotations"):
+            PointSelfAttention(fields, fields, relation=LogMotion())
+        fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
+        with pytest.raises(ValueError, match="keys: got"):
+            PointSelfAttention(fields, fields, relation=LogMotion(), keys="own")
+        with pytest.raises(ValueError, match="backend: got 'native'"):
+            PointSelfAttention(fields, fields, relation=LogMotion(), backend="native")
+        with pytest.raises(TypeError, match="function of poses"):
+            LogMotion()(torch.zeros(2), torch.zeros(2))
