@@ -16,10 +16,14 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # MathJax in the pages: formulas need no network either
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -34,4 +38,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"escnn_attention {release}"
 html_static_path = ["_static"]
-html_theme_options = {"navigation_with_keys": True}
+html_css_files = ["pages.css"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
+html_theme_options = {"navigation_with_keys": True, "sidebar_hide_name": False}

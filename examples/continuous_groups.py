@@ -67,7 +67,13 @@ def errors(
 
     def make(samples: int | Samples) -> GroupSelfAttention:
         return GroupSelfAttention(
-            field_type, field_type, num_heads=2, head_fields=8, encoding=encoding, samples=samples
+            field_type,
+            field_type,
+            num_heads=2,
+            head_fields=8,
+            encoding=encoding,
+            samples=samples,
+            kernel_size=None,
         )
 
     def draw() -> Tensor:

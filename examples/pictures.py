@@ -154,7 +154,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
     save("encoding.png", plot_encoding(gsa_net, "stages.attention_1_1", title="The encoding of a window, for C8"))
     torch.manual_seed(2)
     fields = nn.FieldType(d4, 4 * [d4.regular_repr])
-    everywhere = GroupSelfAttention(fields, fields, encoding=FourierEncoding(scale=2.0))
+    everywhere = GroupSelfAttention(fields, fields, encoding=FourierEncoding(scale=2.0), kernel_size=None)
     title = "The encoding of global attention on 8×8 positions, for D4"
     save("encoding_global.png", plot_encoding(everywhere, size=8, title=title))
 

@@ -159,7 +159,7 @@ def on_grid(draw: Draw, space: GSpace, group: Fibers, options: dict[str, Any]) -
 def window_of(draw: Draw, group: Fibers) -> dict[str, Any]:
     """A window, or none for the whole grid."""
     if not group.dimension or draw.yes(0.3):
-        return {}
+        return {"kernel_size": None}
     shapes = ["auto", "disc", *(["square"] if group.preserves_square else [])]
     return {"kernel_size": draw.choice([1, 3, 5]), "dilation": draw.randint(1, 3), "window": draw.choice(shapes)}
 

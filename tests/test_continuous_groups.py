@@ -170,7 +170,7 @@ def test_the_error_falls_in_space():
     x = torch.randn(1, 9, 2, 2, 2, dtype=torch.float64)
     reference, errors = None, {}
     for samples in (4, 12, 24, 60, Samples(100)):
-        layer = GroupSelfAttention(field_type, field_type, 2, head_fields=3, samples=samples)
+        layer = GroupSelfAttention(field_type, field_type, 2, head_fields=3, samples=samples, kernel_size=None)
         reference = reference or layer.state_dict()
         layer.load_state_dict(reference)
         errors[layer.samples.num_samples] = np.mean([error(layer.double().eval(), x, h) for h in some_elements(gspace)])
@@ -420,7 +420,9 @@ def test_turned_samples(make, number):
 def test_turned_samples_are_equivariant_in_expectation():
     gspace = gspaces.rot2dOnR2(-1)
     field_type = FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr, gspace.irrep(2)])
-    layer = GroupSelfAttention(field_type, field_type, head_fields=3, samples=Samples(3, turn="random"))
+    layer = GroupSelfAttention(
+        field_type, field_type, head_fields=3, samples=Samples(3, turn="random"), kernel_size=None
+    )
     layer = drawn(layer)
     x = torch.randn(1, field_type.size, 2, 2, dtype=torch.float64)
     element = gspace.fibergroup.element(0.5)
@@ -472,7 +474,9 @@ def test_draws_are_uniform():
 def test_on_a_point():
     gspace = no_base_space(so3_group(2))
     field_type = FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr, gspace.irrep(2)])
-    layer = drawn(GroupSelfAttention(field_type, field_type, head_fields=3, samples=Samples(12, turn="random")))
+    layer = drawn(
+        GroupSelfAttention(field_type, field_type, head_fields=3, samples=Samples(12, turn="random"), kernel_size=None)
+    )
     x = field_type(torch.randn(2, 9, dtype=torch.float64))
     for h in fibers(gspace, layer.samples).elements[1:4]:
         torch.testing.assert_close(
@@ -592,7 +596,7 @@ def test_windows_are_discs():
 def test_representation_says_what_was_sampled():
     layer, _ = sampled_layer("SO(2)", samples=4)
     assert "samples=Samples(num_samples=4, kind='auto', turn='fixed')" in repr(layer)
-    assert "samples" not in repr(GroupSelfAttention(*2 * [spaces.regular(gspaces.rot2dOnR2(4), 2)]))
+    assert "samples" not in repr(GroupSelfAttention(*2 * [spaces.regular(gspaces.rot2dOnR2(4), 2)], kernel_size=3))
 
 
 def plane_types():
@@ -603,21 +607,27 @@ def plane_types():
 @pytest.mark.parametrize(
     ("make", "exception", "message"),
     [
-        (lambda t: GroupSelfAttention(t, t), NotImplementedError, r"gspace: .* continuous.* samples=8 in the plane"),
-        (lambda t: GroupSelfAttention(t, t, samples="8"), TypeError, "samples: got '8'"),
         (
-            lambda t: GroupSelfAttention(t, t, samples=8, projection="pointwise"),
+            lambda t: GroupSelfAttention(t, t, kernel_size=None),
+            NotImplementedError,
+            r"gspace: .* continuous.* samples=8 in the plane",
+        ),
+        (lambda t: GroupSelfAttention(t, t, samples="8", kernel_size=None), TypeError, "samples: got '8'"),
+        (
+            lambda t: GroupSelfAttention(t, t, samples=8, projection="pointwise", kernel_size=None),
             ValueError,
             "needs regular fields only",
         ),
         (
-            lambda t: GroupSelfAttention(t, t, samples=Samples(9, "rand"), query="all", head_fields=2),
+            lambda t: GroupSelfAttention(
+                t, t, samples=Samples(9, "rand"), query="all", head_fields=2, kernel_size=None
+            ),
             ValueError,
             'query: "all" .* different weights',
         ),
-        (lambda t: TransformerBlock(t, t, norm="pre"), NotImplementedError, "samples=8"),
+        (lambda t: TransformerBlock(t, t, norm="pre", kernel_size=None), NotImplementedError, "samples=8"),
         (lambda t: PoseFeedForward(t, t), NotImplementedError, "samples=8"),
-        (lambda t: TransformerBlock(t, t, samples=8), ValueError, 'norm="gsa"'),
+        (lambda t: TransformerBlock(t, t, samples=8, kernel_size=None), ValueError, 'norm="gsa"'),
         (
             lambda t: TransformerBlock(*2 * [spaces.scalars(t.gspace, 2)], samples=8),
             ValueError,

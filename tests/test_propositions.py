@@ -363,9 +363,9 @@ def test_section_4_3_a_constant_encoding_is_none():
     """It is invariant to every permutation of the positions."""
     image = scalars(GROUPS["trivial"](), 2)
     constant = _FunctionOf(lambda d: torch.ones_like(d[..., :1]))
-    layer = GroupSelfAttention(image, image, 2, head_fields=4, encoding=constant).double()
+    layer = GroupSelfAttention(image, image, 2, head_fields=4, encoding=constant, kernel_size=None).double()
     x = random_field(image, 4, 5)
     assert permutation_error(layer, x, torch.randperm(20)) < EXACT
-    with_none = GroupSelfAttention(image, image, 2, head_fields=4, encoding=NoEncoding()).double()
+    with_none = GroupSelfAttention(image, image, 2, head_fields=4, encoding=NoEncoding(), kernel_size=None).double()
     with_none.load_state_dict({k: v for k, v in layer.state_dict().items() if ".encoding." not in k})
     torch.testing.assert_close(with_none(x).tensor, layer(x).tensor, rtol=1e-12, atol=1e-12)

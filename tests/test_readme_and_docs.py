@@ -17,7 +17,8 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "sh", "toml", "bibtex"}
-DIRECTIVES = {"{figure}", "{include}", "{toctree}"}
+DIRECTIVES = {"{figure}", "{include}", "{raw}", "{toctree}"}
+LONGEST_LINE = 85  # of code, which pages have room for
 ERROR = re.compile(r"\d\.\d+e[-+]\d\d")  # as reports print them
 
 
@@ -57,6 +58,12 @@ def test_fences_have_known_languages(name):
     for info, _, line, _ in fences(ROOT / name):
         language = info.split()[0] if info else ""
         assert language in LANGUAGES | DIRECTIVES, f"{name}:{line}: {info!r}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_code_are_as_long_as_pages_are_wide(name):
+    code = [line for code, *_ in programs(ROOT / name) for line in code.splitlines()]
+    assert not [line for line in code if len(line) > LONGEST_LINE]
 
 
 @pytest.mark.parametrize("name", [name for name, path in zip(NAMES, PAGES, strict=True) if programs(path)])

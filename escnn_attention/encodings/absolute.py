@@ -21,7 +21,7 @@ class AbsoluteEncoding(MLPEncoding):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.flipRot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, encoding=AbsoluteEncoding())
+        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding=AbsoluteEncoding())
 
     Source: GSA-Nets (Romero and Cordonnier 2021), Eq. 10 and Prop. 4.2.
     """

@@ -29,7 +29,7 @@ class FourierEncoding(FrequencyEncoding):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(8)
         >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, num_heads=2, encoding=FourierEncoding(learned=False))
+        >>> layer = GroupSelfAttention(fields, fields, 2, kernel_size=None, encoding=FourierEncoding(learned=False))
 
     Source: random Fourier features (Rahimi and Recht 2007) as a relative encoding in the sense of GSA-Nets, Eq. 11.
     """

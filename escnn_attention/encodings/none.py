@@ -20,7 +20,7 @@ class NoEncoding(Encoding):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, encoding="none")
+        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding="none")
         >>> x = torch.randn(1, 8, 3, 3)
         >>> torch.allclose(layer(fields(x.roll(1, 2))).tensor, layer(fields(x)).tensor.roll(1, 2), atol=1e-5)
         True

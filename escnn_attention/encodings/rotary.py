@@ -46,7 +46,7 @@ class RotaryEncoding(FrequencyEncoding):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.dihedralOnR3(4)
         >>> fields = nn.FieldType(g, 8 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, encoding=RotaryEncoding(), keys="own")
+        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding=RotaryEncoding(), keys="own")
 
     Source: Su et al., "RoFormer", 2021, for rotary encodings; "Platonic Transformers", 2025, for their use in frames,
     for keys that are constant, and for values that are rotated (there: RoPE on values).

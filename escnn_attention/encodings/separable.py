@@ -30,7 +30,7 @@ class SeparableEncoding(MLPEncoding):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 6 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields, num_heads=2, encoding=SeparableEncoding())
+        >>> layer = GroupSelfAttention(fields, fields, num_heads=2, kernel_size=None, encoding=SeparableEncoding())
 
     Source: the published implementation of GSA-Nets (row and column encoders).
     """

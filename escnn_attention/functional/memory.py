@@ -37,7 +37,7 @@ class working_memory(AbstractContextManager["working_memory"]):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
-        >>> layer = GroupSelfAttention(fields, fields)
+        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None)
         >>> x = fields(torch.randn(1, 8, 9, 9))
         >>> y = layer(x)
         >>> with working_memory(2**20):

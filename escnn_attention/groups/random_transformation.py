@@ -106,7 +106,7 @@ class RandomTransformation(torch.nn.Module):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot3dOnR3()
         >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
-        >>> layer = GroupSelfAttention(vectors, vectors, samples=Samples(12, turn="random"))
+        >>> layer = GroupSelfAttention(vectors, vectors, kernel_size=None, samples=Samples(12, turn="random"))
         >>> element = layer.plain.transformation.draw()
         >>> matrix = layer.plain.transformation.space(element)
         >>> torch.allclose(matrix @ matrix.T, torch.eye(3, dtype=torch.float64))

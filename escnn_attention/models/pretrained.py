@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +39,10 @@ network = models.from_pretrained("path/to/this/folder")
 """
 
 if TYPE_CHECKING or find_spec("huggingface_hub") is not None:
-    from huggingface_hub import PyTorchModelHubMixin as _HubMixin
+    with warnings.catch_warnings():
+        # tqdm says in notebooks that they show no progress bars, as soon as it is imported.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from huggingface_hub import PyTorchModelHubMixin as _HubMixin
 else:
 
     class _HubMixin:

@@ -12,6 +12,8 @@ from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
 
 __all__ = [
+    "REQUIRED",
+    "Required",
     "check_field",
     "check_input",
     "check_mask",
@@ -25,6 +27,16 @@ __all__ = [
     "choose_head_fields",
     "choose_window",
 ]
+
+
+class Required:
+    """The default of an argument behind others with defaults that has to be said all the same."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = Required()
 
 
 def check_type(name: str, value: Any) -> FieldType:
@@ -56,11 +68,13 @@ def check_regular(name: str, field_type: FieldType, why: str) -> None:
         raise ValueError(f"{name}: {why} needs regular fields only, got also {', '.join(others)}")
 
 
-def check_pointwise(name: str, field_type: FieldType, why: str) -> None:
-    """All fields support pointwise nonlinearities."""
+def check_pointwise(name: str, field_type: FieldType, why: str, instead: str = "") -> None:
+    """All fields support pointwise nonlinearities; ``instead`` says what to do where they do not."""
     others = sorted({r.name for r in field_type.representations if not is_pointwise(r)})
     if others:
-        raise ValueError(f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support")
+        raise ValueError(
+            f"{name}: {why} acts on every channel by itself, which {', '.join(others)} does not support{instead}"
+        )
 
 
 def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
@@ -174,6 +188,13 @@ def choose_window(group: Fibers, in_type: FieldType, kernel_size: int | None, wi
     """The window that is asked for, if the group maps it onto itself."""
     check_option("window", window, ("auto", "square", "disc"))
     check_int("dilation", dilation)
+    if isinstance(kernel_size, Required):
+        if group.dimension:
+            raise TypeError(
+                "kernel_size: got none, needed the odd width of the window, such as 5, or None for attention to the "
+                "whole grid, whose cost grows with the square of the number of positions"
+            )
+        kernel_size = None
     if kernel_size is None:
         if dilation != 1:
             raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")

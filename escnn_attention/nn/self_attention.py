@@ -16,7 +16,7 @@ from escnn_attention.functional import KeyMode, QueryMode, check_backend
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_input, check_type, check_types, choose_window
+from escnn_attention.nn.arguments import REQUIRED, check_input, check_type, check_types, choose_window
 from escnn_attention.nn.heads import Heads, check_registers, check_scalars, finished, normalised_needs
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.nn.options import check_options, option_names
@@ -75,14 +75,15 @@ class GroupSelfAttention(MaskedModule):
         in_type: the type of the input. Any fields, over any gspace.
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window in positions; None attends to the whole grid. Outside the grid there is
-            nothing to attend to, so the size of the grid stays as it is, whatever it is.
+        kernel_size: the odd width of the window in positions; None attends to the whole grid, at a cost that grows with
+            the square of its positions, and has to be said. Outside the grid there is nothing to attend to, so the size
+            of the grid stays as it is, whatever it is. Without a base space it is left out.
         head_fields: the number C of regular fields of a head. By default the regular fields of ``out_type`` divided by
             ``num_heads``, or, where it has none, the least number with which all heads together have as many channels.
         query: the query poses Q(h) that contribute to a pose. ``"own"`` is h itself, at a cost in :math:`|H|^2`, the
             form of LieSelfAttention; ``"all"`` is H, at a cost in :math:`|H|^3`, the form of GSA-Nets.
         keys: the key poses that a query pose :math:`\tilde h` attends to: ``"all"``, or ``"own"``, only
-            :math:`\tilde h` itself (frame attention), at the cost of :math:`|H|` ordinary attentions.
+            :math:`\tilde h` itself, at the cost of :math:`|H|` ordinary attentions.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
             ``"rotary"``, ``"absolute"``, ``"convolutional"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
@@ -107,7 +108,7 @@ class GroupSelfAttention(MaskedModule):
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
 
     Raises:
-        TypeError: a type or number is none.
+        TypeError: a type or number is none, or there is no ``kernel_size``.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
             that the group does not preserve.
         NotImplementedError: the fiber group is continuous and there are no samples.
@@ -138,7 +139,7 @@ class GroupSelfAttention(MaskedModule):
         in_type: FieldType,
         out_type: FieldType,
         num_heads: int = 1,
-        kernel_size: int | None = None,
+        kernel_size: int | None = REQUIRED,
         *,
         head_fields: int | None = None,
         query: QueryMode = "own",
@@ -318,7 +319,7 @@ class LiftingSelfAttention(GroupSelfAttention):
         in_type: FieldType,
         out_type: FieldType,
         num_heads: int = 1,
-        kernel_size: int | None = None,
+        kernel_size: int | None = REQUIRED,
         **options: Any,
     ):
         name = type(self).__name__

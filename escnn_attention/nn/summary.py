@@ -107,9 +107,10 @@ def summary(network: torch.nn.Module, *inputs: Any, depth: int = 1) -> Summary:
 
     .. math:: 4 \, C M B \, |H| \, |Q| \, |K| \; \#\{(x, x') : x' \in N(x)\}
 
-    for the scores and the sums of M heads of C channels in B images, with :math:`|Q|` query poses for each of the |H|
-    poses and :math:`|K|` key poses for each of these; pairs beyond the border are none. Pointwise operations are not
-    counted. Memory is that of the outputs: what a training keeps is of that order, and attention keeps no scores.
+    for the scores and the sums of M heads of C channels in B images, with :math:`|Q|` query poses for each of the
+    :math:`|H|` poses and :math:`|K|` key poses for each of these; pairs beyond the border are none. Pointwise
+    operations are not counted. Memory is that of the outputs: what a training keeps is of that order, and attention
+    keeps no scores.
 
     Args:
         network: any module: escnn's, of this package, of your own.

@@ -23,7 +23,7 @@ from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.arguments import check_input, check_mask, check_pointwise, check_type
+from escnn_attention.nn.arguments import REQUIRED, Required, check_input, check_mask, check_pointwise, check_type
 from escnn_attention.nn.batch_norm import BlockNorm, FieldBatchNorm, check_norm_kind, norm_of
 from escnn_attention.nn.branches import DropPath, depth_rates, ends_of
 from escnn_attention.nn.layer_norm import FieldLayerNorm
@@ -64,7 +64,8 @@ class TransformerBlock(GridModule):
         in_type: the type of the input; for ``norm="gsa"`` fields with pointwise nonlinearities.
         out_type: the type of the output, likewise.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window of the attention; None for the whole grid.
+        kernel_size: the odd width of the window of the attention; None, which has to be said, for the whole grid. Left
+            out where there is an ``attention``, and without a base space.
         attention: another attention than :class:`GroupSelfAttention`: a module from ``in_type`` to ``out_type`` that
             keeps the grid, such as :class:`AttentiveConv`, or a function of the two types that makes one. The options
             of an attention are then left to it.
@@ -117,7 +118,7 @@ class TransformerBlock(GridModule):
         in_type: FieldType,
         out_type: FieldType,
         num_heads: int = 1,
-        kernel_size: int | None = None,
+        kernel_size: int | None = REQUIRED,
         *,
         attention: AttentionLike | None = None,
         norm: Literal["gsa", "pre"] = "gsa",
@@ -149,7 +150,10 @@ class TransformerBlock(GridModule):
                 in_type, out_type, num_heads, kernel_size, dropout=attention_dropout, **shared, **options
             )
         else:
-            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_size": (kernel_size, None)}
+            own: dict[str, Any] = {
+                "num_heads": (num_heads, 1),
+                "kernel_size": (kernel_size, kernel_size if isinstance(kernel_size, Required) else None),
+            }
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
         feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, **shared)
@@ -268,8 +272,8 @@ def _choose_scope(
     if norm_scope is not None:
         check_option("norm_scope", norm_scope, ("position", "sample"))
     if norm == "gsa":
-        check_pointwise("in_type", in_type, 'norm="gsa"')
-        check_pointwise("out_type", out_type, 'norm="gsa"')
+        for name, field_type in {"in_type": in_type, "out_type": out_type}.items():
+            check_pointwise(name, field_type, 'norm="gsa"', '; give norm="pre", which takes any fields')
         if in_type.fibergroup.continuous:
             raise ValueError(
                 f'norm: got "gsa", which needs regular fields inside, and the fiber group {in_type.fibergroup.name} is '

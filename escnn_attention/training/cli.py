@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 import typer
 from rich.console import Console
 
+from escnn_attention import __version__
 from escnn_attention.training.comparison.settings import DEFAULT_EPOCHS, NETWORK_NAMES, Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -36,8 +37,18 @@ class Accelerator(str, Enum):
     mps = "mps"
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"escnn-attention {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def describe() -> None:
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
     """Group equivariant attention for escnn."""
 
 

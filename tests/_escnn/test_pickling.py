@@ -123,7 +123,7 @@ def networks():
             GroupSelfAttention(hidden, hidden, 2, 3, query="all"),
             TransformerBlock(hidden, hidden, 2, 3),
             FieldLayerNorm(hidden),
-            nn.SequentialModule(GroupSelfAttention(hidden, vectors, head_fields=2)),
+            nn.SequentialModule(GroupSelfAttention(hidden, vectors, head_fields=2, kernel_size=None)),
         )
         made.append((network, image, (5, 5)))
     for gspace, space in (gspaces.octaOnR3(), (3, 3, 3)), (product_space(), ()), (gspaces.conicalOnR3(4), (3, 3, 3)):
@@ -157,7 +157,9 @@ def test_networks_are_copied_and_interoperate(copied, networks):
 def test_a_copy_of_a_convolution_trains_on():
     gspace = gspaces.rot2dOnR2(4)
     hidden = spaces.regular(gspace, 2)
-    network = nn.SequentialModule(nn.R2Conv(hidden, hidden, 3, padding=1), GroupSelfAttention(hidden, hidden))
+    network = nn.SequentialModule(
+        nn.R2Conv(hidden, hidden, 3, padding=1), GroupSelfAttention(hidden, hidden, kernel_size=None)
+    )
     x = hidden(torch.randn(1, 8, 4, 4))
     new = COPIES["pickle"](network)
     new(x).tensor.sum().backward()

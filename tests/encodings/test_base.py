@@ -46,9 +46,9 @@ def test_a_bound_encoding_cannot_be_bound_again(make):
     with pytest.raises(ValueError, match=rf"encoding: this {make.__name__} belongs to a layer already"):
         bound.bind(2, 1, 4, 4)
     hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    layer = GroupSelfAttention(hidden, hidden, encoding=make())
+    layer = GroupSelfAttention(hidden, hidden, encoding=make(), kernel_size=None)
     with pytest.raises(ValueError, match="encoding"):
-        GroupSelfAttention(hidden, hidden, encoding=layer.plain.encoding)
+        GroupSelfAttention(hidden, hidden, encoding=layer.plain.encoding, kernel_size=None)
 
 
 @positional
@@ -161,7 +161,7 @@ def test_an_encoding_of_ones_own():
 @every_encoding
 def test_repr_says_what_it_is(make):
     hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    assert make.__name__ in repr(GroupSelfAttention(hidden, hidden, encoding=make()))
+    assert make.__name__ in repr(GroupSelfAttention(hidden, hidden, encoding=make(), kernel_size=None))
     assert make.__name__ in repr(make())
 
 
@@ -229,7 +229,8 @@ def test_a_subclass_is_one_function_in_all_its_forms(make):
 @pytest.mark.parametrize("layer", [GroupSelfAttention, PointSelfAttention])
 def test_layers_take_what_a_subclass_says(layer, make, base):
     hidden = spaces.regular(gspaces.rot2dOnR2(4), 4)
-    ours, theirs = (layer(hidden, hidden, encoding=encoding(6)).double() for encoding in (make, base))
+    seen = {"kernel_size": None} if layer is GroupSelfAttention else {}
+    ours, theirs = (layer(hidden, hidden, encoding=encoding(6), **seen).double() for encoding in (make, base))
     theirs.load_state_dict(ours.state_dict())
     if layer is PointSelfAttention:
         x = hidden(torch.randn(9, 16, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64))

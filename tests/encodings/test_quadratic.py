@@ -230,5 +230,5 @@ def test_binding():
     assert not list(encoding.parameters())
     assert (first.plain.encoding.centre != second.plain.encoding.centre).all()
     with pytest.raises(ValueError, match="encoding: this QuadraticEncoding belongs to a layer already"):
-        GroupSelfAttention(hidden, hidden, encoding=first.plain.encoding)
+        GroupSelfAttention(hidden, hidden, encoding=first.plain.encoding, kernel_size=None)
     assert "QuadraticEncoding(" in repr(first)

@@ -174,7 +174,9 @@ def test_a_continuous_group_in_space():
 
 def test_no_base_space():
     field_type = spaces.regular(spaces.POINT["D4 on a point"](), 2)
-    assert_equivariant(nn.SequentialModule(GroupSelfAttention(field_type, field_type)), (3, 16), 1e-13)
+    assert_equivariant(
+        nn.SequentialModule(GroupSelfAttention(field_type, field_type, kernel_size=None)), (3, 16), 1e-13
+    )
     report = equivariance_report(nn.SequentialModule(Pointwise(field_type, first_channel)), (3, 16))
     assert report.exact_sizes == {"0 (Pointwise)": ()}
     assert "loses exactness at input size a point" in str(report)
@@ -213,7 +215,7 @@ def test_the_module_is_not_changed(c4, training):
     network = nn.SequentialModule(
         nn.R2Conv(c4, c4, 3, padding=1, stride=2),
         nn.InnerBatchNorm(c4),
-        GroupSelfAttention(c4, c4),
+        GroupSelfAttention(c4, c4, kernel_size=None),
         nn.FieldDropout(c4),
     )
     network.train(training)

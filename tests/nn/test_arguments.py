@@ -3,62 +3,68 @@
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import GeometricTensor
+from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, MLPEncoding, SeparableEncoding
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention, MLPEncoding, SeparableEncoding, TransformerBlock
 from tests.spaces import ALL, PLANE, random_field, regular, scalars
 
 D4 = PLANE["D4"]
 
 BAD_ARGUMENTS = {
-    "in_type: got int": (TypeError, lambda t: GroupSelfAttention(3, t)),
-    "out_type: got str": (TypeError, lambda t: GroupSelfAttention(t, "regular")),
-    "out_type: its gspace is C4": (ValueError, lambda t: GroupSelfAttention(t, regular(PLANE["C4"](), 4))),
-    "num_heads: the 4 regular fields": (ValueError, lambda t: GroupSelfAttention(t, t, 3)),
-    "num_heads: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 0)),
-    "num_heads: got 1.5": (TypeError, lambda t: GroupSelfAttention(t, t, 1.5)),
-    "head_fields: got -1": (ValueError, lambda t: GroupSelfAttention(t, t, head_fields=-1)),
+    "in_type: got int": (TypeError, lambda t: GroupSelfAttention(3, t, kernel_size=None)),
+    "out_type: got str": (TypeError, lambda t: GroupSelfAttention(t, "regular", kernel_size=None)),
+    "out_type: its gspace is C4": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, regular(PLANE["C4"](), 4), kernel_size=None),
+    ),
+    "num_heads: the 4 regular fields": (ValueError, lambda t: GroupSelfAttention(t, t, 3, kernel_size=None)),
+    "num_heads: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 0, kernel_size=None)),
+    "num_heads: got 1.5": (TypeError, lambda t: GroupSelfAttention(t, t, 1.5, kernel_size=None)),
+    "head_fields: got -1": (ValueError, lambda t: GroupSelfAttention(t, t, head_fields=-1, kernel_size=None)),
     "kernel_size: got 4, needed an odd": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 4)),
     "kernel_size: got -3": (ValueError, lambda t: GroupSelfAttention(t, t, 1, -3)),
     "kernel_size: got '3'": (TypeError, lambda t: GroupSelfAttention(t, t, 1, "3")),
-    "query: got 'each'": (ValueError, lambda t: GroupSelfAttention(t, t, query="each")),
+    "query: got 'each'": (ValueError, lambda t: GroupSelfAttention(t, t, query="each", kernel_size=None)),
     "window: got 'round'": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, window="round")),
     "dilation: got 0": (ValueError, lambda t: GroupSelfAttention(t, t, 1, 3, dilation=0)),
-    "dilation: got 2, but attention is global": (ValueError, lambda t: GroupSelfAttention(t, t, dilation=2)),
-    "projection: got 'full'": (ValueError, lambda t: GroupSelfAttention(t, t, projection="full")),
-    "dropout: got 1.0": (ValueError, lambda t: GroupSelfAttention(t, t, dropout=1.0)),
-    "dropout: got 'much'": (ValueError, lambda t: GroupSelfAttention(t, t, dropout="much")),
-    "backend: got 'fast'": (ValueError, lambda t: GroupSelfAttention(t, t, backend="fast")),
-    "encoding: got 'spiral'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="spiral")),
+    "dilation: got 2, but attention is global": (
+        ValueError,
+        lambda t: GroupSelfAttention(t, t, dilation=2, kernel_size=None),
+    ),
+    "projection: got 'full'": (ValueError, lambda t: GroupSelfAttention(t, t, projection="full", kernel_size=None)),
+    "dropout: got 1.0": (ValueError, lambda t: GroupSelfAttention(t, t, dropout=1.0, kernel_size=None)),
+    "dropout: got 'much'": (ValueError, lambda t: GroupSelfAttention(t, t, dropout="much", kernel_size=None)),
+    "backend: got 'fast'": (ValueError, lambda t: GroupSelfAttention(t, t, backend="fast", kernel_size=None)),
+    "encoding: got 'spiral'": (ValueError, lambda t: GroupSelfAttention(t, t, encoding="spiral", kernel_size=None)),
     "encoding: RotaryEncoding rotates 2 channels and a head has 1": (
         ValueError,
-        lambda t: GroupSelfAttention(t, t, 4, encoding="rotary"),
+        lambda t: GroupSelfAttention(t, t, 4, encoding="rotary", kernel_size=None),
     ),
-    "keys: got 'none'": (ValueError, lambda t: GroupSelfAttention(t, t, keys="none")),
-    "encoding: got int": (TypeError, lambda t: GroupSelfAttention(t, t, encoding=3)),
+    "keys: got 'none'": (ValueError, lambda t: GroupSelfAttention(t, t, keys="none", kernel_size=None)),
+    "encoding: got int": (TypeError, lambda t: GroupSelfAttention(t, t, encoding=3, kernel_size=None)),
     "encoding: SeparableEncoding divides": (
         ValueError,
-        lambda t: GroupSelfAttention(t, t, 4, encoding=SeparableEncoding()),
+        lambda t: GroupSelfAttention(t, t, 4, encoding=SeparableEncoding(), kernel_size=None),
     ),
     "encoding: this MLPEncoding belongs to a layer": (
         ValueError,
-        lambda t: GroupSelfAttention(t, t, encoding=MLPEncoding().bind(2, 1, 4, 8)),
+        lambda t: GroupSelfAttention(t, t, encoding=MLPEncoding().bind(2, 1, 4, 8), kernel_size=None),
     ),
     'in_type: projection="pointwise" needs regular fields': (
         ValueError,
-        lambda t: GroupSelfAttention(scalars(D4(), 2), t, projection="pointwise"),
+        lambda t: GroupSelfAttention(scalars(D4(), 2), t, projection="pointwise", kernel_size=None),
     ),
     'out_type: projection="pointwise" needs regular fields': (
         ValueError,
-        lambda t: GroupSelfAttention(t, scalars(D4(), 2), projection="pointwise"),
+        lambda t: GroupSelfAttention(t, scalars(D4(), 2), projection="pointwise", kernel_size=None),
     ),
     "in_type: LiftingSelfAttention needs trivial .*GroupSelfAttention lifts": (
         ValueError,
-        lambda t: LiftingSelfAttention(t, t),
+        lambda t: LiftingSelfAttention(t, t, kernel_size=None),
     ),
     "query: LiftingSelfAttention has no such option, needed some of head_fields, encoding,": (
         TypeError,
-        lambda t: LiftingSelfAttention(scalars(D4(), 2), t, query="own"),
+        lambda t: LiftingSelfAttention(scalars(D4(), 2), t, query="own", kernel_size=None),
     ),
     "gspace: the fiber group SO\\(2\\) is continuous": (
         NotImplementedError,
@@ -117,3 +123,20 @@ class TestBadInput:
             self.layer.attention_maps(x, [(0, 0)], [8])
         with pytest.raises(ValueError, match="poses: got an element of C4, needed D4"):
             self.layer.attention_maps(x, [(0, 0)], [PLANE["C4"]().fibergroup.identity])
+
+
+@pytest.mark.parametrize("layer", [GroupSelfAttention, LiftingSelfAttention, TransformerBlock])
+def test_a_window_is_said(layer):
+    """Global attention, which can take hundreds of times as long, is not what one gets by leaving an argument out."""
+    space = gspaces.rot2dOnR2(4)
+    fields = FieldType(space, [space.regular_repr])
+    in_type = FieldType(space, [space.trivial_repr]) if layer is LiftingSelfAttention else fields
+    with pytest.raises(
+        TypeError, match="kernel_size: got none, needed the odd width of the window, such as 5, or None"
+    ):
+        layer(in_type, fields)
+    assert "global" in repr(layer(in_type, fields, kernel_size=None))
+    nowhere = gspaces.no_base_space(space.fibergroup)
+    poses = FieldType(nowhere, [nowhere.regular_repr])
+    in_type = FieldType(nowhere, [nowhere.trivial_repr]) if layer is LiftingSelfAttention else poses
+    layer(in_type, poses)  # there is nothing to say

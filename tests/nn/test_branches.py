@@ -179,11 +179,17 @@ FIELDS = spaces.regular(C4, 2)
 @pytest.mark.parametrize(
     ("message", "make"),
     [
-        ("layer_scale: got 0.*positive gain", lambda: ea.TransformerBlock(FIELDS, FIELDS, layer_scale=0)),
-        ("drop_path: got 1", lambda: ea.TransformerBlock(FIELDS, FIELDS, drop_path=1)),
+        (
+            "layer_scale: got 0.*positive gain",
+            lambda: ea.TransformerBlock(FIELDS, FIELDS, layer_scale=0, kernel_size=None),
+        ),
+        ("drop_path: got 1", lambda: ea.TransformerBlock(FIELDS, FIELDS, drop_path=1, kernel_size=None)),
         ("drop_path: got 1", lambda: ea.PointTransformerBlock(FIELDS, FIELDS, drop_path=1)),
-        ("norm_kind: got 'group'", lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="group")),
-        ("norm_scope: got 'pose'", lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="batch", norm_scope="pose")),
+        ("norm_kind: got 'group'", lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="group", kernel_size=None)),
+        (
+            "norm_scope: got 'pose'",
+            lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="batch", norm_scope="pose", kernel_size=None),
+        ),
         ("initial: got -1", lambda: ea.LayerScale(FIELDS, -1)),
         ("p: got 2", lambda: ea.DropPath(FIELDS, 2)),
         (
@@ -203,7 +209,7 @@ def test_bad_arguments(message, make):
 
 def test_unknown_parts():
     with pytest.raises(TypeError, match="qk_norm: got 1, needed True or False"):
-        ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1)
+        ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1, kernel_size=None)
     with pytest.raises(TypeError, match="gain: block has no such option"):
         HybridNet(C4, 1, 2, block={"gain": 1})
     with pytest.raises(TypeError, match="encoding: block has no such option"):

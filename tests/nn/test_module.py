@@ -39,8 +39,14 @@ MODULES = {
     "PoseLinear": lambda: (PoseLinear(C3, spaces.regular(C3.gspace, 2)), 5),
     "PoseLinear in 3D": lambda: (PoseLinear(spaces.regular(VOLUME.gspace, 2), VOLUME), 3),
     "GroupSelfAttention": lambda: (GroupSelfAttention(C3, C3, 3, 3, query="all"), 5),
-    "GroupSelfAttention on a point": lambda: (GroupSelfAttention(POINT, POINT, encoding="fourier"), 1),
-    "GroupSelfAttention, absolute": lambda: (GroupSelfAttention(C4, C4, 2, encoding="absolute", dropout=0.5), 4),
+    "GroupSelfAttention on a point": lambda: (
+        GroupSelfAttention(POINT, POINT, encoding="fourier", kernel_size=None),
+        1,
+    ),
+    "GroupSelfAttention, absolute": lambda: (
+        GroupSelfAttention(C4, C4, 2, encoding="absolute", dropout=0.5, kernel_size=None),
+        4,
+    ),
     "LiftingSelfAttention": lambda: (LiftingSelfAttention(SCALARS, C4, 2, 3), 5),
     "TransformerBlock": lambda: (TransformerBlock(C4, C4, 2, 3, dropout=0.5, attention_dropout=0.5), 5),
     "TransformerBlock, pre": lambda: (TransformerBlock(VOLUME, VOLUME, 1, 3, norm="pre", dropout=0.5), 3),
@@ -49,7 +55,7 @@ MODULES = {
     "PoseAttention": lambda: (PoseAttention(C4), 5),
     "Crop": lambda: (Crop(C4, 1), 5),
     "HalvingPool": lambda: (HalvingPool(C4), 5),
-    "TransformerBlock of two types": lambda: (TransformerBlock(SCALARS, C4, norm="gsa"), 4),
+    "TransformerBlock of two types": lambda: (TransformerBlock(SCALARS, C4, norm="gsa", kernel_size=None), 4),
 }
 
 

@@ -100,7 +100,7 @@ def test_on_a_grid_it_is_group_self_attention():
     torch.manual_seed(12)
     space = gspaces.flipRot2dOnR2(4)
     in_type = FieldType(space, 2 * [space.regular_repr])
-    on_grid = GroupSelfAttention(in_type, in_type, num_heads=2, query="all").double()
+    on_grid = GroupSelfAttention(in_type, in_type, num_heads=2, query="all", kernel_size=None).double()
     on_points = PointSelfAttention(in_type, in_type, num_heads=2, query="all", length_scale=4.0).double()
     on_points.load_state_dict(on_grid.state_dict())
     x = torch.randn(1, in_type.size, 5, 5, dtype=torch.float64)

@@ -79,7 +79,7 @@ def test_registers_hold_attention():
 
 def test_registers_without_change_nothing_is_saved():
     fields = spaces.regular(C4, 2)
-    assert not any("registers" in key for key in GroupSelfAttention(fields, fields).state_dict())
+    assert not any("registers" in key for key in GroupSelfAttention(fields, fields, kernel_size=None).state_dict())
 
 
 POINT_ENCODINGS = {

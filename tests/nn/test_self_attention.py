@@ -190,8 +190,10 @@ class TestEquivariance:
         """A network on C4, invariant to its turns, tells mirror images and permutations of the pixels apart."""
         space = PLANE["C4"]()
         image, hidden = scalars(space, 1), regular(space, 4)
-        lift = LiftingSelfAttention(image, hidden, 1, encoding=encoding).double()
-        group = GroupSelfAttention(hidden, scalars(space, 3), 1, encoding=encoding, head_fields=4).double()
+        lift = LiftingSelfAttention(image, hidden, 1, encoding=encoding, kernel_size=None).double()
+        group = GroupSelfAttention(
+            hidden, scalars(space, 3), 1, encoding=encoding, head_fields=4, kernel_size=None
+        ).double()
         x = torch.randn(1, 1, 5, 5, dtype=torch.float64)
 
         def summed(tensor):
@@ -285,15 +287,15 @@ class TestModule:
     def test_head_fields(self):
         space = PLANE["D4"]()
         fields = regular(space, 6)
-        assert GroupSelfAttention(fields, fields, 3).head_fields == 2
-        assert GroupSelfAttention(fields, fields, 4, head_fields=5).head_fields == 5
+        assert GroupSelfAttention(fields, fields, 3, kernel_size=None).head_fields == 2
+        assert GroupSelfAttention(fields, fields, 4, head_fields=5, kernel_size=None).head_fields == 5
         with pytest.raises(ValueError, match=r"num_heads: the 6 regular fields .* 4 heads; set head_fields"):
-            GroupSelfAttention(fields, fields, 4)
+            GroupSelfAttention(fields, fields, 4, kernel_size=None)
         # Without regular fields: the least number whose 2 heads have at least 33 channels with 8 poses each.
-        assert GroupSelfAttention(fields, scalars(space, 33), 2).head_fields == 3
-        assert GroupSelfAttention(fields, scalars(space, 32), 2).head_fields == 2
+        assert GroupSelfAttention(fields, scalars(space, 33), 2, kernel_size=None).head_fields == 3
+        assert GroupSelfAttention(fields, scalars(space, 32), 2, kernel_size=None).head_fields == 2
         vectors = FieldType(space, [space.irrep(1, 1)])
-        assert GroupSelfAttention(vectors, vectors, 1).head_fields == 1
+        assert GroupSelfAttention(vectors, vectors, 1, kernel_size=None).head_fields == 1
 
     @pytest.mark.parametrize(
         ("name", "square"),
@@ -317,7 +319,7 @@ class TestModule:
         assert not [name for name, _ in layer.plain.project_out.named_parameters() if "bias" in name]
         space = PLANE["D4"]()
         vectors = FieldType(space, [space.irrep(1, 1)])
-        assert GroupSelfAttention(vectors, vectors).plain.project_out.bias is None
+        assert GroupSelfAttention(vectors, vectors, kernel_size=None).plain.project_out.bias is None
 
     def test_lifting_computes_the_content_once(self, monkeypatch):
         """The product of queries and keys is as large for eight poses as for one."""
@@ -331,7 +333,7 @@ class TestModule:
 
         for name in ("trivial", "D4"):
             types = scalars(PLANE[name](), 1), regular(PLANE[name](), 4)
-            layer = LiftingSelfAttention(*types, 2, head_fields=2, backend="blocked")
+            layer = LiftingSelfAttention(*types, 2, None, head_fields=2, backend="blocked")
             with monkeypatch.context() as patch:
                 patch.setattr(torch.Tensor, "__matmul__", watch)
                 layer(random_field(layer.in_type, 5, 4, dtype=torch.float32))
@@ -434,7 +436,7 @@ class TestModule:
 def test_options_reach_the_encoding():
     fields = regular(PLANE["D4"](), 8)
     for encoding in (MLPEncoding(hidden=5, layers=2), AbsoluteEncoding(per_head=False), FourierEncoding(3)):
-        layer = GroupSelfAttention(fields, fields, 2, encoding=encoding)
+        layer = GroupSelfAttention(fields, fields, 2, encoding=encoding, kernel_size=None)
         assert type(layer.plain.encoding) is type(encoding)
         assert layer.plain.encoding.extra_repr() == encoding.extra_repr()
         assert not encoding.bound

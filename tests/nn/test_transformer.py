@@ -115,7 +115,7 @@ def test_scopes_of_the_norms():
         ("gsa", "position", "position"),
         ("pre", "sample", "sample"),
     ):
-        block = TransformerBlock(hidden, hidden, norm=norm, norm_scope=norm_scope)
+        block = TransformerBlock(hidden, hidden, norm=norm, norm_scope=norm_scope, kernel_size=None)
         assert {m.plain.scope for m in block.modules() if isinstance(m, FieldLayerNorm)} == {expected}
 
 
@@ -125,14 +125,14 @@ def test_scopes_of_the_norms():
 )
 def test_hidden_fields(norm, fields, hidden_fields, expected):
     field_type = spaces.regular(C4, fields)
-    block = TransformerBlock(field_type, field_type, norm=norm, hidden_fields=hidden_fields)
+    block = TransformerBlock(field_type, field_type, norm=norm, hidden_fields=hidden_fields, kernel_size=None)
     expand, contract = (m for m in block.modules() if isinstance(m, PoseLinear))
     assert expand.out_type == contract.in_type == spaces.regular(C4, expected)
 
 
 def test_hidden_fields_are_counted_in_channels():
     vectors = FieldType(C4, 6 * [C4.irrep(1)])  # 12 channels, 3 regular fields
-    block = TransformerBlock(vectors, vectors, norm="pre")
+    block = TransformerBlock(vectors, vectors, norm="pre", kernel_size=None)
     assert next(m for m in block.modules() if isinstance(m, PoseLinear)).out_type == spaces.regular(C4, 6)
 
 
@@ -247,16 +247,33 @@ REGULAR = spaces.regular(C4, 2)
         ((REGULAR, VECTORS), {}, ValueError, "out_type: .*irrep_1"),
         ((REGULAR, REGULAR, 3), {}, ValueError, "num_heads: "),
         ((REGULAR, REGULAR, 1, 4), {}, ValueError, "kernel_size: got 4"),
+        ((REGULAR, REGULAR), {}, TypeError, "kernel_size: got none, needed the odd width .* or None"),
+        ((VECTORS, REGULAR), {}, ValueError, 'in_type: norm="gsa" .* irrep_1 .* give norm="pre"'),
         ((REGULAR, REGULAR), {"norm": "post"}, ValueError, "norm: got 'post', needed one of 'gsa', 'pre'"),
         ((REGULAR, REGULAR), {"norm_scope": "batch"}, ValueError, "norm_scope: got 'batch'"),
         ((REGULAR, REGULAR), {"norm_scope": ""}, ValueError, "norm_scope: got ''"),
-        ((REGULAR, REGULAR), {"hidden_fields": 0}, ValueError, "hidden_fields: got 0, needed at least 1"),
-        ((REGULAR, REGULAR), {"hidden_fields": 1.5}, TypeError, "hidden_fields: got 1.5, needed an integer"),
+        (
+            (REGULAR, REGULAR),
+            {"kernel_size": 3, "hidden_fields": 0},
+            ValueError,
+            "hidden_fields: got 0, needed at least 1",
+        ),
+        (
+            (REGULAR, REGULAR),
+            {"kernel_size": 3, "hidden_fields": 1.5},
+            TypeError,
+            "hidden_fields: got 1.5, needed an integer",
+        ),
         ((REGULAR, REGULAR), {"dropout": 1}, ValueError, r"dropout: got 1, needed a probability in \[0, 1\)"),
         ((REGULAR, REGULAR), {"attention_dropout": -0.1}, ValueError, "attention_dropout: got -0.1"),
         ((REGULAR, REGULAR), {"encoding": "spiral"}, ValueError, "encoding: got 'spiral'"),
         ((REGULAR, REGULAR), {"projection": "none"}, ValueError, "projection: got 'none'"),
-        ((VECTORS, REGULAR), {"norm": "pre", "projection": "pointwise"}, ValueError, 'in_type: projection="pointwise"'),
+        (
+            (VECTORS, REGULAR),
+            {"kernel_size": 3, "norm": "pre", "projection": "pointwise"},
+            ValueError,
+            'in_type: projection="pointwise"',
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, options, error, message):

@@ -547,6 +547,6 @@ def test_constant_keys_need_rotations_of_all_channels():
             ea.GroupSelfAttention(fields, fields, encoding=RotaryEncoding(constant_keys=True, **encoding), **options)
     alone = spaces.regular(spaces.POINT["D4 on a point"](), 2)
     with pytest.raises(ValueError, match=r"constant_keys=True.* no offsets to rotate by"):
-        ea.GroupSelfAttention(alone, alone, encoding=RotaryEncoding(constant_keys=True))
+        ea.GroupSelfAttention(alone, alone, encoding=RotaryEncoding(constant_keys=True), kernel_size=None)
     with pytest.raises(TypeError, match="constant_keys: got 1, needed True or False"):
         RotaryEncoding(constant_keys=1)

@@ -220,7 +220,9 @@ class TestScalars:
         states = []
         for in_type in (scalars(space, 3), FieldType(space, 3 * [space.irrep(1, 0)])):
             torch.manual_seed(0)
-            states.append(GroupSelfAttention(in_type, regular(space, 8), 2, encoding="separable").state_dict())
+            states.append(
+                GroupSelfAttention(in_type, regular(space, 8), 2, encoding="separable", kernel_size=None).state_dict()
+            )
         alone, posed = states
         assert set(posed) - set(alone) == {"plain.encoding.pose_embedding"}
         assert all(torch.equal(alone[name], posed[name]) for name in alone)
@@ -229,7 +231,9 @@ class TestScalars:
     def test_encodings_whose_poses_matter_keep_them(self, encoding):
         """Without the poses of the keys these give something else."""
         space = PLANE["D3"]()
-        layer = GroupSelfAttention(scalars(space, 3), regular(space, 4), 2, encoding=encoding, query="all").double()
+        layer = GroupSelfAttention(
+            scalars(space, 3), regular(space, 4), 2, encoding=encoding, query="all", kernel_size=None
+        ).double()
         assert isinstance(layer.plain.project_in, ToPoses)
         x = random_field(layer.in_type, 4, 4)
         y = layer(x).tensor

@@ -280,7 +280,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="one planar image"):
         plot_attentive_maps(x.type(torch.randn(2, 1, 6, 6)), model)
     with pytest.raises(ValueError, match="no attentive layer"):
-        plot_attentive_maps(model[0](x), GroupSelfAttention(fields, fields))
+        plot_attentive_maps(model[0](x), GroupSelfAttention(fields, fields, kernel_size=None))
     with pytest.raises(TypeError, match="model: got str"):
         plot_attentive_maps(x, "model")
     with pytest.raises(TypeError, match="x: got list"):

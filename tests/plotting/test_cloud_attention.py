@@ -239,7 +239,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="model: the IdentityModule has no attention between points"):
         plot_cloud_attention(x, nn.IdentityModule(x.type), point=0)
     for other in (
-        GroupSelfAttention(layer.in_type, layer.in_type),
+        GroupSelfAttention(layer.in_type, layer.in_type, kernel_size=None),
         SphereSelfAttention(*2 * [nn.FieldType(gspaces.rot3dOnR3(), [gspaces.rot3dOnR3().trivial_repr])]),
     ):
         with pytest.raises(ValueError, match="has no attention between points"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import escnn_attention
 from escnn_attention.training.cli import _choose_threads, app
 
 TINY = ["--networks", "cnn,steerable", "--epochs", "1", "--parameters", "600"]
@@ -124,3 +125,9 @@ def test_help_names_every_option(run):
 
 def test_without_a_command_help_is_shown():
     assert "compare" in CliRunner().invoke(app, []).output
+
+
+def test_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.split() == ["escnn-attention", escnn_attention.__version__]

@@ -157,7 +157,9 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     stem = f"{source.stem}-{hashlib.sha256(told.encode(errors='surrogateescape')).hexdigest()[:32]}"
 
     def build(path: Path) -> None:
-        _logger.info("compiling %s with %s, once on this machine", source.name, compiler[0])
+        _logger.warning(
+            "compiling %s with %s, once on this machine: it may take half a minute", source.name, compiler[0]
+        )
         # What the compiler leaves behind when it is killed goes with the folder.
         _run([*compiler, *options, str(source), "-o", str(path)], TMPDIR=str(path.parent))
 

@@ -29,6 +29,7 @@ from escnn_attention.training.experiment.configuration import (
     network_facts,
     plain,
     training_facts,
+    with_configuration,
 )
 from escnn_attention.training.experiment.folder import (
     BEST,
@@ -74,8 +75,9 @@ def run_experiment(
     """Fit, validate, test or predict, as ``escnn-attention`` does.
 
     Args:
-        arguments: the command (``fit``, ``validate``, ``test``, ``predict``) and its options; or the configuration of a
-            ``fit`` as plain values, with its ``folder``.
+        arguments: the command (``fit``, ``validate``, ``test``, ``predict``) and its options, of which all but ``fit``
+            take the configuration that the folder keeps where none is given; or the configuration of a ``fit`` as plain
+            values, with its ``folder``.
         callbacks: of the trainer, beside those that the configuration names.
 
     Raises:
@@ -83,6 +85,8 @@ def run_experiment(
         SystemExit: an option or a configuration that cannot be parsed; the reason is on stderr.
     """
     described = isinstance(arguments, Mapping)
+    if not isinstance(arguments, Mapping):
+        arguments = with_configuration(arguments, CONFIGURATION)
     with quiet_lightning(), told():
         return ExperimentCLI(
             "fit" if described else next(iter(arguments), ""),

@@ -58,6 +58,24 @@ def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
     return task if known.task is None else str(known.task)
 
 
+def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
+    """The options of a command, with the configuration that its folder keeps where none is given.
+
+    Args:
+        arguments: the command and its options.
+        name: of the configuration in the folder.
+    """
+    command, *options = arguments or [""]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append")
+    parser.add_argument("--folder")
+    known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
+    kept = Path(known.folder) / name if known.folder else None
+    if command == "fit" or known.config or kept is None or not kept.is_file():
+        return list(arguments)
+    return [command, "--config", str(kept), *options]
+
+
 def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
     """The configuration of a command as plain values."""
     dumped = yaml.safe_load(parser.dump(config))

@@ -19,7 +19,7 @@ pytest.importorskip("jsonargparse")
 
 from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import load_network
+from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
@@ -72,6 +72,17 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
     right = np.mean([int(p["class"]) == label for p, label in zip(predictions, labels, strict=True)])
     assert right == pytest.approx(result["accuracy"])
     assert sum(float(predictions[0][f"p{i}"]) for i in range(10)) == pytest.approx(1.0, abs=1e-5)
+
+    # Without a configuration they take that of the folder, which is the same one.
+    before = (folder / "predictions.csv").read_bytes()
+    for name in ("test.json", "predictions.csv"):
+        (folder / name).rename(folder / f"first-{name}")
+    for command in ("test", "validate", "predict"):
+        run_experiment([command, "--folder", str(folder)])
+    again = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    assert {**again, "tested": None} == {**result, "tested": None}
+    assert again["tested"]["configuration"]["model"] == result["tested"]["configuration"]["model"]
+    assert (folder / "predictions.csv").read_bytes() == before
 
 
 @pytest.mark.sampled(1)
