@@ -184,7 +184,9 @@ def choose_head_fields(out_type: FieldType, num_heads: int, head_fields: int | N
     return regular // num_heads if regular else -(-out_type.size // (num_heads * order))
 
 
-def choose_window(group: Fibers, in_type: FieldType, kernel_size: int | None, window: str, dilation: int) -> Window:
+def choose_window(
+    group: Fibers, in_type: FieldType, kernel_size: int | Required | None, window: str, dilation: int
+) -> Window:
     """The window that is asked for, if the group maps it onto itself."""
     check_option("window", window, ("auto", "square", "disc"))
     check_int("dilation", dilation)
