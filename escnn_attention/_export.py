@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import torch
 
-__all__ = ["exporting"]
+__all__ = ["exporting", "refuse_scripting"]
 
 
 def exporting() -> bool:
-    """Whether ``torch.export``, or what stands on it such as ``torch.onnx.export``, is following what is done.
+    """Whether ``torch.export``, what stands on it such as ``torch.onnx.export``, or ``torch.jit.trace`` is following.
 
     What it writes down is to run anywhere, for any number of images: no operator but those of PyTorch, and no decision
     by that number.
     """
-    return torch.compiler.is_exporting()
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def refuse_scripting(module: Any) -> NoReturn:
+    """Say why there is no TorchScript of a module; ``torch.jit.script`` asks it as ``__prepare_scriptable__``.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(
+        f"torch.jit.script: {type(module).__name__} is Python that TorchScript cannot read, and PyTorch retires it;"
+        " needed torch.export.export, or torch.jit.trace"
+    )

@@ -257,3 +257,19 @@ def test_compiled_packages(name, tmp_path):
     for images in (several(x), x[:1]):
         with torch.no_grad():
             assert_same(run(images), plain(images))
+
+
+@pytest.mark.parametrize("name", ["GroupSelfAttention", "AttentiveConv", "PointSelfAttention"])
+def test_torchscript_is_refused(name):
+    plain = nn.Sequential(CASES[name].drawn().export())
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script: .* is Python .* needed torch\.export\.export"):
+        torch.jit.script(plain)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_traces_before_and_after_a_call():
+    plain, x = plain_and_input(CASES["GroupSelfAttention"])
+    for _ in range(2):
+        traced = torch.jit.trace(plain, x, check_trace=False)
+        with torch.no_grad():
+            assert_same(traced(x), plain(x))

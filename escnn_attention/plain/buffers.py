@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._export import refuse_scripting
 from escnn_attention.functional.layout import Versioned
 
 __all__ = ["ExactBuffers"]
@@ -21,6 +22,8 @@ class ExactBuffers(Versioned):
     sine and cosine of the group: equivariance then holds to 1e-7 and not to 1e-15. The constants follow from the
     group and are not part of the ``state_dict``.
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(self) -> None:
         super().__init__()

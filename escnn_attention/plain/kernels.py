@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._export import refuse_scripting
 from escnn_attention.functional.layout import Versioned
 
 __all__ = ["PoseKernel"]
@@ -26,6 +27,8 @@ class PoseKernel(Versioned):
         basis: ``(m, orbits)``, the kernels to combine; None for a weight of its own for each orbit.
         gain: the expected sum of the squares of all entries that make one output channel, when weights are drawn.
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     orbits: Tensor
     basis: Tensor | None
