@@ -48,7 +48,8 @@ class PlatonicBlock(PointBlock):
         in_type: the type of the input and of the output: regular fields.
         num_heads: the number of heads.
         hidden_fields: the fields of the pointwise network; by default four times those of ``in_type``.
-        constant_keys: whether keys are constant, see :class:`~escnn_attention.RotaryEncoding`.
+        constant_keys, rotate_values: whether keys are constant, and whether values are rotated, too (``values`` of
+            :class:`~escnn_attention.RotaryEncoding`).
         activation: :math:`\sigma`, ``"gelu"``, ``"silu"`` or ``"relu"``.
         norm_kind: ``"layer"`` or ``"rms"``, see :class:`~escnn_attention.FieldLayerNorm`.
         layer_scale: the gains :math:`\lambda` at first; None for none.
@@ -80,6 +81,7 @@ class PlatonicBlock(PointBlock):
         *,
         hidden_fields: int | None = None,
         constant_keys: bool = True,
+        rotate_values: bool = False,
         activation: Activation = "gelu",
         norm_kind: NormKind = "layer",
         layer_scale: float | None = None,
@@ -93,7 +95,11 @@ class PlatonicBlock(PointBlock):
             )
         number = 4 * fields if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         hidden = FieldType(in_type.gspace, number * [in_type.gspace.regular_repr])
-        encoding = RotaryEncoding(scale=1.0, constant_keys=check_bool("constant_keys", constant_keys))
+        encoding = RotaryEncoding(
+            scale=1.0,
+            constant_keys=check_bool("constant_keys", constant_keys),
+            values=check_bool("rotate_values", rotate_values),
+        )
         self.norm = FieldLayerNorm(in_type, "pose", kind=norm_kind)
         self.attention = PointSelfAttention(in_type, in_type, num_heads, keys="own", encoding=encoding, backend=backend)
         self.after = SequentialModule(*(ends_of(in_type, layer_scale) or [IdentityModule(in_type)]))
@@ -142,7 +148,8 @@ class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
         fields: the width: the number of regular fields.
         num_blocks: the number of blocks.
         num_heads: of each attention, in the frame of each pose.
-        hidden_fields, constant_keys, activation, norm_kind, layer_scale, backend: of :class:`PlatonicBlock`.
+        hidden_fields, constant_keys, rotate_values, activation, norm_kind, layer_scale, backend: of
+            :class:`PlatonicBlock`.
         positions: whether waves of the position itself are added to the embedding.
         hidden_readout: whether the head has a hidden layer, as wide as the features, with a GELU.
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
@@ -184,6 +191,7 @@ class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
         num_heads: int,
         hidden_fields: int | None = None,
         constant_keys: bool = True,
+        rotate_values: bool = False,
         activation: Activation = "gelu",
         norm_kind: NormKind = "layer",
         layer_scale: float | None = None,
@@ -202,6 +210,7 @@ class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
         options: dict[str, Any] = {"hidden_fields": hidden_fields, "constant_keys": constant_keys}
         options |= {"activation": activation, "norm_kind": norm_kind, "layer_scale": layer_scale, "backend": backend}
+        options["rotate_values"] = rotate_values
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
         self.waves: PoseWaves | None = None
         if check_bool("positions", positions):

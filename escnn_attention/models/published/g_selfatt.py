@@ -101,7 +101,8 @@ def _warn(kind: str, network: GSANet, exact: Sequence[bool], odd: Sequence[int])
             "the term of the poses in its group layers depends on the pose of the output itself: the layers agree at "
             "the pose of the identity alone"
         )
-    if _kernel_size(network) is not None and not fibers(network.gspace).preserves_square:
+    # A disc of 3 positions is a square.
+    if (_kernel_size(network) or 0) > 3 and not fibers(network.gspace).preserves_square:
         reasons.append("its windows are squares, which the group does not map onto themselves: here they are discs")
     if odd:
         sizes = ", ".join(map(str, odd))

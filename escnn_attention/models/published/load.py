@@ -48,8 +48,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       ``"Trivial(2)"`` or ``"Trivial(3)"``; ``normalization`` is ``"softmax"`` (the default but for QM9) or ``"count"``
       (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is to all points.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
-      how many of the features are vectors, behind the scalars; ``activation``, ``pool`` and ``divisor`` are as there,
-      by default ``"gelu"``, ``"sum"`` and 1.
+      how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,
+      ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``

@@ -35,6 +35,7 @@ def from_platonic(
     checkpoint: Checkpoint,
     *,
     vectors: int = 0,
+    rope_on_values: bool = False,
     activation: Activation = "gelu",
     pool: Literal["mean", "sum"] | None = "sum",
     divisor: float = 1.0,
@@ -44,6 +45,7 @@ def from_platonic(
     Args:
         checkpoint: the tensors.
         vectors: how many of the features are vectors, behind the scalars.
+        rope_on_values: whether values are rotated, which no tensor says.
         activation: of the pointwise networks.
         pool: over the points, None for outputs at every point.
         divisor: what is pooled is divided by this.
@@ -71,6 +73,7 @@ def from_platonic(
         num_heads=heads,
         hidden_fields=checkpoint.shape(f"{layer}linear1.kernel", 3)[1],
         constant_keys=not checkpoint.any(f"{layer}interaction.k_proj."),
+        rotate_values=rope_on_values,
         activation=activation,
         norm_kind="layer" if f"{layer}norm1.bias" in checkpoint.tensors else "rms",
         layer_scale=None if gammas is None else 1.0,
@@ -242,7 +245,7 @@ class _Loader:
         self._attention(f"{name}interaction.", block.attention.plain, fields)
 
     def _attention(self, name: str, plain: PointAttention, fields: int) -> None:
-        """Queries and keys: the channels that rotate together are neighbours there, and halves of a head here."""
+        """Load the attention: channels that rotate together are neighbours there, and in two halves of a head here."""
         encoding: Any = plain.encoding
         heads, channels = plain.num_heads, encoding.channels
         order = [*range(0, channels, 2), *range(1, channels, 2)]
@@ -251,9 +254,11 @@ class _Loader:
         for kind in plain.needs.fields:
             weight = self._seen(f"{name}{kind[0]}_proj.", fields, fields).flatten(1).unflatten(0, (heads, channels))
             bias = self.checkpoint.take(f"{name}{kind[0]}_proj.bias", fields).view(heads, channels)
-            made[kind] = (weight, bias) if kind == "values" else (weight[:, order], bias[:, order])
+            rotates = kind != "values" or encoding.rotates_values
+            made[kind] = (weight[:, order], bias[:, order]) if rotates else (weight, bias)
         load_heads(plain, made)
-        load_values(
-            plain.project_out.weight, self._kernel(f"{name}out_proj.", fields, fields).transpose(0, 1).flatten(1)
-        )
+        out = self._kernel(f"{name}out_proj.", fields, fields).transpose(0, 1)
+        if encoding.rotates_values:
+            out = out.unflatten(0, (heads, channels))[:, order].flatten(0, 1)
+        load_values(plain.project_out.weight, out.flatten(1))
         load_values(plain.project_out.bias, self.checkpoint.take(f"{name}out_proj.bias", fields))

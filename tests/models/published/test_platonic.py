@@ -94,7 +94,7 @@ def rotated(x, angle):
     return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1).flatten(-2)
 
 
-def attended(tensors, name, group, x, coords):
+def attended(tensors, name, group, x, coords, values):
     """Each pose attends by itself, with keys and queries rotated by the positions as it sees them."""
     seen = torch.einsum("gji,nj->ngi", group, coords)
     angle = torch.einsum("ngi,hfi->nghf", seen, tensors[f"{name}.rope_emb.freqs"])
@@ -103,8 +103,9 @@ def attended(tensors, name, group, x, coords):
     if f"{name}.k_proj.kernel" in tensors:
         k = convolved(tensors, f"{name}.k_proj", group, x).unflatten(-1, (HEADS, -1))
     scores = torch.einsum("nghc,mghc->nmgh", rotated(q, angle), rotated(k, angle)) / math.sqrt(CHANNELS)
-    y = torch.einsum("nmgh,mghc->nghc", scores.softmax(1), v).flatten(-2)
-    return convolved(tensors, f"{name}.out_proj", group, y)
+    y = torch.einsum("nmgh,mghc->nghc", scores.softmax(1), rotated(v, angle) if values else v)
+    y = rotated(y, -angle) if values else y
+    return convolved(tensors, f"{name}.out_proj", group, y.flatten(-2))
 
 
 def normed(tensors, name, x):
@@ -112,7 +113,7 @@ def normed(tensors, name, x):
     return F.rms_norm(x, x.shape[-1:], weight, 1e-5) if bias is None else F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
-def output(tensors, group, scalars, vectors, coords, pool, divisor):
+def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
     """The output of one cloud: scalars, and vectors behind them."""
     poses, dim = len(group), group.shape[-1]
     in_frames = torch.einsum("gji,ncj->ngci", group, vectors).flatten(2)
@@ -125,7 +126,7 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor):
         name = f"layers.{i}"
         gains = [tensors.get(f"{name}.gamma_{number}", torch.ones(1)) for number in (1, 2)]
         y = normed(tensors, f"{name}.norm1", x)
-        x = x + gains[0] * attended(tensors, f"{name}.interaction", group, y, coords)
+        x = x + gains[0] * attended(tensors, f"{name}.interaction", group, y, coords, values)
         y = F.gelu(convolved(tensors, f"{name}.linear1", group, normed(tensors, f"{name}.norm2", x)))
         x = x + gains[1] * convolved(tensors, f"{name}.linear2", group, y)
     x = (x.mean(0) if pool == "mean" else x.sum(0)) / divisor
@@ -151,17 +152,20 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor):
         ("trivial", {"ape": True, "keys": True, "vectors": 1, "out_vectors": 1}),
     ],
 )
-@pytest.mark.parametrize(("pool", "divisor"), [("mean", 1.0), ("sum", 3.5)])
-def test_networks_give_the_published_outputs(name, options, pool, divisor):
+@pytest.mark.parametrize(("pool", "divisor", "values"), [("mean", 1.0, False), ("sum", 3.5, True)])
+def test_networks_give_the_published_outputs(name, options, pool, divisor, values):
     group = matrices(name)
     tensors, number, dim = network(group, **options), options.get("vectors", 0), group.shape[-1]
     named = {f"net._orig_mod.{n}": t for n, t in tensors.items()} | {"shift": torch.zeros(())}
-    ours = from_published(named, "platonic", vectors=number, pool=pool, divisor=divisor)
+    ours = from_published(named, "platonic", vectors=number, rope_on_values=values, pool=pool, divisor=divisor)
     assert isinstance(ours, PlatonicTransformer)
     scalars, vectors, coords = torch.randn(6, SCALARS), torch.randn(6, number, dim), torch.randn(6, dim)
     batch = torch.tensor([0, 0, 1, 1, 1, 1])
     expected = torch.stack(
-        [output(tensors, group, *(t[batch == i] for t in (scalars, vectors, coords)), pool, divisor) for i in (0, 1)]
+        [
+            output(tensors, group, *(t[batch == i] for t in (scalars, vectors, coords)), pool, divisor, values)
+            for i in (0, 1)
+        ]
     )
     x = torch.cat([scalars, vectors.flatten(1)], dim=1)
     torch.testing.assert_close(ours(x, coords, batch=batch), expected, rtol=1e-11, atol=1e-11)

@@ -1,0 +1,338 @@
+"""Compare networks that load published weights with the published code, layer by layer where that says more.
+
+    python examples/parity.py g_selfatt PATH
+    python examples/parity.py gevit PATH
+    python examples/parity.py lie_transformer PATH --lie-conv PATH
+    python examples/parity.py platonic PATH
+    python examples/parity.py att_gconvs PATH --weights p4cnn.npz
+
+The path is a checkout of the code: dwromero/g_selfatt, ZJUCDSYangKaifan/GEVit, oxcsml/lie-transformer (with the fork
+MJHutchinson/LieConv), niazoys/PlatonicTransformers or dwromero/att_gconvs. Each network is built small and with random
+weights by that code, in float64, and its state dict loaded here with ``models.from_published``. What is compared is the
+largest difference of the outputs, relative to their standard deviation. The equivariance errors are the largest change
+of the outputs by elements of the group, relative to the same. What is adapted in their code, so that it runs in float64
+and on the CPU, is said in the table.
+
+The first two need einops, the third einops too. With ``--weights``, files as ``examples/published_weights.py`` takes
+them, the logits in them are compared with those of the network that their tensors belong to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.models import from_published
+
+Row = tuple[str, str, str, str, str]
+Outputs = Callable[..., Tensor]
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the standard deviation of what is expected."""
+    return float((a - b).abs().max() / b.std())
+
+
+def row(what: str, agreement: float, adapted: str, theirs: float | None, ours: float | None) -> Row:
+    """A row of the table."""
+    numbers = ["" if value is None else f"{value:.1e}" for value in (theirs, ours)]
+    return (what, f"{agreement:.1e}", adapted, numbers[0], numbers[1])
+
+
+def randomise(network: torch.nn.Module, std: float) -> None:
+    """Weights that make attention sharp enough to tell what it depends on."""
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+
+
+def quietly(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What is loaded, without the warning that it is another function: the table has the numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return load(*arguments, **options)
+
+
+def module(root: Path, name: str) -> types.ModuleType:
+    """A module of a checkout, and of nothing else."""
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    try:
+        found = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        raise SystemExit(
+            f"{root} is no checkout of this code, or something that it needs is not installed: {missing}"
+        ) from None
+    if not Path(found.__file__ or "").resolve().is_relative_to(root):
+        raise SystemExit(f"{name} was imported from {found.__file__}, and not from {root}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- GSA-Nets and GE-ViT
+
+
+@contextmanager
+def double_offsets() -> Iterator[None]:
+    """Offsets that stay in float64 while a network is built, and views of what is not contiguous."""
+    as_type, view = Tensor.type, Tensor.view
+
+    def keep(tensor: Tensor, *kind: Any, **options: Any) -> Any:
+        return tensor if kind == (torch.float32,) else as_type(tensor, *kind, **options)
+
+    def reshaped(tensor: Tensor, *shape: Any) -> Tensor:
+        return view(tensor, *shape) if isinstance(shape[0], torch.dtype) else tensor.reshape(*shape)
+
+    with mock.patch.multiple(Tensor, type=keep, view=reshaped, float=Tensor.double):
+        yield
+
+
+def gsa(root: Path, kind: str, std: float) -> Iterator[Row]:
+    """Networks of GSA-Nets and of GE-ViT, whose packages have the same name."""
+    groups, models = module(root, "g_selfatt.groups"), module(root, "models")
+    named = {
+        "Z2": (groups.SE2, 1),
+        "Z2M": (groups.E2, 2),
+        "p4": (groups.SE2, 4),
+        "p8": (groups.SE2, 8),
+        "p4m": (groups.E2, 8),
+    }
+    options = {
+        "in_channels": 2,
+        "num_channels": 8,
+        "num_heads": 2,
+        "block_sizes": [1, 1],
+        "expansion_per_block": [1, 2],
+    }
+    options |= {"normalize_between_layers": True, "maxpool_after_last_block": False, "num_classes": 3, "image_size": 8}
+    options |= {"activation_function": "Swish", "attention_dropout_rate": 0.0, "value_dropout_rate": 0.0}
+    for name, (group, order) in named.items():
+        for window in (5, None):
+            with double_offsets():
+                made = group(order)
+                made.matrix_mirror = lambda: torch.diag(torch.tensor([-1.0, 1.0]))
+                theirs = models.GroupTransformer(group=made, crop_per_layer=0, patch_size=window, **options).eval()
+                randomise(theirs, std)
+                ours = quietly(from_published, theirs.state_dict(), kind, crops=(0, 0))
+                x = torch.randn(2, 2, 8, 8)
+                yield from _gsa_rows(name, window, theirs, ours, x)
+
+
+def _gsa_rows(name: str, window: int | None, theirs: Any, ours: Any, x: Tensor) -> Iterator[Row]:
+    turned = x.rot90(1, (-2, -1)) if name.startswith("p") else x.flip(-1)
+    lifted = theirs.lifting_normalization(theirs.lifting_self_attention(x))
+    # Poses are in another order here: by their values.
+    lifted = (lifted * lifted.sigmoid()).sort(2).values
+    own = ours.feature_maps(x)["lifting"].tensor.unflatten(1, (-1, ours.order)).sort(2).values
+    where = "global" if window is None else f"window {window}"
+    adapted = "offsets in float64"
+    yield row(f"{name}, {where}: lifting", error(own, lifted), adapted, None, None)
+    y, z = theirs(x), ours(x)
+    errors = (None, None) if name == "Z2" else (error(theirs(turned), y), error(ours(turned), z))
+    yield row(f"{name}, {where}: logits", error(z, y), adapted, *errors)
+
+
+# ------------------------------------------------------------------------------------------------------ LieTransformer
+
+
+def lie_groups(root: Path) -> types.ModuleType:
+    """The groups of LieConv, with the comma that a tuple of one starred item lacks."""
+    name = "lie_conv.lieGroups"
+    module(root, "lie_conv")
+    path = root.joinpath(*name.split(".")).with_suffix(".py")
+    found = sys.modules[name] = types.ModuleType(name)
+    exec(
+        compile(path.read_text(encoding="utf-8").replace("(*p.shape[:2])", "(*p.shape[:2],)"), str(path), "exec"),
+        found.__dict__,
+    )
+    return found
+
+
+def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
+    """The networks of the LieTransformer on groups whose lifts are not drawn at random."""
+    groups = lie_groups(lie_conv)
+    network = module(root, "eqv_transformer.eqv_attention").EquivariantTransformer
+
+    class Canonical(groups.LieGroup):  # type: ignore[misc,name-defined]
+        """SE2_canonical, which cannot be made as it is: its number of coordinates is a property."""
+
+        lie_dim, q_dim, rep_dim = 3, 0, 3
+        matrixify, lift = groups.SE2_canonical.matrixify, groups.SE2_canonical.lift
+
+    spaces = {"T(2)": (groups.T(2), 2, 1), "T(3)": (groups.T(3), 3, 1), "SE(2)_canonical": (Canonical(), 2, 4)}
+    kinds = {"constellations": ("mlp", "softmax", "model_1"), "dynamics": ("mlp", "dot_product", "model_1")}
+    kinds["QM9"] = ("2232", "softmax", "lieconv")
+    sizes = {"dim_input": 3, "dim_output": 2, "dim_hidden": 24, "num_layers": 2, "num_heads": 2, "kernel_dim": 5}
+    for group, (made, dim, lifts) in spaces.items():
+        for what, (kernel, weights, architecture) in kinds.items():
+            options = {"kernel_type": kernel, "attention_fn": weights, "architecture": architecture}
+            theirs = network(group=made, liftsamples=lifts, feature_embed_dim=6, **sizes, **options).eval()
+            randomise(theirs, 0.4)
+            given = {"normalization": "softmax" if what == "constellations" else "count", "lift_samples": lifts}
+            ours = from_published(theirs.state_dict(), "lie_transformer", group=group, **given)
+            x, f = torch.randn(2, 5, dim), torch.randn(2, 5, 3)
+            there, batch = torch.ones(2, 5, dtype=torch.bool), torch.arange(2).repeat_interleave(5)
+
+            networks, rest = (theirs, ours), (f, there, batch)
+            y, z = _of_clouds(x, networks, rest)
+            turned = x @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]]) if lifts == 4 else x
+            moved = _of_clouds(turned + 1, networks, rest)
+            adapted = "a comma in LieConv" + ("; a subclass of the group, which cannot be made" if lifts == 4 else "")
+            yield row(f"{group}, {what}: output", error(z, y), adapted, error(moved[0], y), error(moved[1], z))
+
+
+def _of_clouds(x: Tensor, networks: tuple[Any, Any], rest: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    f, there, batch = rest
+    return networks[0]((x, f, there)), networks[1](f.flatten(0, 1), x.flatten(0, 1), batch=batch)
+
+
+# ----------------------------------------------------------------------------------------------- Platonic Transformers
+
+
+def platonic(root: Path) -> Iterator[Row]:
+    """Platonic Transformers, in the forms of QM9 and of CIFAR-10 and with all that they leave out."""
+    start = "platonic_transformers.models.platoformer"
+    groups, network = module(root, f"{start}.groups"), module(root, f"{start}.platoformer").PlatonicTransformer
+    named = {
+        "trivial_3": 3,
+        "cyclic_4": 2,
+        "dihedral_4": 2,
+        "flop_2d_1": 2,
+        "cyclic_3d_4": 3,
+        "octahedron": 3,
+        "icosahedron": 3,
+    }
+    kinds = {
+        "QM9": {"ape_sigma": 0.5, "ffn_readout": True, "rope_on_values": True, "input_dim_vec": 0, "output_dim_vec": 0},
+        "CIFAR-10": {"ape_sigma": 0.5, "ffn_readout": False, "use_key": False, "input_dim_vec": 1, "output_dim_vec": 0},
+        "keys, vectors, layer scale": {
+            "use_key": True,
+            "input_dim_vec": 1,
+            "output_dim_vec": 1,
+            "layer_scale_init_value": 0.5,
+        },
+    }
+    for name, dim in named.items():
+        order = groups.PLATONIC_GROUPS[name].G
+        sizes = {
+            "input_dim": 3,
+            "hidden_dim": 8 * order,
+            "output_dim": 2,
+            "nhead": 2 * order,
+            "num_layers": 2,
+            "spatial_dim": dim,
+        }
+        sizes |= {
+            "solid_name": name,
+            "dense_mode": True,
+            "attention": True,
+            "vector_task_level": "graph",
+            "dropout": 0.0,
+        }
+        for what, options in kinds.items():
+            theirs = network(**sizes, **options, freq_init="random").eval()
+            vectors = int(options["input_dim_vec"])
+            given_too = {"rope_on_values": bool(options.get("rope_on_values", False))}
+            ours = from_published(theirs.state_dict(), "platonic", vectors=vectors, divisor=5.0, **given_too)
+            elements = _exact(theirs, torch.tensor(fibers(ours.gspace).action))
+            given = torch.randn(2, 5, 3), torch.randn(2, 5, vectors, dim), torch.randn(2, 5, dim)
+            y, z = _of_points(torch.eye(dim), (theirs, ours), given)
+            moved = _of_points(elements[-1], (theirs, ours), given)
+            adapted = "matrices in float64"
+            errors = (None, None) if name.startswith("trivial") else (error(moved[0], y), error(moved[1], z))
+            yield row(f"{name}, {what}: output", error(z, y), adapted, *errors)
+
+
+def _exact(theirs: Any, action: Tensor) -> Tensor:
+    """Give a network the matrices of its group without the rounding to float32."""
+    elements = action[(action[None] - theirs.group.elements[:, None]).abs().amax((2, 3)).argmin(1)]
+    theirs.group.elements = elements
+    for layer in theirs.modules():
+        if "group_elements" in layer._buffers:
+            layer._buffers["group_elements"] = elements
+    return elements
+
+
+def _of_points(g: Tensor, networks: tuple[Any, Any], given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The outputs of both networks for what an element makes of the input; vectors are rotated back."""
+    x, v, points = given[0], given[1] @ g.T, given[2] @ g.T
+    scalars, vectors = networks[0](x, points, vec=v if v.shape[2] else None, avg_num_nodes=5.0)
+    features = torch.cat([x, v.flatten(2)], dim=-1).flatten(0, 1)
+    y = networks[1](features, points.flatten(0, 1), batch=torch.arange(2).repeat_interleave(5))
+    own = y[:, scalars.shape[1] :].unflatten(1, vectors.shape[1:]) if vectors.numel() else vectors
+    theirs = torch.cat([scalars, (vectors @ g).flatten(1)], dim=1)
+    return theirs, torch.cat([y[:, : scalars.shape[1]], (own @ g).flatten(1)], dim=1)
+
+
+# --------------------------------------------------------------------------------------------- attentive convolutions
+
+
+def att_gconvs(root: Path, files: Sequence[Path]) -> Iterator[Row]:
+    """The networks of attentive group convolutions for rotated MNIST, and published weights."""
+    models = module(root, "experiments.rot_mnist.models")
+    x = torch.randn(2, 1, 28, 28)
+    for name in ("P4CNN", "A_P4CNN", "A_Ch_P4CNN", "A_Sp_P4CNN", "fA_P4CNN"):
+        theirs = getattr(models, name)().eval()
+        for batch_norm in theirs.modules():
+            if isinstance(batch_norm, torch.nn.BatchNorm3d):
+                torch.nn.init.uniform_(batch_norm.running_var, 0.5, 1.5)
+        ours = from_published(theirs.state_dict(), "att_gconvs")
+        turned = x.rot90(1, (-2, -1))
+        y, z = theirs(x), ours(x)
+        yield row(f"{name}: logits", error(z, y), "nothing", error(theirs(turned), y), error(ours(turned), z))
+    for path in files:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        ours = from_published(arrays, "att_gconvs")
+        images, logits = (torch.from_numpy(arrays[name]).double() for name in ("input", "logits"))
+        z = ours(images)
+        own = error(ours(images.rot90(1, (-2, -1))), z)
+        yield row(f"{path.stem}, published weights: logits", error(z, logits), "their logits are in float32", None, own)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a table in Markdown."""
+    head = ("layer or network", "agreement", "adapted in their code", "their equivariance error", "ours")
+    lines = [head, ("---",) * 5, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Compare, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("peer", choices=("att_gconvs", "g_selfatt", "gevit", "lie_transformer", "platonic"))
+    parser.add_argument("path", type=Path, help="a checkout of the peer's code")
+    parser.add_argument("--lie-conv", type=Path, help="a checkout of LieConv, for lie_transformer")
+    parser.add_argument("--weights", type=Path, nargs="*", default=[], help="published weights (.npz), for att_gconvs")
+    given = parser.parse_args()
+    if not given.path.is_dir():
+        raise SystemExit(f"{given.path}: there is no such folder")
+    root = given.path.resolve()
+    if given.peer == "lie_transformer" and given.lie_conv is None:
+        raise SystemExit("lie_transformer needs a checkout of LieConv: --lie-conv PATH")
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    runs: dict[str, Callable[[], Iterator[Row]]] = {
+        "att_gconvs": lambda: att_gconvs(root, given.weights),
+        "g_selfatt": lambda: gsa(root, "g_selfatt", 1.0),
+        "gevit": lambda: gsa(root, "gevit", 1.0),
+        "lie_transformer": lambda: lie_transformer(root, given.lie_conv.resolve()),
+        "platonic": lambda: platonic(root),
+    }
+    with torch.no_grad():
+        print(table(list(runs[given.peer]())))
+
+
+if __name__ == "__main__":
+    main()
