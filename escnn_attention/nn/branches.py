@@ -37,8 +37,8 @@ class LayerScale(PlainModule):
         >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr, g.irrep(1)])
-        >>> LayerScale(fields, 0.5)(fields(torch.ones(1, 6, 1, 1))).tensor.flatten()
-        tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.5000, 0.5000], grad_fn=<...>)
+        >>> LayerScale(fields, 0.5)(fields(torch.ones(1, 6, 1, 1))).tensor.flatten().tolist()
+        [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
 
     Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021, Eq. 4.
     """
