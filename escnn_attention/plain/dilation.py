@@ -128,8 +128,7 @@ class DilationAttention(HeadModule):
         log_measure: Sequence[float] | None,
         factors: Sequence[float] | None,
     ):
-        super().__init__(project_in, encoding, needs)
-        self.project_out = project_out
+        super().__init__(project_in, project_out, encoding, needs)
         self.windows = tuple(w.window for w in windows)
         self.units = tuple(w.unit for w in windows)
         self.interval = interval

@@ -85,8 +85,7 @@ class PointAttention(PointModule, HeadModule):
         transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
     ):
-        super().__init__(project_in, encoding, needs, constant_pose)
-        self.project_out = project_out
+        super().__init__(project_in, project_out, encoding, needs, constant_pose)
         self.relation = relation
         self.neighbourhood = neighbourhood
         self.values = values

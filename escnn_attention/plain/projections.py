@@ -256,6 +256,7 @@ class HeadModule(ExactBuffers):
     Args:
         project_in: from the features to C fields for each of M heads and for each of queries, values and keys, in this
             order, in as many groups; those that are not needed are left out.
+        project_out: from M · C regular fields to the output.
         encoding: a bound encoding or kernel.
         needs: what of them its scores are made of.
         constant_pose: what the term of the pose of a key is added to, "queries", "keys", both or neither, where it is
@@ -269,12 +270,15 @@ class HeadModule(ExactBuffers):
     def __init__(
         self,
         project_in: ToPoses | Scalars,
+        project_out: FromPoses,
         encoding: Encoding | PairKernel,
         needs: Needs,
         constant_pose: Collection[str] | None = None,
     ):
         super().__init__()
+        # In this order: optimizers in checkpoints know parameters by their numbers.
         self.project_in = project_in
+        self.project_out = project_out
         self.encoding: Any = encoding
         self.needs = needs
         self.constant_pose = constant_pose

@@ -56,10 +56,9 @@ class SelfAttention(HeadModule):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
+        project_in, project_out, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
             heads of C channels. From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have
             no poses, and all output poses share the scores of the content.
-        project_out: from M · C regular fields to the output.
         tables: of the group.
         window: which positions a query sees.
         mode: which poses, and how.
@@ -87,8 +86,7 @@ class SelfAttention(HeadModule):
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
     ):
-        super().__init__(project_in, encoding, needs, constant_pose)
-        self.project_out = project_out
+        super().__init__(project_in, project_out, encoding, needs, constant_pose)
         self.window = window
         self.query, self.keys = mode.query, mode.keys
         self.dropout, self.backend = mode.dropout, mode.backend

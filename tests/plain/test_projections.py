@@ -550,3 +550,12 @@ def test_constant_keys_need_rotations_of_all_channels():
         ea.GroupSelfAttention(alone, alone, encoding=RotaryEncoding(constant_keys=True), kernel_size=None)
     with pytest.raises(TypeError, match="constant_keys: got 1, needed True or False"):
         RotaryEncoding(constant_keys=1)
+
+
+def test_parameters_keep_their_order():
+    """Optimizers in checkpoints know them by their numbers."""
+    space = gspaces.rot2dOnR2(4)
+    regular = FieldType(space, [space.regular_repr])
+    for layer in (ea.GroupSelfAttention(regular, regular, kernel_size=3), ea.PointSelfAttention(regular, regular)):
+        names = [name.split(".")[1] for name, _ in layer.named_parameters()]
+        assert sorted(names, key=["project_in", "project_out", "encoding"].index) == names
