@@ -130,6 +130,7 @@ CASES = {
     "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4)), training=True),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
     "GroupSelfAttention": Case(attention()),
+    "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),
     "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
     "GroupSelfAttention, all": Case(attention(query="all")),
@@ -160,7 +161,7 @@ CASES = {
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
     "PointSelfAttention, registers": on_points(points(registers=2), batch=BATCH),
     "PointSelfAttention, motions": on_points(
-        points(ea.PairKernel(hidden=4), space=ON_R3, relation=ea.LogMotion()), batch=BATCH
+        points(ea.PairKernel(hidden=4), space=C4, relation=ea.LogMotion()), batch=BATCH
     ),
     "PointSelfAttention, absolute": on_points(points("absolute", num_neighbours=4)),
     "PointSelfAttention, kernel": on_points(points(ea.PairKernel(hidden=4), normalization="count", radius=2.0)),

@@ -108,7 +108,8 @@ class LogMotion(Relation):
         V^{-1} = 1 - \tfrac12 [\omega]_\times
             + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
 
-    An encoding or kernel of it needs no term for the pose. Fiber groups of rotations only. Where :math:`\theta = \pi`
+    An encoding or kernel of it needs no term for the pose. Fiber groups of rotations only; of those about one axis two
+    coordinates of :math:`\omega` are zero. Where :math:`\theta = \pi`
     one of the two logarithms in space is taken, the same from every pose, so that layers stay exact.
 
     Example:

@@ -6,15 +6,17 @@ import numpy as np
 import torch
 from escnn.nn import FieldType
 
+from escnn_attention._checks import check_bool
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.positions import Window
 from escnn_attention.groups.fibers import Fibers, mass
 from escnn_attention.nn.heads import Heads, check_weights, is_scalar
-from escnn_attention.plain.registers import padded
+from escnn_attention.plain.registers import padded, with_registers
+from escnn_attention.plain.self_attention import GroupTables
 
-__all__ = ["bind", "constant_pose", "query_weight", "sees_scalars"]
+__all__ = ["bind", "check_shared", "constant_pose", "query_weight", "sees_scalars", "tables_of"]
 
 
 def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
@@ -26,6 +28,45 @@ def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: Qu
     added = type(encoding).rotations is Encoding.rotations or keys == "own"
     drops_out = query == "own" if encoding.absolute else added
     return is_scalar(in_type) and heads.group.order > 1 and drops_out
+
+
+def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, weighs: bool) -> GroupTables:
+    """What a layer knows of a group.
+
+    Args:
+        group: the group.
+        num_poses: of the keys, registers included; 1 where a query sees keys of one pose, or keys have none.
+        registers: how many of them there are.
+        poses: whether keys have a term of the pose.
+        weighs: whether the measure of the keys matters: that of the one pose that a query sees drops out.
+    """
+    return GroupTables(
+        group.inverse_action,
+        quotient=with_registers(group.quotient, registers) if poses and group.samples is None else None,
+        relative=padded(group.relative, num_poses) if poses and num_poses > 1 else None,
+        log_measure=padded(group.log_measure, num_poses) if weighs else None,
+    )
+
+
+def check_shared(shared_scores: bool, query: QueryMode, keys: KeyMode, encoding: Encoding, group: Fibers) -> None:
+    """All poses may attend by the mean of their scores, if that is asked for.
+
+    Raises:
+        TypeError: ``shared_scores`` is not True or False.
+        ValueError: a query pose sees others than its own, the encoding is not added to the keys, or there are samples.
+    """
+    if not check_bool("shared_scores", shared_scores):
+        return
+    if (query, keys) != ("own", "own"):
+        raise ValueError(f'shared_scores: got True with query={query!r} and keys={keys!r}, needed "own" of both')
+    rotates = type(encoding).rotations is not Encoding.rotations
+    if encoding.absolute or rotates or type(encoding).start is not Encoding.start:
+        raise ValueError(
+            f"shared_scores: got True, but a {type(encoding).__name__} is of every pose by itself; needed an encoding "
+            "that is added to the keys: mlp, separable, fourier, none"
+        )
+    if group.samples is not None:
+        raise ValueError("shared_scores: got True, but samples of a continuous group; leave it at False")
 
 
 def constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:

@@ -20,10 +20,9 @@ from escnn_attention.nn.arguments import REQUIRED, check_input, check_type, chec
 from escnn_attention.nn.heads import Heads, check_registers, check_scalars, finished, normalised_needs
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.nn.options import check_options, option_names
-from escnn_attention.nn.pose_terms import bind, constant_pose, query_weight, sees_scalars
+from escnn_attention.nn.pose_terms import bind, check_shared, constant_pose, query_weight, sees_scalars, tables_of
 from escnn_attention.plain.projections import ProjectionKind
-from escnn_attention.plain.registers import padded, with_registers
-from escnn_attention.plain.self_attention import AttentionMode, GroupTables, SelfAttention
+from escnn_attention.plain.self_attention import AttentionMode, SelfAttention
 
 __all__ = ["GroupSelfAttention", "LiftingSelfAttention"]
 
@@ -84,6 +83,10 @@ class GroupSelfAttention(MaskedModule):
             form of LieSelfAttention; ``"all"`` is H, at a cost in :math:`|H|^3`, the form of GSA-Nets.
         keys: the key poses that a query pose :math:`\tilde h` attends to: ``"all"``, or ``"own"``, only
             :math:`\tilde h` itself, at the cost of :math:`|H|` ordinary attentions.
+        shared_scores: with ``query="own"`` and ``keys="own"``: whether all poses attend to the same positions, by
+            the sum of their scores, :math:`\sum_h \langle q(x, h),\, k(x', h) + \rho(h^{-1}\Delta) \rangle /
+            \sqrt{C |H|}`, which no element changes. There are :math:`|H|` times fewer scores than for every pose by itself,
+            as in transformers whose features are irreps.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
             ``"rotary"``, ``"absolute"``, ``"convolutional"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
@@ -144,6 +147,7 @@ class GroupSelfAttention(MaskedModule):
         head_fields: int | None = None,
         query: QueryMode = "own",
         keys: KeyMode = "all",
+        shared_scores: bool = False,
         encoding: Encoding | str | None = None,
         window: str = "auto",
         dilation: int = 1,
@@ -163,26 +167,23 @@ class GroupSelfAttention(MaskedModule):
         encoding = as_encoding(encoding)
         needs = normalised_needs(qk_norm, encoding, heads.channels, group.dimension)
         check_registers(registers, keys, encoding)
-        lifts = self._scalars_only or (projection == "group" and sees_scalars(in_type, encoding, heads, query, keys))
+        check_shared(shared_scores, query, keys, encoding, group)
+        lifts = self._scalars_only or (
+            not shared_scores and projection == "group" and sees_scalars(in_type, encoding, heads, query, keys)
+        )
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
         constant = constant_pose(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation)
-        tables = GroupTables(
-            group.inverse_action,
-            quotient=None if constant == () or group.samples is not None else with_registers(group.quotient, registers),
-            relative=None if constant == () or num_poses == 1 else padded(group.relative, num_poses),
-            # The measure of the one pose that a query sees, or that there is, drops out.
-            log_measure=padded(group.log_measure, num_poses) if keys == "all" and not lifts else None,
-        )
+        tables = tables_of(group, num_poses, registers, poses=constant != (), weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
             heads.write(out_type),
             bind(encoding, heads, seen, num_poses, poses=constant is None),
             tables,
             seen,
-            AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend)),
+            AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend), shared_scores),
             needs,
             constant_pose=constant,
             query_weight=weight,
@@ -264,6 +265,8 @@ class GroupSelfAttention(MaskedModule):
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
+        if core.shared_scores:
+            parts.append("shared_scores=True")
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         if core.qk_norm is not None:
             parts.append("qk_norm=True")
@@ -323,7 +326,7 @@ class LiftingSelfAttention(GroupSelfAttention):
         **options: Any,
     ):
         name = type(self).__name__
-        known = [n for n in option_names(GroupSelfAttention) if n not in ("query", "keys")]
+        known = [n for n in option_names(GroupSelfAttention) if n not in ("query", "keys", "shared_scores")]
         check_options(name, options, known)
         check_scalars(check_type("in_type", in_type), name, "; GroupSelfAttention lifts any fields")
         super().__init__(in_type, out_type, num_heads, kernel_size, **options)

@@ -48,6 +48,7 @@ class AttentionMode:
     keys: KeyMode = "all"
     dropout: float = 0.0
     backend: str = "auto"
+    shared_scores: bool = False
 
 
 class SelfAttention(HeadModule):
@@ -90,6 +91,7 @@ class SelfAttention(HeadModule):
         self.window = window
         self.query, self.keys = mode.query, mode.keys
         self.dropout, self.backend = mode.dropout, mode.backend
+        self.shared_scores = mode.shared_scores
         self.query_weight = query_weight
         self.transformation = transformation
         register_tables(self, tables)
@@ -137,6 +139,8 @@ class SelfAttention(HeadModule):
             x = self.transformation.inputs(x, element, inverse=True)
         call = self.call(x, positions, element)
         y = compute(call if mask is None else replace(call, bias=_hidden(call.bias, mask)), self.backend)
+        if self.shared_scores:
+            y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
             y = self.query_weight * y
         y = self.project_out(y)
@@ -148,6 +152,8 @@ class SelfAttention(HeadModule):
 
     def attention_maps(self, x: Tensor, queries: Tensor, poses: Sequence[int] | None) -> Tensor:
         """The probabilities that :meth:`escnn_attention.GroupSelfAttention.attention_maps` gives, at flat positions."""
+        if self.shared_scores and poses is not None:
+            poses = [0] * len(poses)  # all alike
         chosen = None if poses is None else torch.tensor(poses, device=x.device)
         p = probabilities(self.call(x, self.positions(x)), queries.to(x.device), chosen)
         p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.
@@ -160,7 +166,12 @@ class SelfAttention(HeadModule):
         # One query without a pose contributes to every output pose, whichever of its poses would.
         query: QueryMode = "all" if self.lifts else self.query
         keys: KeyMode = "all" if self.lifts else self.keys
-        return Call(q, k, v, positions, self.bias(positions, element), query, keys, dropout)
+        bias = self.bias(positions, element)
+        if self.shared_scores:
+            # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
+            q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
+            bias, query, keys = _of_one_pose(bias, positions), "own", "all"
+        return Call(q, k, v, positions, bias, query, keys, dropout)
 
     def bias(self, positions: Positions, element: LieElement | None = None) -> PositionalBias:
         """What the positional encoding adds to the scores at the given positions."""
@@ -169,6 +180,14 @@ class SelfAttention(HeadModule):
             assert self.transformation is not None
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
         return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
+
+
+def _of_one_pose(bias: PositionalBias, positions: Positions) -> PositionalBias:
+    """The bias of what has the channels of all poses: the function of the offset from each of them, side by side."""
+    spatial = bias.explicit(positions).spatial
+    if spatial is None:
+        return PositionalBias(1)
+    return PositionalBias(1, spatial=spatial.transpose(1, 2).flatten(-2).unsqueeze(1))
 
 
 def _hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:

@@ -1,5 +1,7 @@
 """Registers and masks of attention on grids and between points."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from escnn import gspaces
@@ -211,3 +213,68 @@ def test_bad_registers(layer):
         layer(FIELDS, FIELDS, registers=-1)
     with pytest.raises(TypeError, match="registers: got"):
         layer(FIELDS, FIELDS, registers=1.5)
+
+
+SHARED = {"head_fields": 3, "query": "own", "keys": "own", "shared_scores": True}
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "none"])
+@pytest.mark.parametrize("size", [3, None])
+def test_shared_scores_are_the_formula(encoding, size):
+    for in_type in (spaces.mixed(C4), FieldType(C4, 2 * [C4.irrep(1)]), spaces.scalars(C4, 2)):
+        layer = drawn(GroupSelfAttention(in_type, spaces.mixed(C4), 2, size, encoding=encoding, **SHARED))
+        x = spaces.random_field(in_type, 3, 4)
+        assert spaces.grid_error(layer, spaces.random_field(in_type, 4, 4)) < 1e-11
+        q, k, v = layer.plain.to_heads(x.tensor.movedim(1, -1))
+        grid = layer.plain.positions(x.tensor)
+        everything = torch.arange(12)
+        rows = grid.rows(everything[:, None], everything)
+        score = torch.einsum("mbnhc,mbkhc->mbnk", q, k)
+        spatial = layer.plain.bias(grid).explicit(grid).spatial
+        if spatial is not None:
+            seen = spatial[:, :, rows.clamp(min=0)].expand(2, -1, -1, -1, -1)
+            score = score + torch.einsum("mbnhc,mhnkc->mbnk", q, seen)
+        p = (score / (4 * 3) ** 0.5).masked_fill(rows < 0, -torch.inf).softmax(-1)
+        y = layer.plain.project_out(torch.einsum("mbnk,mbkhc->mbnhc", p, v)).transpose(1, 2).unflatten(2, (3, 4))
+        for backend in ("reference", "native", "blocked"):
+            layer.plain.backend = backend
+            torch.testing.assert_close(layer(x).tensor, y)
+        torch.testing.assert_close(layer.export()(x.tensor), y)
+        maps = layer.attention_maps(x, [(1, 1)], [0, 3])
+        assert maps.shape == (2, 2, 2, 1, 1, 1, 3, 4)  # the scores of one pose, for all
+        torch.testing.assert_close(maps[:, :, 0, 0, 0, 0].flatten(2), p[:, :, 5].transpose(0, 1))
+
+
+def test_scores_of_one_pose_for_all_are_not_equivariant():
+    fields = spaces.regular(C4, 2)
+    layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, **SHARED)), spaces.random_field(fields, 4, 4)
+    assert spaces.grid_error(layer, x) < 1e-12
+    first = torch.tensor([1.0, 0, 0, 0]).double().repeat_interleave(3)
+    plain = layer.plain.call
+
+    def of_first(*arguments):
+        call = plain(*arguments)
+        return replace(call, q=call.q * first)
+
+    layer.plain.call = of_first
+    assert spaces.grid_error(layer, x) > 1e-3
+
+
+def test_shared_scores_take_masks_and_registers_not():
+    fields = spaces.regular(C4, 2)
+    layer, x = drawn(GroupSelfAttention(fields, fields, 1, 3, **SHARED)), spaces.random_field(fields, 4, 4)
+    mask = holes(4, 4)
+    y = layer(x, mask).tensor
+    hidden = ~mask.unsqueeze(1).expand_as(y)
+    assert torch.equal(layer(fields(torch.where(hidden, torch.nan, x.tensor)), mask).tensor, y)
+    for message, options in (
+        ('needed "own" of both', {"keys": "all"}),
+        ("RotaryEncoding is of every pose", {"encoding": "rotary"}),
+        ("AbsoluteEncoding is of every pose", {"encoding": "absolute"}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GroupSelfAttention(fields, fields, 1, 3, **{**SHARED, **options})
+    so2 = gspaces.rot2dOnR2(-1)
+    vectors = FieldType(so2, [so2.irrep(1)])
+    with pytest.raises(ValueError, match="samples of a continuous group"):
+        GroupSelfAttention(vectors, vectors, 1, 3, samples=4, **SHARED)
