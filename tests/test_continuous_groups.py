@@ -629,12 +629,12 @@ def plane_types():
         (lambda t: PoseFeedForward(t, t), NotImplementedError, "samples=8"),
         (lambda t: TransformerBlock(t, t, samples=8, kernel_size=None), ValueError, 'norm="gsa"'),
         (
-            lambda t: TransformerBlock(*2 * [spaces.scalars(t.gspace, 2)], samples=8),
+            lambda t: TransformerBlock(*2 * [spaces.scalars(t.gspace, 2)], samples=8, kernel_size=None),
             ValueError,
             'norm: got "gsa".* needed "pre"',
         ),
         (
-            lambda t: GroupSelfAttention(*2 * [spaces.regular(gspaces.rot2dOnR2(4), 1)], samples=4),
+            lambda t: GroupSelfAttention(*2 * [spaces.regular(gspaces.rot2dOnR2(4), 1)], samples=4, kernel_size=None),
             ValueError,
             "samples: the fiber group C4 is finite",
         ),

@@ -68,7 +68,7 @@ BAD_ARGUMENTS = {
     ),
     "gspace: the fiber group SO\\(2\\) is continuous": (
         NotImplementedError,
-        lambda t: GroupSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 2)]),
+        lambda t: GroupSelfAttention(*2 * [scalars(gspaces.rot2dOnR2(-1), 2)], kernel_size=None),
     ),
     "kernel_size: got 3, but D4 has no base space": (
         ValueError,

@@ -199,7 +199,7 @@ class TestScalars:
         torch.testing.assert_close(maps[:, :, :, :, 0, 0], of_poses.sum(5).mean(4))
 
     def test_keys_of_the_own_pose_are_alike_with_rotary_encodings_too(self, monkeypatch):
-        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), "own", "rotary", keys="own")
+        layer, posed = with_and_without_poses(monkeypatch, PLANE["D3"](), "own", "rotary", keys="own", kernel_size=None)
         layer.load_state_dict(posed.state_dict())
         x = random_field(layer.in_type, 4, 4)
         assert isinstance(layer.plain.project_in, Scalars)
@@ -207,7 +207,9 @@ class TestScalars:
 
     @pytest.mark.parametrize("query", ["own", "all"])
     def test_samples_of_a_continuous_group(self, monkeypatch, query):
-        layer, posed = with_and_without_poses(monkeypatch, gspaces.rot2dOnR2(-1), query, "mlp", samples=5)
+        layer, posed = with_and_without_poses(
+            monkeypatch, gspaces.rot2dOnR2(-1), query, "mlp", samples=5, kernel_size=None
+        )
         assert posed.plain.relative is not None
         assert layer.plain.relative is None
         layer.load_state_dict(posed.state_dict())
@@ -249,7 +251,9 @@ class TestScalars:
         layers = []
         for query in ("own", "all"):
             torch.manual_seed(0)
-            layers.append(GroupSelfAttention(*types, query=query, samples=samples, head_fields=3).double())
+            layers.append(
+                GroupSelfAttention(*types, kernel_size=None, query=query, samples=samples, head_fields=3).double()
+            )
         own, every = layers
         x = random_field(types[0], 3, 3, 3)
         torch.testing.assert_close(every(x).tensor, mass(types[1]) * own(x).tensor)
