@@ -127,7 +127,7 @@ CASES = {
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
     "FieldLayerNorm, fields": Case(lambda: ea.FieldLayerNorm(FIELDS, kind="fields")),
     "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
-    "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4)), training=True),
+    "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4))),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),
     "GroupSelfAttention": Case(attention()),
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["BatchNorm"]
@@ -76,6 +77,11 @@ class BatchNorm(ExactBuffers):
         if rows < 2:
             raise ValueError(
                 f"input: FieldBatchNorm got {rows} position in training, needed at least two to standardise over"
+            )
+        if is_transformed(y):
+            raise RuntimeError(
+                "FieldBatchNorm remembers statistics in training, which transforms of torch.func forbid: call eval() "
+                "first, or take FieldLayerNorm"
             )
         over = (0, *range(2, y.dim()))
         mean = self._of_fields(y.mean(over) * self.mean.to(y.dtype))

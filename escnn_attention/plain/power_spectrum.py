@@ -33,12 +33,15 @@ class PowerSpectrum(ExactBuffers):
         super().__init__()
         self.kind: SpectrumKind = kind
         self.number = len(parts)
+        self.trivial: list[list[bool]] = []
         places = []
         for i, (columns, matrix, irreps, trivial, place) in enumerate(parts):
             self.register_buffer(f"columns_{i}", torch.as_tensor(columns), persistent=False)
             self.register_exact(f"matrix_{i}", matrix)
-            self.register_buffer(f"irreps_{i}", torch.as_tensor(irreps), persistent=False)
-            self.register_buffer(f"trivial_{i}", torch.as_tensor(trivial), persistent=False)
+            self.trivial.append(trivial.tolist())
+            for number in range(len(trivial)):
+                coordinates = torch.as_tensor((irreps == number).nonzero()[0])
+                self.register_buffer(f"coordinates_{i}_{number}", coordinates, persistent=False)
             places.append(place.ravel())
         self.register_buffer("order", torch.as_tensor(np.concatenate(places).argsort()), persistent=False)
 
@@ -46,17 +49,17 @@ class PowerSpectrum(ExactBuffers):
         rows = x.movedim(1, -1)
         found = []
         for i in range(self.number):
-            columns, irreps, trivial = (getattr(self, f"{name}_{i}") for name in ("columns", "irreps", "trivial"))
+            columns = getattr(self, f"columns_{i}")
             fields = rows.index_select(-1, columns.flatten()).unflatten(-1, columns.shape)
             parts = fields @ getattr(self, f"matrix_{i}").to(x.dtype).T
-            found.append(self._lengths(parts, irreps, trivial).flatten(-2))
+            found.append(self._lengths(parts, i).flatten(-2))
         return torch.cat(found, dim=-1).index_select(-1, self.order).movedim(-1, 1)
 
-    def _lengths(self, parts: Tensor, irreps: Tensor, trivial: Tensor) -> Tensor:
-        """The lengths ``(..., m, k)`` of the irreps of coordinates ``(..., m, n)``."""
+    def _lengths(self, parts: Tensor, i: int) -> Tensor:
+        """The lengths ``(..., m, k)`` of the irreps of coordinates ``(..., m, n)``, of the i-th representation."""
         lengths = []
-        for number, is_trivial in enumerate(trivial.tolist()):
-            part = parts.index_select(-1, (irreps == number).nonzero().flatten())
+        for number, is_trivial in enumerate(self.trivial[i]):
+            part = parts.index_select(-1, getattr(self, f"coordinates_{i}_{number}"))
             if is_trivial:
                 lengths.append(part.squeeze(-1))
             elif self.kind == "square":

@@ -88,3 +88,19 @@ def test_bad_arguments():
         FieldBatchNorm(fields, eps=-1)
     with pytest.raises(ValueError, match="got 1 position"):
         FieldBatchNorm(fields)(fields(torch.randn(1, 1, 1, 1)))
+
+
+def test_transforms_take_it_in_eval_mode():
+    """In training it remembers statistics, which they forbid."""
+    norm = FieldBatchNorm(spaces.mixed(gspaces.rot2dOnR2(4)))
+    x = torch.randn(3, norm.in_type.size, 2, 2)
+
+    def loss(x):
+        return norm(norm.in_type(x)).tensor.square().sum()
+
+    with pytest.raises(RuntimeError, match=r"FieldBatchNorm remembers statistics.*call eval\(\)"):
+        torch.func.grad(loss)(x)
+    norm.eval()
+    expected = x.clone().requires_grad_()
+    loss(expected).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected.grad)
