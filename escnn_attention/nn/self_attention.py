@@ -85,8 +85,8 @@ class GroupSelfAttention(MaskedModule):
             :math:`\tilde h` itself, at the cost of :math:`|H|` ordinary attentions.
         shared_scores: with ``query="own"`` and ``keys="own"``: whether all poses attend to the same positions, by
             the sum of their scores, :math:`\sum_h \langle q(x, h),\, k(x', h) + \rho(h^{-1}\Delta) \rangle /
-            \sqrt{C |H|}`, which no element changes. There are :math:`|H|` times fewer scores than for every pose by itself,
-            as in transformers whose features are irreps.
+            \sqrt{C |H|}`, which no element changes. There are :math:`|H|` times fewer scores than for every pose by
+            itself, as in transformers whose features are irreps.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
             ``"rotary"``, ``"absolute"``, ``"convolutional"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square

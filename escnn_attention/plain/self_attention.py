@@ -57,9 +57,10 @@ class SelfAttention(HeadModule):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, project_out, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
-            heads of C channels. From :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have
-            no poses, and all output poses share the scores of the content.
+        project_in, project_out, encoding, needs, constant_pose: as in
+            :class:`~escnn_attention.plain.projections.HeadModule`, for M heads of C channels. From
+            :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output
+            poses share the scores of the content.
         tables: of the group.
         window: which positions a query sees.
         mode: which poses, and how.
