@@ -1,6 +1,13 @@
 """What pytest leaves out of the package, and what comes before all tests."""
 
 import importlib.util
+import os
+
+import torch
+
+# Without a GPU Triton's kernels are interpreted; it looks when it is first imported, which escnn's imports do.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
 

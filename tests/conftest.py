@@ -14,10 +14,6 @@ import torch
 from tests.sampling import mark_undrawn
 from tests.without_escnn import WithoutEscnn
 
-# Without a GPU Triton's kernels are interpreted; it looks when they are first imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 # The first use of a group or a kernel basis takes escnn seconds: no limit on the time of a single example.
 _SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, suppress_health_check=_SLOW)

@@ -15,12 +15,16 @@ from tests.layers import CASES, Case
 
 ON_GRIDS = {name: case for name, case in CASES.items() if not case.points}
 ONE_BY_ONE = (
+    "DropPath",
+    "FieldBatchNorm",
     "FieldLayerNorm",
     "FieldLinear",
+    "LayerScale",
     "PerScale",
     "PoseAttention",
     "PoseFeedForward",
     "PoseLinear",
+    "PowerSpectrum",
     "SiLU",
     "GELU",
 )

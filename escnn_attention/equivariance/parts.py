@@ -38,7 +38,7 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> block = ResidualBlock(fields, fields).eval()
         >>> list(inner_layers(block, fields(torch.randn(1, 4, 5, 5))))[-1]
-        'branch.convolution_2 (R2Conv)'
+        'branch.convolution_2 (AttentiveConv)'
     """
     found: dict[str, tuple[EquivariantModule, GeometricTensor]] = {}
     handles = []

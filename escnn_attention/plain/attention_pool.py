@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import ToPoses
 from escnn_attention.plain.self_attention import rows_of
@@ -39,6 +40,7 @@ class AttentionPool(ExactBuffers):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the tokens read of features; positions that a mask ``(B, *space)`` hides are not there."""
+        check_grid(x.shape[2:])
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(1), 0.0)
         rows = self.project_in(rows_of(x))  # 2M, B, *space, P, C

@@ -83,7 +83,7 @@ class AntialiasedPool(torch.nn.Module):
         weight = (self.odd if x.shape[-1] % 2 else self.even).to(x.dtype)[None, None]
         ones = x.new_ones(1, 1, x.shape[-1])
         total, mass = (F.conv1d(t, weight, stride=2, padding=1) for t in (x.reshape(-1, 1, x.shape[-1]), ones))
-        return (total / mass).view(*x.shape[:-1], -1)
+        return (total / mass).view(*x.shape[:-1], total.shape[-1])
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, dimensions={self.dimensions}"
