@@ -34,6 +34,7 @@ _ATTRIBUTES = {
     ("ConvolutionalEncoding", "encoding"): "rest",
     ("ConvolutionalEncoding", "sharpness"): "initial_sharpness",
     ("QuadraticEncoding", "sharpness"): "initial_sharpness",
+    ("RotaryEncoding", "values"): "rotates_values",
 }
 
 

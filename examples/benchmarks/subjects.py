@@ -67,7 +67,7 @@ def attention(
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
-        layer = make(kind, kind, **{"num_heads": 9, "head_fields": 10, **options}).to(**place)
+        layer = make(kind, kind, **{"kernel_size": None, "num_heads": 9, "head_fields": 10, **options}).to(**place)
         x = torch.randn(batch, kind.size, *shape, **place)
         if form == "module":
             return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
@@ -120,7 +120,7 @@ def bare_attention(
     def build(place: Place) -> Step:
         # A layer knows the encoding's terms; its projections are not used.
         kind = regular(space, 1)
-        plain = GroupSelfAttention(kind, kind, num_heads, head_fields=head_fields, **options).plain.to(**place)
+        plain = GroupSelfAttention(kind, kind, num_heads, None, head_fields=head_fields, **options).plain.to(**place)
         positions = plain.positions(torch.empty(1, 1, *shape, **place))
         size = (num_heads, batch, positions.num_positions, kind.size, head_fields)
 

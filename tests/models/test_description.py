@@ -65,7 +65,7 @@ ENCODINGS = [
     MLPEncoding(8, 2, per_head=False, normalize_hidden=True),
     SeparableEncoding(per_head=False),
     FourierEncoding(5, scale=2.0, learned=False),
-    RotaryEncoding(3, scale=1.5, learned=False, constant_keys=True),
+    RotaryEncoding(3, scale=1.5, learned=False, constant_keys=True, values=True),
     QuadraticEncoding(sharpness=3.0),
     ConvolutionalEncoding(FourierEncoding(4), sharpness=2.0, content=0.5, width=3, reach=0.5),
     PairKernel("concat", "raw", "mlp", hidden=6, biases=True, last_activation=True),
