@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, GeometricTensor, IdentityModule, SequentialModule
-from torch import Tensor
+from escnn.nn import FieldType, IdentityModule, SequentialModule
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.cache import cached, shared_geometry
 from escnn_attention.geometry.relations import Relation
-from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.arguments import check_points, check_type
-from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.branches import DropPath
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.pose_linear import PoseLinear
-from escnn_attention.nn.transformer import export_of
-from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
-from escnn_attention.plain.point_network import LiftedHead, PointNetwork, Readout, count_clouds, read
+from escnn_attention.plain.point_network import LiftedHead, Readout
 
 __all__ = ["LieTransformer", "LieTransformerBlock"]
 
@@ -69,26 +64,14 @@ class LieTransformerBlock(PointBlock):
         super().__init__(check_type("in_type", in_type), in_type)
         self.norm = FieldLayerNorm(in_type, "pose")
         self.attention = PointSelfAttention(in_type, in_type, num_heads, projection="pointwise", **options)
+        self.after = self.shortcut = IdentityModule(in_type)
         linear = [PoseLinear(in_type, in_type, projection="pointwise") for _ in range(2)]
         layers = [FieldLayerNorm(in_type, "pose"), linear[0], SiLU(in_type), linear[1], SiLU(in_type)]
         self.feed_forward = SequentialModule(*layers)
-
-    def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
-    ) -> GeometricTensor:
-        y = x + self.attention(self.norm(x), edge_index, batch, measure=measure)
-        return y + self.feed_forward(y)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`escnn_attention.PointSelfAttention.export`."""
-        self.eval()
-        identity = IdentityModule(self.in_type).export()
-        return PlainPointTransformerBlock(
-            self.norm.export(), self.attention.export(), identity, export_of(self.feed_forward)
-        ).eval()
+        self.drop_path = DropPath(in_type, 0.0)
 
 
-class LieTransformer(PretrainedMixin, torch.nn.Module):
+class LieTransformer(CloudNetwork):
     r"""The network of the LieTransformer as published: an embedding, blocks, and a head.
 
     .. math::
@@ -154,15 +137,13 @@ class LieTransformer(PretrainedMixin, torch.nn.Module):
         pool: Literal["mean", "max"] = "mean",
         backend: str = "auto",
     ):
-        super().__init__()
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
         if isinstance(in_type, int):
             in_type = FieldType(gspace, check_int("in_type", in_type) * [gspace.trivial_repr])
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
-        self.gspace = gspace
-        self.in_type = in_type
+        super().__init__(gspace, in_type)
         self.num_outputs = check_int("num_outputs", num_outputs)
         kernel = PairKernel(biases=True, last_activation=True) if encoding is None else encoding
         options: dict[str, Any] = {
@@ -176,43 +157,3 @@ class LieTransformer(PretrainedMixin, torch.nn.Module):
             LieTransformerBlock(hidden, num_heads, **options) for _ in range(check_int("num_blocks", num_blocks))
         )
         self.head = LiftedHead(fields, gspace.fibergroup.order(), num_outputs, pool, readout)
-
-    def forward(
-        self,
-        input: GeometricTensor | Tensor,
-        coords: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-    ) -> Tensor:
-        """The output of the head; the arguments are those of :meth:`PointTransformer.forward`.
-
-        Raises:
-            TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, or a cloud without
-                points.
-        """
-        if isinstance(input, Tensor):
-            if coords is None:
-                raise ValueError("coords: got none, needed the coordinates of features that are a tensor")
-            input = GeometricTensor(input, self.in_type, coords)
-        elif coords is not None:
-            raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        x = check_points(input, self.in_type, self)
-        with shared_geometry():
-            number = count_clouds(batch, x.coords, mask)
-            cached(check_cloud, x.coords, edge_index, batch, mask, measure)
-            y = self.embedding(x)
-            for block in self.blocks:
-                y = block(y, edge_index, batch, mask=mask, measure=measure)
-            return read(self.head, y.tensor, batch, number, mask, measure)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PointTransformer.export`."""
-        self.eval()
-        return PointNetwork(
-            self.embedding.export(),
-            [cast(LieTransformerBlock, block).export() for block in self.blocks],
-            torch.nn.Identity(),
-            copy.deepcopy(self.head),
-        ).eval()

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule, SequentialModule
-from torch import Tensor
+from escnn.nn import EquivariantModule, FieldType, IdentityModule, SequentialModule
 
 from escnn_attention._checks import check_bool, check_int, check_length, check_option
 from escnn_attention.encodings import RotaryEncoding
-from escnn_attention.geometry.cache import cached, shared_geometry
 from escnn_attention.groups.fibers import fibers
+from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.point_transformer import in_type_of
-from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.activations import Activation, activation_of
-from escnn_attention.nn.arguments import check_points, check_type
-from escnn_attention.nn.branches import ends_of
-from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.branches import DropPath, ends_of
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.pose_linear import PoseLinear
-from escnn_attention.nn.transformer import export_of
-from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.layer_norm import NormKind
 from escnn_attention.plain.platonic import PlatonicHead, PoseWaves
-from escnn_attention.plain.point_network import PointNetwork, count_clouds, read
 
 __all__ = ["PlatonicBlock", "PlatonicTransformer"]
 
@@ -103,6 +96,7 @@ class PlatonicBlock(PointBlock):
         self.norm = FieldLayerNorm(in_type, "pose", kind=norm_kind)
         self.attention = PointSelfAttention(in_type, in_type, num_heads, keys="own", encoding=encoding, backend=backend)
         self.after = SequentialModule(*(ends_of(in_type, layer_scale) or [IdentityModule(in_type)]))
+        self.shortcut = IdentityModule(in_type)
         self.feed_forward = SequentialModule(
             FieldLayerNorm(in_type, "pose", kind=norm_kind),
             PoseLinear(in_type, hidden),
@@ -110,26 +104,10 @@ class PlatonicBlock(PointBlock):
             PoseLinear(hidden, in_type),
             *ends_of(in_type, layer_scale),
         )
-
-    def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
-    ) -> GeometricTensor:
-        y = x + self.after(self.attention(self.norm(x), edge_index, batch, measure=measure))
-        return y + self.feed_forward(y)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`escnn_attention.PointSelfAttention.export`."""
-        self.eval()
-        return PlainPointTransformerBlock(
-            self.norm.export(),
-            self.attention.export(),
-            IdentityModule(self.in_type).export(),
-            export_of(self.feed_forward),
-            export_of(self.after),
-        ).eval()
+        self.drop_path = DropPath(in_type, 0.0)
 
 
-class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
+class PlatonicTransformer(CloudNetwork):
     r"""The network of Platonic Transformers: an embedding, blocks in the frames of the poses, and a head.
 
     .. math::
@@ -201,18 +179,15 @@ class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
         divisor: float = 1.0,
         backend: str = "auto",
     ):
-        super().__init__()
         if pool is not None:
             check_option("pool", pool, ("mean", "sum"))
-        self.gspace = gspace
-        self.in_type = in_type_of(gspace, in_type)
+        super().__init__(gspace, in_type_of(gspace, in_type))
         self.out_type = in_type_of(gspace, out_type)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
         options: dict[str, Any] = {"hidden_fields": hidden_fields, "constant_keys": constant_keys}
         options |= {"activation": activation, "norm_kind": norm_kind, "layer_scale": layer_scale, "backend": backend}
         options["rotate_values"] = rotate_values
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
-        self.waves: PoseWaves | None = None
         if check_bool("positions", positions):
             if fields % 2:
                 raise ValueError(f"fields: got {fields}, needed an even number with positions, a cosine for each sine")
@@ -222,49 +197,6 @@ class PlatonicTransformer(PretrainedMixin, torch.nn.Module):
         )
         parts = [_readout(hidden, part, check_bool("hidden_readout", hidden_readout)) for part in _parts(self.out_type)]
         self.head = PlatonicHead(parts, pool, check_length("divisor", divisor, "number"))
-
-    def forward(
-        self,
-        input: GeometricTensor | Tensor,
-        coords: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-    ) -> Tensor:
-        """The output of the head; the arguments are those of :meth:`PointTransformer.forward`.
-
-        Raises:
-            TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, or a cloud without
-                points.
-        """
-        if isinstance(input, Tensor):
-            if coords is None:
-                raise ValueError("coords: got none, needed the coordinates of features that are a tensor")
-            input = GeometricTensor(input, self.in_type, coords)
-        elif coords is not None:
-            raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        x = check_points(input, self.in_type, self)
-        with shared_geometry():
-            number = count_clouds(batch, x.coords, mask)
-            cached(check_cloud, x.coords, edge_index, batch, mask, measure)
-            y = self.embedding(x)
-            if self.waves is not None:
-                y = GeometricTensor(y.tensor + self.waves(x.coords), y.type, x.coords)
-            for block in self.blocks:
-                y = block(y, edge_index, batch, mask=mask, measure=measure)
-            return read(self.head, y.tensor, batch, number, mask, measure)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PointTransformer.export`."""
-        self.eval()
-        return PointNetwork(
-            self.embedding.export(),
-            [cast(PlatonicBlock, block).export() for block in self.blocks],
-            torch.nn.Identity(),
-            copy.deepcopy(self.head),
-            waves=copy.deepcopy(self.waves),
-        ).eval()
 
 
 def _parts(out_type: FieldType) -> list[FieldType]:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, FieldType, GeometricTensor, IdentityModule
-from torch import Tensor
+from escnn.nn import EquivariantModule, FieldType, IdentityModule
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
-from escnn_attention.geometry.cache import cached, shared_geometry
 from escnn_attention.geometry.relations import Relation
 from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.nn.arguments import check_points, check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_same_gspace, check_type
 from escnn_attention.nn.batch_norm import norm_of
 from escnn_attention.nn.branches import depth_rates
-from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
@@ -32,14 +28,10 @@ from escnn_attention.nn.transformer import shortcut_of
 from escnn_attention.plain.point_network import (
     EquivariantHead,
     InvariantHead,
-    PointNetwork,
     Pool,
     PosePool,
     Readout,
     SymmetricTensors,
-    count_clouds,
-    offsets_from_mean,
-    read,
 )
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
@@ -48,7 +40,7 @@ __all__ = ["PointTransformer", "in_type_of"]
 _EXPLICIT = ("self", "in_type", "out_type", "num_heads", "encoding", "relation", "samples")
 
 
-class PointTransformer(PretrainedMixin, torch.nn.Module):
+class PointTransformer(CloudNetwork):
     r"""A transformer on point clouds: an embedding, blocks, a norm, and a head.
 
     .. math::
@@ -149,11 +141,9 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         head_layers: int = 1,
         batch_norm: bool = False,
     ):
-        super().__init__()
         _check_head(pool, poses, readout, head_layers)
         check_int("num_blocks", num_blocks)
-        self.gspace = gspace
-        self.in_type = in_type_of(gspace, in_type)
+        super().__init__(gspace, in_type_of(gspace, in_type))
         self.pool: Pool | None = pool
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
@@ -165,14 +155,13 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         self.positions = _length(options) if positions else None
         first = self.in_type + _named(gspace, "vector") if positions else self.in_type
         pointwise = options.get("projection") == "pointwise" and chosen is None
-        self.embedding: Any = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
+        self.embedding = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
         types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
         self.norm = norm_of(hidden, options.get("norm_kind", "layer"))
         width = per_pose if head_fields is None else check_int("head_fields", head_fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None
-        self.head: InvariantHead | EquivariantHead
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
             self.out_type = _scalars(gspace, "out_type", out_type)
@@ -185,88 +174,6 @@ class PointTransformer(PretrainedMixin, torch.nn.Module):
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
-
-    def forward(
-        self,
-        input: GeometricTensor | Tensor,
-        coords: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-    ) -> Tensor:
-        """The output of the head.
-
-        Args:
-            input: the features, as a GeometricTensor with coordinates, or as a tensor ``(N, in_type.size)``.
-            coords: ``(N, d)``, where ``input`` is a tensor.
-            edge_index, batch, mask, measure: as in :meth:`PointSelfAttention.forward`. Pooling leaves out the points
-                that a mask hides, and means and sums weigh points by their measure.
-
-        Raises:
-            TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
-                or with ``batch_norm`` a single cloud in training.
-        """
-        if isinstance(input, Tensor):
-            input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
-        elif coords is not None:
-            raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        with shared_geometry():
-            return self._forward(check_points(input, self.in_type, self), edge_index, batch, mask, measure)
-
-    def _forward(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        mask: Tensor | None,
-        measure: Tensor | None,
-    ) -> Tensor:
-        num_clouds = count_clouds(batch, x.coords, mask)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
-        features = x.tensor
-        if self.positions is not None:
-            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
-            features = torch.cat([features, offsets / self.positions], dim=1)
-        y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
-        y = GeometricTensor(y.tensor, y.type, x.coords)
-        for block in self.blocks:
-            y = block(y, edge_index, batch, mask=mask, measure=measure)
-        return read(self.head, self.norm(y).tensor, batch, num_clouds, mask, measure)
-
-    def _check_coords(self, coords: Any, features: Tensor) -> Tensor:
-        """``coords``, if they are those of features that are a tensor."""
-        size, dim = self.in_type.size, self.gspace.dimensionality
-        if features.dim() != 2 or features.shape[1] != size:
-            raise ValueError(f"input: got shape {tuple(features.shape)}, needed (points, {size})")
-        needed = f"needed (points, {dim}) with features that are a tensor"
-        if coords is None:
-            raise ValueError(f"coords: got none, {needed}")
-        if not isinstance(coords, Tensor):
-            raise TypeError(f"coords: got {type(coords).__name__}, {needed}")
-        if coords.shape != (len(features), dim):
-            raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed ({len(features)}, {dim})")
-        if not coords.dtype.is_floating_point:
-            raise TypeError(f"coords: got {coords.dtype}, needed floating-point numbers")
-        if coords.device != features.device:
-            raise ValueError(f"coords: got a tensor on {coords.device}, needed one on {features.device}, as input is")
-        return coords
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode.
-
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to the output, gives the same
-        values and needs no escnn, neither to run nor to be loaded.
-        """
-        self.eval()
-        identity = isinstance(self.embedding, IdentityModule)
-        return PointNetwork(
-            torch.nn.Identity() if identity else self.embedding.export(),
-            [cast(PointTransformerBlock, block).export() for block in self.blocks],
-            self.norm.export(),
-            copy.deepcopy(self.head),
-            self.positions,
-        ).eval()
 
 
 class _PointwiseLinear(PlainModule):

@@ -28,7 +28,14 @@ __all__ = ["PointBlock", "PointTransformerBlock", "block_options"]
 
 
 class PointBlock(PointModule):
-    """What transformer blocks on points share: the call and its checks."""
+    """What transformer blocks on points share: attention and a pointwise network, each with a shortcut; the export."""
+
+    norm: EquivariantModule
+    attention: EquivariantModule
+    after: EquivariantModule
+    shortcut: EquivariantModule
+    feed_forward: SequentialModule
+    drop_path: DropPath
 
     def forward(
         self,
@@ -58,7 +65,20 @@ class PointBlock(PointModule):
         self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
     ) -> GeometricTensor:
         """The block on points that are all there, none of them hidden by a mask."""
-        raise NotImplementedError
+        attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
+        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
+        return y + self.drop_path(self.feed_forward(y), batch)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
+        self.eval()
+        return PlainPointTransformerBlock(
+            self.norm.export(),
+            self.attention.export(),
+            self.shortcut.export(),
+            export_of(self.feed_forward),
+            export_of(self.after) if isinstance(self.after, SequentialModule) else None,
+        ).eval()
 
 
 class PointTransformerBlock(PointBlock):
@@ -169,24 +189,6 @@ class PointTransformerBlock(PointBlock):
             norm_of(out_type, kind), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
-
-    def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
-    ) -> GeometricTensor:
-        attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
-        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
-        return y + self.drop_path(self.feed_forward(y), batch)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
-        self.eval()
-        return PlainPointTransformerBlock(
-            self.norm.export(),
-            self.attention.export(),
-            self.shortcut.export(),
-            export_of(self.feed_forward),
-            export_of(self.after) if isinstance(self.after, SequentialModule) else None,
-        ).eval()
 
 
 def block_options() -> list[str]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import FieldType
 
 from escnn_attention.models import LieTransformer, LieTransformerBlock
 
@@ -30,17 +30,6 @@ def test_block_is_equivariant():
     gspace = gspaces.flipRot2dOnR2(4)
     block = LieTransformerBlock(FieldType(gspace, 4 * [gspace.regular_repr]), 2)
     assert max(error for _, error in block.check_equivariance(atol=1e-10, rtol=0)) < 1e-10
-
-
-def test_a_single_cloud_is_given_in_two_ways():
-    network = small(gspaces.rot2dOnR2(2))
-    x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
-    field = GeometricTensor(x, network.in_type, coords)
-    torch.testing.assert_close(network(field), network(x, coords), rtol=0, atol=0)
-    with pytest.raises(ValueError, match=r"^coords: got some"):
-        network(field, coords)
-    with pytest.raises(ValueError, match=r"^coords: got none"):
-        network(x)
 
 
 def test_bad_arguments():

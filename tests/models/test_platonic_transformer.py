@@ -66,8 +66,3 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)
-    network, x = small(gspace), torch.randn(2, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"^coords: got none"):
-        network(x)
-    with pytest.raises(ValueError, match=r"^coords: got some"):
-        network(network.in_type(x, x), x)

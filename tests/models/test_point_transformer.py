@@ -331,48 +331,6 @@ def test_bad_arguments():
             PointTransformer(**{"gspace": space, "in_type": 2, "out_type": 1, **arguments})
 
 
-# What is wrong with the cloud numbers of nine points, and how it is told.
-BAD_BATCHES = {
-    "a list": (TypeError, "batch: got list, needed a tensor", BATCH.tolist()),
-    "float": (TypeError, r"batch: got torch.float32, needed a tensor of torch.int64", BATCH.float()),
-    "int32": (TypeError, r"batch: got torch.int32, needed a tensor of torch.int64", BATCH.int()),
-    "bool": (TypeError, r"batch: got torch.bool, needed a tensor of torch.int64", BATCH > 0),
-    "negative": (ValueError, "batch: got -1, needed the numbers of the clouds from 0", BATCH - 1),
-    "short": (ValueError, r"batch: got shape \(8,\), needed \(9,\)", BATCH[:8]),
-    "long": (ValueError, r"batch: got shape \(18,\), needed \(9,\)", BATCH.repeat(2)),
-    "a matrix": (ValueError, r"batch: got shape \(9, 1\), needed \(9,\)", BATCH[:, None]),
-    "elsewhere": (ValueError, "batch: got a tensor on meta, needed one on cpu", BATCH.to("meta")),
-    "a gap": (ValueError, "batch: cloud 1 has no points", torch.where(BATCH == 1, 2, BATCH)),
-}
-
-
-@pytest.mark.parametrize("wrong", BAD_BATCHES)
-@pytest.mark.parametrize("positions", [False, True])
-def test_bad_batches(wrong, positions):
-    error, message, batch = BAD_BATCHES[wrong]
-    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, positions=positions, **SMALL).double()
-    x, coords = cloud(network.in_type)
-    plain = network.export()
-    for called in (network, plain):
-        with pytest.raises(error, match=message):
-            called(x, coords, batch=batch)
-        assert called(x, coords, batch=BATCH).isfinite().all()
-
-
-def test_bad_masks_and_measures():
-    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, positions=True, **SMALL).double()
-    x, coords = cloud(network.in_type)
-    for called in (network, network.export()):
-        with pytest.raises(TypeError, match=r"mask: got torch.int64, needed a tensor of torch.bool"):
-            called(x, coords, mask=torch.ones(9, dtype=torch.long))
-        with pytest.raises(ValueError, match=r"mask: got shape \(8,\), needed \(9,\)"):
-            called(x, coords, batch=BATCH, mask=torch.ones(8, dtype=torch.bool))
-    with pytest.raises(ValueError, match="measure: got shape"):
-        network(x, coords, measure=torch.ones(8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="coords: got numbers that are not finite"):
-        network(x, coords * torch.inf)
-
-
 @pytest.mark.parametrize("readout", ["clouds", "points"])
 def test_batch_norm_of_a_single_cloud(readout):
     """Nothing to standardise over: an error in training only, and only where the MLP sees one vector."""
@@ -387,37 +345,3 @@ def test_batch_norm_of_a_single_cloud(readout):
             network(x[:1], coords[:1])
     assert network(x, coords, batch=BATCH).isfinite().all()
     assert network.eval()(x, coords).isfinite().all()
-
-
-def test_bad_coords():
-    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, **SMALL).double()
-    x, coords = cloud(network.in_type)
-    for error, message, wrong in (
-        (ValueError, r"coords: got none, needed \(points, 2\)", None),
-        (TypeError, r"coords: got ndarray, needed \(points, 2\)", coords.numpy()),
-        (ValueError, r"coords: got shape \(8, 2\), needed \(9, 2\)", coords[:8]),
-        (ValueError, r"coords: got shape \(9, 3\), needed \(9, 2\)", torch.cat([coords, coords[:, :1]], dim=1)),
-        (ValueError, r"coords: got shape \(18,\), needed \(9, 2\)", coords.flatten()),
-        (TypeError, r"coords: got torch.int64, needed floating-point", coords.long()),
-        (ValueError, r"coords: got a tensor on meta, needed one on cpu", coords.to("meta")),
-    ):
-        with pytest.raises(error, match=message):
-            network(x, wrong)
-    with pytest.raises(ValueError, match=r"input: got shape \(9, 3\), needed \(points, 2\)"):
-        network(torch.cat([x, x[:, :1]], dim=1), coords)
-    plain = network.export()
-    for features, wrong in ((x, coords[:8]), (x[:8], coords), (x, coords[0])):
-        with pytest.raises(ValueError, match="coords: got shape"):
-            plain(features, wrong)
-
-
-def test_bad_clouds():
-    space = gspaces.rot2dOnR2(3)
-    network = PointTransformer(space, 2, 1, **SMALL).double()
-    x, coords = cloud(network.in_type)
-    with pytest.raises(ValueError, match="coords: got some beside"):
-        network(GeometricTensor(x, network.in_type, coords), coords)
-    with pytest.raises(ValueError, match="batch: cloud 1 has no points"):
-        network(x, coords, batch=BATCH, mask=BATCH != 1)
-    with pytest.raises(ValueError, match="batch: cloud 0 has no points"):
-        network(x[:0], coords[:0])

@@ -1,0 +1,139 @@
+"""What networks on point clouds share: the call, its checks, and the export."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention.geometry.cache import cached, shared_geometry
+from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.nn.arguments import check_points
+from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.point_transformer import PointBlock
+from escnn_attention.plain.point_network import PointNetwork, count_clouds, offsets_from_mean, read
+
+__all__ = ["CloudNetwork"]
+
+
+class CloudNetwork(PretrainedMixin, torch.nn.Module):
+    """An embedding, blocks and a head between points: the base class of the networks on clouds.
+
+    A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them
+
+    - ``norm``, between the last block and the head,
+    - ``positions``, the length that is 1 for offsets from the mean of a cloud, which the embedding gets, too,
+    - ``waves``, of the coordinates, which are added to the embedding.
+
+    Args:
+        gspace: the symmetry, over R^2 or R^3.
+        in_type: the type of the features.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import LieTransformer
+        >>> from escnn import gspaces
+        >>> network = LieTransformer(gspaces.rot2dOnR2(4), 1, 2, fields=4, num_blocks=1, num_heads=2)
+        >>> x, coords = torch.randn(5, 1), torch.randn(5, 2)
+        >>> network(x, coords).equal(network(network.in_type(x, coords)))
+        True
+    """
+
+    embedding: Any
+    blocks: torch.nn.ModuleList
+    head: Any
+
+    def __init__(self, gspace: GSpace, in_type: FieldType):
+        super().__init__()
+        self.gspace = gspace
+        self.in_type = in_type
+        self.norm: Any = None
+        self.positions: float | None = None
+        self.waves: Any = None
+
+    def forward(
+        self,
+        input: GeometricTensor | Tensor,
+        coords: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the head.
+
+        Args:
+            input: the features, as a GeometricTensor with coordinates, or as a tensor ``(N, in_type.size)``.
+            coords: ``(N, d)``, where ``input`` is a tensor.
+            edge_index, batch, mask, measure: as in :meth:`PointSelfAttention.forward`. Pooling leaves out the points
+                that a mask hides, and means and sums weigh points by their measure.
+
+        Raises:
+            TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
+                or with a batch norm a single cloud in training.
+        """
+        if isinstance(input, Tensor):
+            input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
+        elif coords is not None:
+            raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
+        with shared_geometry():
+            return self._forward(check_points(input, self.in_type, self), edge_index, batch, mask, measure)
+
+    def _forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        mask: Tensor | None,
+        measure: Tensor | None,
+    ) -> Tensor:
+        num_clouds = count_clouds(batch, x.coords, mask)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
+        features = x.tensor
+        if self.positions is not None:
+            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
+            features = torch.cat([features, offsets / self.positions], dim=1)
+        y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
+        y = GeometricTensor(y.tensor if self.waves is None else y.tensor + self.waves(x.coords), y.type, x.coords)
+        for block in self.blocks:
+            y = block(y, edge_index, batch, mask=mask, measure=measure)
+        y = y if self.norm is None else self.norm(y)
+        return read(self.head, y.tensor, batch, num_clouds, mask, measure)
+
+    def _check_coords(self, coords: Any, features: Tensor) -> Tensor:
+        """``coords``, if they are those of features that are a tensor."""
+        size, dim = self.in_type.size, self.gspace.dimensionality
+        if features.dim() != 2 or features.shape[1] != size:
+            raise ValueError(f"input: got shape {tuple(features.shape)}, needed (points, {size})")
+        needed = f"needed (points, {dim}) with features that are a tensor"
+        if coords is None:
+            raise ValueError(f"coords: got none, {needed}")
+        if not isinstance(coords, Tensor):
+            raise TypeError(f"coords: got {type(coords).__name__}, {needed}")
+        if coords.shape != (len(features), dim):
+            raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed ({len(features)}, {dim})")
+        if not coords.dtype.is_floating_point:
+            raise TypeError(f"coords: got {coords.dtype}, needed floating-point numbers")
+        if coords.device != features.device:
+            raise ValueError(f"coords: got a tensor on {coords.device}, needed one on {features.device}, as input is")
+        return coords
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode.
+
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to the output, gives the same
+        values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        return PointNetwork(
+            self.embedding.export(),
+            [cast(PointBlock, block).export() for block in self.blocks],
+            torch.nn.Identity() if self.norm is None else self.norm.export(),
+            copy.deepcopy(self.head),
+            self.positions,
+            copy.deepcopy(self.waves),
+        ).eval()
