@@ -42,12 +42,13 @@ class HybridNet(EquivariantClassifier):
         stem: what lifts the image to functions on the group: a ``"convolution"``, or lifting self-attention in windows,
             with a layer norm and :class:`SiLU` (``"attention"``), in place of the first convolution.
         stem_kernel: the width of the first convolution, or of the windows in its place.
-        stem_heads: the number of heads of a stem that attends, each with the width divided by it, rounded up.
+        stem_heads: the number of heads of a stem that attends.
         conv_kernel: the width of the others.
         kernel_size: the width of the attention windows; None for global attention.
         window: their shape, see :class:`GroupSelfAttention`.
         num_heads: the number of heads.
-        head_fields: the regular fields of a head; by default the width divided by the number of heads, rounded up.
+        head_fields: the regular fields of a head, in the stem, too; by default the width divided by the number of
+            heads, rounded up.
         query, keys, encoding, backend: of the attention, see :class:`GroupSelfAttention`.
         norm: of the attention blocks, see :class:`TransformerBlock`.
         last_norm: whether a layer norm follows the last stage where that ends in attention.
@@ -117,20 +118,20 @@ class HybridNet(EquivariantClassifier):
         shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
         given = shared | {"norm": norm, "query": query, "keys": keys}
         given |= {"dropout": dropout, "attention_dropout": attention_dropout}
+        lifting = shared | {"head_fields": head_fields, "dropout": attention_dropout}
         blocks_left = iter(each_block(block, sum(attention), (*given, "head_fields", "samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
-            wider = FieldType(gspace, width * [gspace.regular_repr])
+            wider = fields if kind == "pool" else FieldType(gspace, width * [gspace.regular_repr])
             if kind == "pool":
                 stages[name] = HalvingPool(fields, pool)
-                continue
-            if kind == "attention":
+            elif kind == "attention":
                 given["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
                 stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **given, **next(blocks_left))
             elif stages or stem == "convolution":
                 stages[name] = _convolution(fields, wider, conv_kernel if stages else stem_kernel)
             else:
-                stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, attention_dropout, **shared)
+                stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, **lifting)
             fields = wider
         if attention[-1] and last_norm:
             stages["norm"] = norm_of(fields, check_norm_kind((block or {}).get("norm_kind", "layer")))
@@ -188,9 +189,9 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
 
 
 def _lifting(
-    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, dropout: float, **options: Any
+    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, **options: Any
 ) -> SequentialModule:
-    head_fields = -(-len(out_type) // check_int("stem_heads", num_heads))
-    options |= {"head_fields": head_fields, "dropout": dropout}
+    if options["head_fields"] is None:
+        options["head_fields"] = -(-len(out_type) // check_int("stem_heads", num_heads))
     lifting = LiftingSelfAttention(in_type, out_type, num_heads, kernel_size, **options)
     return SequentialModule(lifting, FieldLayerNorm(out_type), SiLU(out_type))

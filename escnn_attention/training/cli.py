@@ -65,7 +65,7 @@ class CompareOptions(NamedTuple):
     data: Annotated[
         Data,
         typer.Option(
-            help="Images: scikit-learn's digits (8×8, upright), or rotated MNIST (28×28, rotated already: there"
+            help="Images: scikit-learn's digits (16×16, upright), or rotated MNIST (28×28, rotated already: there"
             " 'upright' means as the data set gives them, 'rotated' rotated further)."
         ),
     ] = Data.digits
@@ -77,7 +77,9 @@ class CompareOptions(NamedTuple):
             show_default=False,
         ),
     ] = None
-    group: Annotated[str, typer.Option(help="Symmetry: cN, rotations by 360°/N; dN, these and reflections.")] = "c4"
+    group: Annotated[str, typer.Option(help="Symmetry: cN, rotations by 360°/N; dN, these and reflections.")] = (
+        Settings.group
+    )
     networks: Annotated[str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")] = (
         ",".join(NETWORK_NAMES)
     )
@@ -122,8 +124,7 @@ class CompareOptions(NamedTuple):
         int | None,
         typer.Option(
             min=1,
-            help=f"Threads on the CPU.  [default: $OMP_NUM_THREADS, or 1 (digits), all cores up to {_MOST_THREADS}"
-            " (rotmnist)]",
+            help=f"Threads on the CPU.  [default: $OMP_NUM_THREADS, or all cores up to {_MOST_THREADS}]",
             show_default=False,
         ),
     ] = None
@@ -261,7 +262,7 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
         from escnn_attention.training.comparison.compare import compare as run
         from escnn_attention.training.comparison.console import ConsoleReporter, result_table
         from escnn_attention.training.errors import UserError
-    _choose_threads(settings.data, threads)
+    _choose_threads(threads)
     try:
         comparison = run(settings, ConsoleReporter(console))
     except UserError as error:
@@ -276,12 +277,11 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _choose_threads(data: str, threads: int | None) -> None:
-    """Let torch use ``threads`` threads, or as many as suit ``data``.
+def _choose_threads(threads: int | None) -> None:
+    """Let torch use ``threads`` threads, or by default as many as there are cores, within reason.
 
-    On 8×8 images a second thread gains nothing, and where other processes want the cores, too, threads that wait for
-    each other in every small operation make it many times slower. On larger images they help. torch counts the cores of
-    the machine, also where a container may use few of them; joblib asks the system.
+    torch counts the cores of the machine, also where a container may use few of them; joblib asks the system. Threads
+    that find no core free wait for each other in every small operation.
     """
     import joblib  # type: ignore[import-untyped]
     import torch
@@ -289,7 +289,7 @@ def _choose_threads(data: str, threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1 if data == Data.digits.value else min(joblib.cpu_count(), _MOST_THREADS))
+        torch.set_num_threads(min(joblib.cpu_count(), _MOST_THREADS))
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ def tiny(tmp_path: Path) -> Settings:
     """A comparison that takes seconds: small networks, few images, one epoch."""
     return Settings(
         networks=("cnn",),
+        group="c4",
         parameters=600,
         epochs=1,
         batch_size=25,

@@ -1,5 +1,6 @@
 import json
 
+import joblib
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 import escnn_attention
 from escnn_attention.training.cli import _choose_threads, app
 
-TINY = ["--networks", "cnn,steerable", "--epochs", "1", "--parameters", "600"]
+TINY = ["--networks", "cnn,steerable", "--group", "c4", "--epochs", "1", "--parameters", "600"]
 TINY += ["--limit-train", "50", "--limit-test", "20", "--batch-size", "25", "--accelerator", "cpu"]
 
 
@@ -94,11 +95,11 @@ def test_threads(monkeypatch):
     threads = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
-        for data, asked, expected in (("digits", None, 1), ("rotmnist", 3, 3), ("digits", 2, 2)):
-            _choose_threads(data, asked)
+        for asked, expected in ((None, min(joblib.cpu_count(), 8)), (3, 3), (2, 2)):
+            _choose_threads(asked)
             assert torch.get_num_threads() == expected
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        _choose_threads("digits", None)
+        _choose_threads(None)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

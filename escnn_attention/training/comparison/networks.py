@@ -1,9 +1,10 @@
 """The four networks of the comparison, described as a configuration file describes them.
 
-All have the same outline: a first layer from the image to hidden fields, three further layers, a pointwise map to the
-final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to the
-classes. Grids of 8×8 or more are halved by 2×2 pooling wherever the size is even; odd sizes are not pooled. So 8×8
-images are looked at on 4×4 positions after the first layer, 28×28 images on 14×14 and then 7×7.
+All have the same outline: a first layer from the image to hidden fields, two or three further layers, a pointwise map
+to the final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to
+the classes. Grids of more than 8×8 are halved by 2×2 pooling wherever the size is even; odd sizes are not pooled. So
+16×16 images are looked at on 8×8 positions after the first layer, 28×28 images on 14×14 and then 7×7. Smaller grids
+would lose what a rotation by an angle that does not keep the pixels leaves.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ DESCRIPTIONS = {
 }
 """What each network is made of, for figures and captions."""
 
-_LAYERS = 4
-_CONVOLUTIONS = {"steerable": 4, "hybrid": 2, "gsa-net": 1}  # the rest attends; that of the GSA-Net is its stem
-_HEADS = 2
-_WINDOW = 5
-_LEAST_POOLED = 8  # smaller grids are not pooled
+_LAYERS = {"cnn": (4, 0), "steerable": (4, 0), "hybrid": (3, 1), "gsa-net": (1, 2)}
+"""How many layers convolve, and how many attend after them. The stem of the GSA-Net is a lifting attention."""
+
+_LARGEST = 8  # grids of this size, and smaller ones, are not pooled
+
+# Every head begins with a place of a convolution: with a thousand images, attention that has to find its places first
+# is far behind one that knows them. Layer norms of each position would make as much of the dark ones as of the others.
+_ATTENTION = {
+    "num_heads": 4,
+    "head_fields": 2,
+    "kernel_size": 5,
+    "keys": "own",
+    "encoding": "convolutional",
+    "last_norm": False,
+    "block": {"projection": "group", "norm_scope": "sample"},
+}
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -54,9 +66,9 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
         parameters: the budget. Below what one hidden field needs, the smallest network is described.
 
     Example:
-        >>> network = describe_network("hybrid", "c4", 8, 10, 900)
+        >>> network = describe_network("hybrid", "c4", 16, 10, 900)
         >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
-        ('escnn_attention.models.HybridNet', [1, 1], [0, 2])
+        ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
     """
     describe = _outline(name, group, size, num_classes)
 
@@ -77,22 +89,21 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
 
 def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[int, int], dict[str, Any]]:
     """The description of a network as a function of its width and the number of final features."""
-    layers, last_size = _layers_by_grid(size)
+    convolving, attending = _LAYERS[name]
+    layers = _layers_by_grid(size, convolving + attending)
     options: dict[str, Any] = {"in_channels": 1, "num_classes": num_classes}
     if name == "cnn":
         model, options["convolutions"] = "CNN", layers
     else:
-        left, convolutions = _CONVOLUTIONS[name], []
+        convolutions: list[int] = []
         for count in layers:
-            convolutions.append(min(count, left))
-            left -= convolutions[-1]
+            convolutions.append(min(count, convolving - sum(convolutions)))
         attention = [count - convolving for count, convolving in zip(layers, convolutions, strict=True)]
         model = "HybridNet"
         options |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
-        # On a grid no larger than the window, attention to everything sees more and costs less.
-        options |= {"num_heads": _HEADS, "kernel_size": _WINDOW if last_size > _WINDOW else None}
+        options |= _ATTENTION if attending else {}
     if name == "gsa-net":
-        options |= {"stem": "attention", "norm": "gsa", "last_norm": False}
+        options["stem"] = "attention"
 
     def describe(width: int, features: int) -> dict[str, Any]:
         sizes = {"widths": len(layers) * [width], "features": features}
@@ -101,12 +112,12 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
     return describe
 
 
-def _layers_by_grid(size: int) -> tuple[list[int], int]:
-    """How many of the layers see each grid, from that of the image to the last, and the size of the last."""
+def _layers_by_grid(size: int, count: int) -> list[int]:
+    """How many of ``count`` layers see each grid, from that of the image to the last."""
     layers = [0]
-    for i in range(_LAYERS):
+    for i in range(count):
         layers[-1] += 1
-        if i + 1 < _LAYERS and size >= _LEAST_POOLED and size % 2 == 0:
+        if i + 1 < count and size > _LARGEST and size % 2 == 0:
             layers.append(0)
             size //= 2
-    return layers, size
+    return layers

@@ -8,7 +8,7 @@ from pathlib import Path
 NETWORK_NAMES = ("cnn", "steerable", "hybrid", "gsa-net")
 """The networks, in the order of the table."""
 
-DEFAULT_EPOCHS = {"digits": 20, "rotmnist": 10}
+DEFAULT_EPOCHS = {"digits": 15, "rotmnist": 10}
 """Epochs by data set, where none are asked for."""
 
 
@@ -22,11 +22,11 @@ class Settings:
     networks: tuple[str, ...] = NETWORK_NAMES
     data: str = "digits"
     data_dir: Path | None = None
-    group: str = "c4"
+    group: str = "c16"
     parameters: int = 20_000
     epochs: int | None = None
     batch_size: int = 32
-    learning_rate: float = 1e-2
+    learning_rate: float = 6e-3
     seed: int = 0
     limit_train: int | None = None
     limit_test: int | None = None

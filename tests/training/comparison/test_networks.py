@@ -34,15 +34,13 @@ def test_equivariant_networks_are_exactly_so(name, group, size):
     assert measure_equivariance_error(build(name, group, size), gspace_by_name(group), size, 10) < 1e-5
 
 
-def test_grids_are_halved_where_that_is_exact():
+def test_grids_are_halved_where_that_is_exact_and_leaves_enough():
     layers = {}
-    for size in (7, 8, 12, 28):
+    for size in (7, 8, 12, 16, 28):
         options = describe_network("hybrid", "c4", size, 10, 1)["init_args"]
         layers[size] = [sum(counts) for counts in zip(options["convolutions"], options["attention"], strict=True)]
-        assert sum(options["convolutions"]) == sum(options["attention"]) == 2
-        # Attention in windows where the grid is larger than these.
-        assert options["kernel_size"] == (None if size == 8 else 5)
-    assert layers == {7: [4], 8: [1, 3], 12: [1, 3], 28: [1, 1, 2]}
+        assert (sum(options["convolutions"]), sum(options["attention"])) == (3, 1)
+    assert layers == {7: [4], 8: [4], 12: [1, 3], 16: [1, 3], 28: [1, 1, 2]}
 
 
 def test_the_state_of_the_random_numbers_is_left_as_it_was():
@@ -54,9 +52,9 @@ def test_the_state_of_the_random_numbers_is_left_as_it_was():
 
 
 def test_feature_maps_are_named_by_stage():
-    maps = build("gsa-net").feature_maps(torch.randn(1, 1, 8, 8))
-    assert list(maps) == ["lifting", "pool_1", "attention_2_1", "attention_2_2", "attention_2_3", "features"]
-    assert maps["pool_1"].shape[-2:] == (4, 4)
+    maps = build("gsa-net", size=12).feature_maps(torch.randn(1, 1, 12, 12))
+    assert list(maps) == ["lifting", "pool_1", "attention_2_1", "attention_2_2", "features"]
+    assert maps["pool_1"].shape[-2:] == (6, 6)
 
 
 def test_whole_network_as_a_module():

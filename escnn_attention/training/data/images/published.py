@@ -55,10 +55,10 @@ class PublishedImages(PublishedData, ABC):
 
     in_channels: ClassVar[int]
     num_classes: ClassVar[int]
-    size: ClassVar[int]
+    size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    white: ClassVar[int] = 255
+    white: int = 255
     """The value of a pixel that is 1 where ``mean`` and ``std`` are taken."""
 
     def __init__(

@@ -1,7 +1,10 @@
+import numpy as np
 import pytest
 import torch
+from scipy.interpolate import RectBivariateSpline
 
 from escnn_attention.training import Digits
+from escnn_attention.training.data.images.digits import read
 from escnn_attention.training.errors import UserError
 
 
@@ -28,3 +31,33 @@ def test_another_normalisation():
     assert Digits.mean != (0.0,)
     with pytest.raises(UserError, match="std: got 2 numbers, needed one for each channel, 1"):
         Digits(std=[1.0, 1.0])
+
+
+def test_a_finer_grid_is_that_of_the_spline_through_the_pixels():
+    coarse, fine = read(), read(16)
+    for part, (images, labels) in fine.items():
+        assert images.shape == (len(labels), 16, 16)
+        assert np.array_equal(labels, coarse[part][1])
+    assert np.abs(_spline(coarse["train"][0][:20]) - fine["train"][0][:20]).max() < 1
+    assert np.abs(fine["train"][0].mean((1, 2)) - coarse["train"][0].mean((1, 2)) * 255 / 16).max() < 6
+
+
+def _spline(images):
+    pixels, finer = np.arange(-8, 16) + 0.5, (np.arange(16) + 0.5) / 2
+    splines = [RectBivariateSpline(pixels, pixels, 255 / 16 * np.pad(image, 8)) for image in images]
+    return np.stack([spline(finer, finer).clip(0, 255) for spline in splines])
+
+
+def test_a_data_module_of_a_finer_grid():
+    data = Digits(16, batch_size=10, limit_train=10)
+    data.setup("fit")
+    ((images, _),) = data.train_dataloader()
+    assert images.shape == (10, 1, 16, 16)
+    assert images.min() == pytest.approx(-data.mean[0] / data.std[0])
+    assert data.size == 16
+    assert (Digits().size, Digits.size) == (8, 8)
+
+
+def test_no_coarser_grid():
+    with pytest.raises(UserError, match="size must be at least 8, got 7"):
+        Digits(7)
