@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory
-from escnn_attention.training.data.clouds.data_module import GeneratedClouds
+from escnn_attention.training.data.clouds.data_module import CloudBatches, GeneratedClouds
 from escnn_attention.training.data.clouds.motions import Motions
 from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
-from escnn_attention.training.data.parts import at_least, integers
+from escnn_attention.training.data.parts import at_least, integers, one_of
+from escnn_attention.training.data.sampling import Draw
 from escnn_attention.training.errors import UserError
 
 Array = npt.NDArray[np.float64]
@@ -26,6 +28,7 @@ STEPS_OF_A_FRAME = 100
 
 _SPEED = 0.5  # of every particle at time 0
 _MOST = 0.1 / TIME_STEP  # of each component of a force
+_SIGNS = 3  # the stream of the random signs; those below it are of motions
 _AT_ONCE = 1024  # systems, whose pairs fit into a cache
 
 
@@ -155,8 +158,12 @@ class ChargedParticles(GeneratedClouds):
         num_train, num_valid, num_test: systems of each part.
         num_bodies: n.
         start_frame, end_frame: the frame that is given, and that to be predicted.
+        conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
+            them in each epoch. Forces are products of two charges, and stay as they are. Networks that are given such
+            products know it.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
 
     Attributes:
         step: the time from the frame that is given to that which is to be predicted.
@@ -191,20 +198,27 @@ class ChargedParticles(GeneratedClouds):
         num_bodies: int = 5,
         start_frame: int = 30,
         end_frame: int = 40,
+        conjugate_train: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
         integers(num_bodies=num_bodies, start_frame=start_frame, end_frame=end_frame)
         at_least(2, num_bodies=num_bodies)
+        one_of((False, True), conjugate_train=conjugate_train)
         at_least(0, start_frame=start_frame)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies
+        self.conjugate_train = conjugate_train
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
         self.step = TIME_STEP * STEPS_OF_A_FRAME * (end_frame - start_frame)
 
     def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
         return functools.partial(move_trajectories, about=self.rotate_about)
+
+    def _batches(self, part: str) -> CloudBatches:
+        batches = super()._batches(part)
+        return _Conjugated(batches, self.seed) if self.conjugate_train and part == "train" else batches
 
     def _make(self, part: str) -> CloudsInMemory:
         draw = functools.partial(random_systems, num_bodies=self.num_bodies)
@@ -212,3 +226,17 @@ class ChargedParticles(GeneratedClouds):
         positions, velocities = simulate(systems, self.steps)
         energies = energy(Systems(systems.charges, positions[:, 0], velocities[:, 0]))
         return as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
+
+
+class _Conjugated(CloudBatches):
+    """Batches in which the sign of all charges of a system is drawn at random in each epoch."""
+
+    def __init__(self, batches: CloudBatches, seed: int) -> None:
+        super().__init__(batches.source, batches.motions, batches.mover)
+        self.seed = seed
+
+    def __getitem__(self, draw: Draw) -> Clouds:
+        clouds = super().__getitem__(draw)
+        generator = np.random.default_rng((self.seed, draw.epoch, _SIGNS))
+        signs = 1.0 - 2.0 * generator.integers(2, size=len(self))[np.asarray(draw.indices)]
+        return clouds._replace(features=clouds.features * torch.from_numpy(signs).float()[clouds.batch, None])

@@ -152,7 +152,8 @@ class Constellations(GeneratedClouds):
         noise: standard deviation of the normal noise on coordinates, where the radius of a polygon is 1.
         published: make clouds with what is odd in the published data: see :func:`make_constellations`.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
 
     In a configuration file::
 

@@ -69,6 +69,8 @@ class PointClouds(DataInParts):
         translate_train: move each training cloud by a normal vector with this standard deviation along each axis.
         translate_test: likewise for test clouds.
         rotate_about: the mean of the points of each cloud, or the origin.
+        reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
+            that a mirror image has, too.
 
     Attributes:
         dim: d.
@@ -101,6 +103,7 @@ class PointClouds(DataInParts):
         translate_train: float = 0.0,
         translate_test: float = 0.0,
         rotate_about: About = "mean",
+        reflect_train: bool = False,
         limits: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(batch_size, seed, num_workers, eval_batch_size, limits or {})
@@ -109,8 +112,10 @@ class PointClouds(DataInParts):
         self.translate_train = translate_train
         self.translate_test = translate_test
         self.rotate_about: About = rotate_about
+        self.reflect_train = reflect_train
         one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
         one_of(("mean", "origin"), rotate_about=rotate_about)
+        one_of((False, True), reflect_train=reflect_train)
         at_least(0, translate_train=translate_train, translate_test=translate_test)
         for name, rotate in (("rotate_train", rotate_train), ("rotate_test", rotate_test)):
             if rotate == "z" and self.dim != 3:
@@ -127,9 +132,10 @@ class PointClouds(DataInParts):
             "valid": (False, 0.0),
             "test": (self.rotate_test, self.translate_test),
         }[part]
-        if not rotate and not translate:
+        reflect = self.reflect_train and part == "train"
+        if not rotate and not translate and not reflect:
             return CloudBatches(source)
-        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part])
+        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part], reflect)
         return CloudBatches(source, motions, self._mover())
 
 
@@ -142,7 +148,8 @@ class GeneratedClouds(PointClouds):
     Args:
         num_train, num_valid, num_test: clouds of each part.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`PointClouds`.
     """
 
     def __init__(self, num_train: int, num_valid: int, num_test: int, **options: Any) -> None:
@@ -178,7 +185,8 @@ class PublishedClouds(PublishedData, PointClouds):
         limit_train, limit_valid, limit_test: use the first so many clouds only.
         download: whether to download what the folder lacks.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`PointClouds`.
 
     Raises:
         UserError: also where the data is not there and cannot be had, or a file is damaged.

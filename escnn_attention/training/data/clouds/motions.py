@@ -25,7 +25,7 @@ class Motions(NamedTuple):
     """A rigid motion of each cloud, x ↦ R(x − c) + c + t, where c is the mean of the cloud or the origin.
 
     Attributes:
-        rotations: (B, d, d) R.
+        rotations: (B, d, d) R, orthogonal.
         translations: (B, d) t.
     """
 
@@ -99,7 +99,7 @@ def _with_order(values: Tensor, rotations: Tensor, order: int) -> Tensor:
 
 
 class RandomMotions:
-    """A random rigid motion of each cloud: a uniform rotation, and a normal translation.
+    """A random isometry of each cloud: a uniform rotation, a normal translation, and perhaps a reflection.
 
     The motion of a cloud is a function of the seed, the stream, the epoch and the number of the cloud: it does not
     depend on the batch, the worker or the process that the cloud is in.
@@ -111,11 +111,21 @@ class RandomMotions:
         translate: standard deviation of the translation along each axis.
         seed: of the random numbers.
         stream: of the random numbers; another stream has others.
+        reflect: whether to mirror each with probability ½, along the first axis and before it is rotated.
     """
 
-    def __init__(self, length: int, dim: int, rotate: Rotation, translate: float, seed: int, stream: int = 0) -> None:
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        rotate: Rotation,
+        translate: float,
+        seed: int,
+        stream: int = 0,
+        reflect: bool = False,
+    ) -> None:
         self.length, self.dim, self.rotate, self.translate = length, dim, rotate, translate
-        self.seed, self.stream = seed, stream
+        self.seed, self.stream, self.reflect = seed, stream, reflect
         self._epoch: int | None = None
 
     def __call__(self, draw: Draw) -> Motions:
@@ -124,6 +134,8 @@ class RandomMotions:
             generator = np.random.default_rng((self.seed, draw.epoch, self.stream))
             self._rotations = random_rotations(self.length, self.dim, self.rotate, generator)
             self._translations = self.translate * generator.standard_normal((self.length, self.dim))
+            if self.reflect:
+                self._rotations[generator.integers(2, size=self.length) == 1, :, 0] *= -1
             self._epoch = draw.epoch
         chosen = np.asarray(draw.indices)
         return Motions(torch.from_numpy(self._rotations[chosen]), torch.from_numpy(self._translations[chosen]))

@@ -69,7 +69,8 @@ class QM9(PublishedClouds):
         centred: move the mean of the atoms of each molecule to the origin.
         folder, limit_train, limit_valid, limit_test, download: see :class:`~.data_module.PublishedClouds`.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
             The published augmentation is ``rotate_train`` with ``translate_train`` 0.5.
 
     Attributes:

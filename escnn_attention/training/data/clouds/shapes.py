@@ -223,7 +223,8 @@ class SampledSolids(GeneratedClouds):
         num_points: points of a cloud, at least 2.
         noise: standard deviation of the normal noise on coordinates.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
 
     In a configuration file::
 
@@ -298,7 +299,8 @@ class ModelNet40(PublishedClouds):
         num_points: the first so many points of a model, from 2 to 2,048.
         folder, limit_train, limit_valid, limit_test, download: see :class:`~.data_module.PublishedClouds`.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
 
     In a configuration file::
 

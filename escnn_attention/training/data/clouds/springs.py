@@ -204,7 +204,8 @@ class Springs(GeneratedClouds):
         solver: see :func:`simulate`. What takes longer than the exact solution is kept in a file.
         folder: where such a file is kept: see :class:`~.data_module.PublishedClouds`.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``: see :class:`~.data_module.PointClouds`.
+            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
+            :class:`~.data_module.PointClouds`.
 
     Attributes:
         step: time from one frame to the next, 5/499.

@@ -7,6 +7,7 @@ from escnn_attention.training.data import ChargedParticles
 from escnn_attention.training.data.clouds.charged_particles import TIME_STEP, Systems, energy, random_systems, simulate
 from escnn_attention.training.data.clouds.motions import Motions, random_rotations
 from escnn_attention.training.data.clouds.trajectories import move_trajectories
+from escnn_attention.training.data.sampling import Draw
 from escnn_attention.training.errors import UserError
 
 
@@ -139,9 +140,34 @@ def test_moved_systems_are_those_of_moved_starts():
     assert abs(expected - later[:, 0]).max() > 0.05
 
 
+def test_conjugated_systems_move_alike():
+    options = {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
+    options |= {"start_frame": 0, "end_frame": 2}
+    data = ChargedParticles(**options, conjugate_train=True)
+    plain = ChargedParticles(**options)
+    for module in (data, plain):
+        module.setup("fit")
+    signs = []
+    for epoch in (0, 1):
+        batches = data._batches("train"), plain._batches("train")
+        found, expected = (batch[Draw(range(40), epoch)] for batch in batches)
+        assert torch.equal(found.point_targets, expected.point_targets)
+        of_points = (found.features / expected.features).reshape(40, 5)
+        assert torch.equal(of_points, of_points[:, :1].expand(40, 5))
+        signs.append(of_points[:, 0])
+        some = batches[0][Draw([7, 3], epoch)].features.reshape(2, 5)
+        assert torch.equal(some, found.features.reshape(40, 5)[[7, 3]])
+    for drawn in (*signs, signs[0] * signs[1]):
+        assert drawn.abs().tolist() == 40 * [1.0]
+        assert 8 < (drawn < 0).sum() < 32
+    (valid,), (expected,) = data.val_dataloader(), plain.val_dataloader()
+    assert torch.equal(valid.features, expected.features)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
         ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),
         ({"num_bodies": 2.5}, "num_bodies must be an integer, got 2.5"),
         ({"start_frame": -1}, "start_frame must be at least 0, got -1"),

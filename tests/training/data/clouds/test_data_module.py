@@ -155,6 +155,7 @@ def test_the_parts_have_nothing_in_common_and_the_first_stay_the_same(kind):
         ({"rotate_test": 1}, "rotate_test must be one of False, True, 'z', got 1"),
         ({"translate_train": -0.1}, "translate_train must be at least 0, got -0.1"),
         ({"translate_test": float("nan")}, "translate_test must be at least 0, got nan"),
+        ({"reflect_train": "x"}, "reflect_train must be one of False, True, got 'x'"),
         ({"rotate_about": "centre"}, "rotate_about must be one of 'mean', 'origin', got 'centre'"),
     ],
 )
@@ -250,14 +251,14 @@ def test_in_a_configuration_file(kind):
     parser = pytest.importorskip("jsonargparse").ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(pl.LightningDataModule, "data")
     options = {"batch_size": 7, "seed": 3, "rotate_train": "z" if kind.__dict__.get("dim") == 3 else True}
-    options |= {"rotate_test": True, "translate_test": 0.5, "rotate_about": "origin"}
+    options |= {"rotate_test": True, "translate_test": 0.5, "rotate_about": "origin", "reflect_train": True}
     options |= {"num_train": 10} if kind in MADE else {"limit_train": 10, "folder": "somewhere", "download": False}
     name = f"escnn_attention.training.{kind.__name__}"
     parsed = parser.parse_object({"data": {"class_path": name, "init_args": options}})
     data = parser.instantiate_classes(parsed).data
     assert type(data) is kind
     assert (data.batch_size, data.seed, data.rotate_test, data.rotate_about) == (7, 3, True, "origin")
-    assert data.rotate_train == options["rotate_train"]
+    assert (data.rotate_train, data.reflect_train) == (options["rotate_train"], True)
     # Everything can be written down and read again.
     again = parser.parse_string(parser.dump(parsed))
     assert again.data.init_args == parsed.data.init_args

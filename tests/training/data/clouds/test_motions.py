@@ -92,3 +92,18 @@ def test_a_motion_depends_on_seed_stream_epoch_and_number_only():
     for epoch in (0, 1, 0):
         assert torch.equal(one(Draw(some, epoch)).rotations, drawn(some, epoch).rotations)
     assert abs(everything.translations.std() - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("rotate", [False, "z", True])
+def test_half_of_the_motions_are_reflections(rotate):
+    drawn = [RandomMotions(200, 3, rotate, 0.5, 0, reflect=reflect)(Draw(range(200), 2)) for reflect in (True, False)]
+    (mirrored, moved), (plain, expected) = drawn
+    assert torch.equal(moved, expected)
+    assert (torch.linalg.det(plain) - 1).abs().max() < 1e-12
+    determinants = torch.linalg.det(mirrored)
+    assert (determinants.abs() - 1).abs().max() < 1e-12
+    assert 60 < (determinants < 0).sum() < 140
+    axis = torch.tensor([1.0, 0.0, 0.0]).double()
+    mirror = torch.eye(3).double() - 2 * torch.outer(axis, axis)
+    changed = torch.where((determinants < 0)[:, None, None], plain @ mirror, plain)
+    assert (changed - mirrored).abs().max() < 1e-12
