@@ -166,7 +166,8 @@ def commands(environment: Environment, task: str, arguments: list[str]) -> list[
     if task == "compare":
         return [[environment.bin / "escnn-attention", "compare", *arguments]]
     if task in ARGUMENTS:
-        return [[python, "-m", "pytest", "-n", workers(), *arguments]]
+        # Tests of a file stay together, which share what they import and build, until a process has none left.
+        return [[python, "-m", "pytest", "-n", workers(), "--dist", "worksteal", *arguments]]
     return {
         "lint": [[python, "-m", "ruff", "check"], [python, "-m", "ruff", "format", "--check"]],
         "types": [[python, "-m", "mypy"]],
@@ -186,6 +187,7 @@ def run(command: list, task: str) -> int:
     variables = dict(os.environ)
     if task.startswith("test"):
         variables.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the processors already
+        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the tests, for ten seconds
     # Paths given to compare are the caller's; the other tasks are about the project.
     process = subprocess.Popen(command, cwd=None if task == "compare" else ROOT, env=variables)
     while True:

@@ -3,12 +3,20 @@
 import importlib.util
 import os
 
-import torch
+import pytest
 
-# Without a GPU Triton's kernels are interpreted; it looks when it is first imported, which escnn's imports do.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what all tests do, but in a process that only hands them out: its imports would delay the others."""
+    if config.getoption("numprocesses", None):
+        return
+    import torch
+
+    # Without a GPU Triton's kernels are interpreted; it looks when it is first imported, which escnn's imports do.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+    import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
+
 
 collect_ignore = [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/backends/triton_kernels.py"]

@@ -1,3 +1,6 @@
+from __future__ import annotations
+
+import atexit
 import gc
 import os
 import random
@@ -5,14 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-import torch
 
 from tests.sampling import mark_undrawn
-from tests.without_escnn import WithoutEscnn
+
+if TYPE_CHECKING:
+    from tests.without_escnn import WithoutEscnn
 
 # The first use of a group or a kernel basis takes escnn seconds: no limit on the time of a single example.
 _SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -36,29 +40,41 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.option.hypothesis_seed
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: Any) -> list[pytest.Item] | None:
+    """Make no tests of functions that an ordinary run leaves out as a whole."""
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())} if callable(obj) else set()
+    return [] if "exhaustive" in marks and collector.config.option.markexpr == "not exhaustive" else None
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"rerun with --hypothesis-seed={config.option.hypothesis_seed} to draw the same examples"
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     # Where there are no other devices, their seeds would be noted with the stack of calls: a millisecond for each test.
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture(scope="session")
-def start_python() -> Callable[..., subprocess.Popen]:
-    """Start code in a fresh Python that can import the package.
+def quick_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with the package, and where escnn finds no torch_geometric, which takes longer than all else."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "torch_geometric.py").write_text("raise ImportError\n")
+    paths = [str(folder), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    return os.pathsep.join(filter(None, paths))
 
-    escnn imports torch_geometric where it is installed, which takes longer than all else: there it is not.
-    """
+
+@pytest.fixture(scope="session")
+def start_python(quick_path: str) -> Callable[..., subprocess.Popen]:
+    """Start code in a fresh Python that can import the package."""
 
     def start(code: str, *arguments: object) -> subprocess.Popen:
-        root = Path(__file__).parents[1]
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
-            [sys.executable, "-c", f"import sys\nsys.modules['torch_geometric'] = None\n{code}", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": quick_path, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,6 +102,8 @@ def without_escnn(
     start_python: Callable[..., subprocess.Popen], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WithoutEscnn]:
     """Calls an exported network, and runs code, where escnn is not installed."""
+    from tests.without_escnn import WithoutEscnn
+
     calls = WithoutEscnn(start_python, tmp_path_factory.mktemp("without_escnn"))
     yield calls
     calls.close()
@@ -95,16 +113,15 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what tests have imported, which stays: each pass takes part of a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # as libraries that look for leaks at exit expect
+    atexit.register(gc.unfreeze)  # as libraries that look for leaks at exit expect
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest picks by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Draw from the sweeps, and leave out what needs a C++ compiler where there is none."""
     mark_undrawn(items, config.option.hypothesis_seed, draw=config.option.markexpr != "exhaustive")
+    import torch
+
     from escnn_attention.functional.backends.native import why_not_built
 
     reason = why_not_built(torch.float64)

@@ -157,25 +157,33 @@ def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
         assert_same(found, plain(x), 1e-12)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in ON_GRIDS if not hasattr(models, name)])
-def test_programs_have_pytorch_operators_only_and_take_any_number_of_images(name):
-    check_program(name)
+def test_files_have_pytorch_operators_only_and_take_any_number_of_images(name):
+    check_files(name)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ON_GRIDS)
-def test_programs_of_layers_and_networks(name):
-    check_program(name)
+def test_files_of_layers_and_networks(name):
+    check_files(name)
 
 
-def check_program(name: str) -> None:
+def check_files(name: str) -> None:
+    """A program of PyTorch's, and what ONNX is made of it."""
     plain, x = plain_and_input(CASES[name])
     program = program_of(plain, x)
     assert operators(program) <= {"aten", "<built-in function getitem>", "<built-in function add>"}, operators(program)
-    for images in (several(x), x[:1]):
+    batches = several(x), x[:1]
+    for images in batches:
         with torch.no_grad():
             assert_same(program.module()(images), plain(images))
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(onnx_of(program).model_proto.SerializeToString())
+    for images in batches:
+        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        with torch.no_grad():
+            assert_same(torch.from_numpy(found), plain(images), 2e-5)
 
 
 def test_an_operator_of_this_package_would_be_noticed(monkeypatch):
@@ -209,8 +217,9 @@ def test_files_are_used_where_neither_package_is(tmp_path, run_python, without_e
     images = several(x)
     with torch.no_grad():
         torch.save((images, plain(images)), tmp_path / "images.pt")
-    torch.export.save(program_of(plain, x), tmp_path / "n.pt2")
-    onnx_of(plain, x).save(tmp_path / "n.onnx")
+    program = program_of(plain, x)
+    torch.export.save(program, tmp_path / "n.pt2")
+    onnx_of(program).save(tmp_path / "n.onnx")
     found = run_python(_ELSEWHERE, tmp_path / "n.pt2", tmp_path / "n.onnx", tmp_path / "images.pt")
     errors = [float(line) for line in found.splitlines()]
     assert len(errors) == 2
@@ -219,32 +228,10 @@ def test_files_are_used_where_neither_package_is(tmp_path, run_python, without_e
         without_escnn(plain, x)
 
 
-def onnx_of(plain: nn.Module, x: Tensor):
+def onnx_of(program: ExportedProgram) -> torch.onnx.ONNXProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.onnx.export(plain, (x,), dynamo=True, dynamic_shapes=BATCH, verbose=False)
-
-
-def check_onnx(name: str) -> None:
-    ort = pytest.importorskip("onnxruntime")
-    plain, x = plain_and_input(CASES[name])
-    session = ort.InferenceSession(onnx_of(plain, x).model_proto.SerializeToString())
-    for images in (several(x), x[:1]):
-        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        with torch.no_grad():
-            assert_same(torch.from_numpy(found), plain(images), 2e-5)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", [name for name in ON_GRIDS if not hasattr(models, name)])
-def test_onnx(name):
-    check_onnx(name)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ON_GRIDS)
-def test_onnx_of_layers_and_networks(name):
-    check_onnx(name)
+        return torch.onnx.export(program, dynamo=True, verbose=False)
 
 
 @pytest.mark.exhaustive

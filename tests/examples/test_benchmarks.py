@@ -1,10 +1,9 @@
 """The benchmark runs, writes what it says, and judges right."""
 
 import json
-import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -36,16 +35,6 @@ def result(*seconds, peak=1_000_000):
     return Result.of([{"first": 2 * s, "steps": [s, 3 * s], "peak": peak} for s in seconds])
 
 
-def benchmark(*arguments):
-    return subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "benchmarks"), *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120", "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.fixture
 def quickly(monkeypatch, tmp_path):
     """A command with ``--quick`` that measures in this process: what it prints and what it writes."""
@@ -62,9 +51,17 @@ def quickly(monkeypatch, tmp_path):
     torch.set_num_threads(threads)
 
 
-def test_layers(tmp_path):
-    run = benchmark("layers", "--quick", "--out", tmp_path)
-    assert run.returncode == 0, run.stderr
+def test_layers(tmp_path, monkeypatch, capsys, quick_path):
+    """The program, with a process of its own to measure in."""
+    for name, value in {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": quick_path}.items():
+        monkeypatch.setenv(name, value)
+    program = ROOT / "examples" / "benchmarks"
+    monkeypatch.setattr(sys, "argv", [str(program), "layers", "--quick", "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(program), run_name="__main__")
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
     stored = json.loads((tmp_path / "layers.json").read_text(encoding="utf-8"))
     assert {"cpu", "cores", "gpu"} <= stored["environment"]["hardware"].keys()
     assert {"python", "torch", "escnn", "escnn_attention"} <= stored["environment"]["versions"].keys()
@@ -74,7 +71,7 @@ def test_layers(tmp_path):
     assert [case.name for case in QUICK] == ["p4, 5×5, all", "p4, global 6×6, all, Fourier"]
     assert len(stored["results"]) == 5  # a convolution for each, and plain attention for the global one
     for case in QUICK:
-        assert case.name in run.stdout
+        assert case.name in printed.out
         others = [name for name in stored["results"] if name.endswith(case.setting)]
         assert [name.split(",")[0] for name in others] == ["R2Conv", "plain attention"][
             : 2 if case.kernel_size is None else 1

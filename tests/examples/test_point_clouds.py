@@ -120,7 +120,8 @@ def test_full_versions_have_the_published_sizes():
 
 
 def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
-    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 4, f"{DATA}.num_test": 4}
+    few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
+    few |= {tables._POTENTIAL + ".fields": 2, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
     tiny = dataclasses.replace(
         tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
     )

@@ -21,8 +21,8 @@ def accuracies(text):
     return [float(number) for number in re.findall(r"rotated by +\d+°: ([\d.]+) %", text)]
 
 
-def test_it_runs_and_shows_what_it_shows(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+def test_it_runs_and_shows_what_it_shows(monkeypatch, quick_path):
+    monkeypatch.setenv("PYTHONPATH", quick_path)
     shown = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(shown)
     run = nbclient.NotebookClient(nbformat.read(NOTEBOOK, as_version=4), timeout=120, kernel_name="python3").execute()

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <type_traits>
@@ -11,22 +12,20 @@
 #include <vector>
 
 // How many numbers are missing everywhere: an error that has to be found.
-#ifndef MISSING
-#define MISSING 0
-#endif
+inline const int64_t missing = std::getenv("MISSING") ? std::atoi(std::getenv("MISSING")) : 0;
 
 class Room {
   public:
     // Zeros.
     template <class T = NUMBER> T* zeros(int64_t size) {
-        std::unique_ptr<T[]> numbers(new T[size - MISSING]());
+        std::unique_ptr<T[]> numbers(new T[size - missing]());
         T* start = numbers.get();
-        keep(std::move(numbers), size - MISSING);
+        keep(std::move(numbers), size - missing);
         return start;
     }
     NUMBER* random(int64_t size) {
         NUMBER* numbers = zeros(size);
-        for (int64_t i = 0; i < size - MISSING; i++) numbers[i] = std::normal_distribution<NUMBER>()(generator);
+        for (int64_t i = 0; i < size - missing; i++) numbers[i] = std::normal_distribution<NUMBER>()(generator);
         return numbers;
     }
     bool is_finite() const {

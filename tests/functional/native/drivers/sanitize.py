@@ -12,6 +12,7 @@ it needs. The compiler is that of the package. It needs nothing else.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,13 +51,13 @@ def build(compiler: list[str], sanitizer: str, loop: str, folder: Path, number: 
     return program
 
 
-def run(program: Path, every: int = 1) -> subprocess.CompletedProcess[str]:
-    """What a program says, and whether it failed, in one of so many modes."""
-    return _run([str(program), str(every)])
+def run(program: Path, every: int = 1, missing: int = 0) -> subprocess.CompletedProcess[str]:
+    """What a program says, and whether it failed, in one of so many modes, with all memory too small by ``missing``."""
+    return _run([str(program), str(every)], MISSING=str(missing))
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def main() -> int:
