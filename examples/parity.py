@@ -3,17 +3,18 @@
     python examples/parity.py g_selfatt PATH
     python examples/parity.py gevit PATH
     python examples/parity.py lie_transformer PATH --lie-conv PATH
+    python examples/parity.py octic_vit PATH
     python examples/parity.py platonic PATH
     python examples/parity.py att_gconvs PATH --weights p4cnn.npz
 
 The path is a checkout of the code: dwromero/g_selfatt, ZJUCDSYangKaifan/GEVit, oxcsml/lie-transformer (with the fork
-MJHutchinson/LieConv), niazoys/PlatonicTransformers or dwromero/att_gconvs. Each network is built small and with random
-weights by that code, in float64, and its state dict loaded here with ``models.from_published``. What is compared is the
-largest difference of the outputs, relative to their standard deviation. The equivariance errors are the largest change
-of the outputs by elements of the group, relative to the same. What is adapted in their code, so that it runs in float64
-and on the CPU, is said in the table.
+MJHutchinson/LieConv), davnords/octic-vits, niazoys/PlatonicTransformers or dwromero/att_gconvs. Each network is built
+small and with random weights by that code, in float64, and its state dict loaded here with ``models.from_published``.
+What is compared is the largest difference of the outputs, relative to their standard deviation. The equivariance errors
+are the largest change of the outputs by elements of the group, relative to the same. What is adapted in their code, so
+that it runs in float64 and on the CPU, is said in the table.
 
-The first two need einops, the third einops too. With ``--weights``, files as ``examples/published_weights.py`` takes
+The first three need einops, the octic ViTs timm. With ``--weights``, files as ``examples/published_weights.py`` takes
 them, the logits in them are compared with those of the network that their tensors belong to.
 """
 
@@ -197,6 +198,42 @@ def _of_clouds(x: Tensor, networks: tuple[Any, Any], rest: tuple[Tensor, ...]) -
     return networks[0]((x, f, there)), networks[1](f.flatten(0, 1), x.flatten(0, 1), batch=batch)
 
 
+# ---------------------------------------------------------------------------------------------------------- octic ViTs
+
+
+def octic_vit(root: Path) -> Iterator[Row]:
+    """Octic ViTs as DeiT-III has them, hybrid and invariant, with a class token and without."""
+    models, layers, parts = (module(root, f"octic_vits.{name}") for name in ("model", "d8_layers", "d8_utils"))
+    deit = module(root, "octic_vits.deit_models")
+
+    class GELU(torch.nn.Module):
+        """Their formula on tensors: the one of the network is a kernel for GPUs."""
+
+        def forward(self, xs: Any) -> Any:
+            eight = layers.GeluD8()(parts.convert_5tuple_to_8tuple(xs))
+            return parts.convert_8tuple_to_5tuple(eight)
+
+    blocks = {
+        "octic_block_layers": deit.Layer_scale_init_BlockD8,
+        "standard_block_layers": deit.Layer_scale_init_Block,
+    }
+    sizes = {"img_size": 24, "patch_size": 4, "num_classes": 5, "embed_dim": 64, "depth": 4, "num_heads": 2}
+    x = torch.randn(2, 3, 24, 24)
+    for invariant in (False, True):
+        for pool in (False, True):
+            with mock.patch.object(models, "TritonGeluD8", GELU):
+                options = {"qkv_bias": True, "invariant": invariant, "global_pool": pool}
+                theirs = models.OcticVisionTransformer(**sizes, **options, **blocks).eval()
+            for parameter in theirs.parameters():
+                if parameter.requires_grad:  # the token is zero but for its invariants
+                    torch.nn.init.normal_(parameter, std=0.3)
+            ours = from_published(theirs.state_dict(), "octic_vit", num_heads=2)
+            y, z, turned = theirs(x), ours(x), x.rot90(1, (-2, -1))
+            errors = (error(theirs(turned), y), error(ours(turned), z)) if invariant else (None, None)
+            what = f"{'invariant' if invariant else 'hybrid'}, {'mean over patches' if pool else 'class token'}: logits"
+            yield row(what, error(z, y), "GELU without their kernel for GPUs", *errors)
+
+
 # ----------------------------------------------------------------------------------------------- Platonic Transformers
 
 
@@ -311,7 +348,9 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Compare, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("peer", choices=("att_gconvs", "g_selfatt", "gevit", "lie_transformer", "platonic"))
+    parser.add_argument(
+        "peer", choices=("att_gconvs", "g_selfatt", "gevit", "lie_transformer", "octic_vit", "platonic")
+    )
     parser.add_argument("path", type=Path, help="a checkout of the peer's code")
     parser.add_argument("--lie-conv", type=Path, help="a checkout of LieConv, for lie_transformer")
     parser.add_argument("--weights", type=Path, nargs="*", default=[], help="published weights (.npz), for att_gconvs")
@@ -328,6 +367,7 @@ def main() -> None:
         "g_selfatt": lambda: gsa(root, "g_selfatt", 1.0),
         "gevit": lambda: gsa(root, "gevit", 1.0),
         "lie_transformer": lambda: lie_transformer(root, given.lie_conv.resolve()),
+        "octic_vit": lambda: octic_vit(root),
         "platonic": lambda: platonic(root),
     }
     with torch.no_grad():

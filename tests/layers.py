@@ -108,6 +108,11 @@ def point_transformer(**options: Any):
     return lambda: models.PointTransformer(ON_R3, 2, 3, fields=2, num_blocks=2, num_heads=2, **options)
 
 
+def vision_transformer(**options: Any):
+    sizes = {"image_size": 8, "patch_size": 4, "fields": 4, "num_heads": 2, "num_blocks": (1, 1), "hidden_fields": 2}
+    return lambda: models.VisionTransformer(D4, 2, 3, **sizes, **options)
+
+
 def hamiltonian() -> nn.Module:
     potential = models.PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=2, pool="sum")
     return models.HamiltonianNetwork(potential)
@@ -149,6 +154,7 @@ CASES = {
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
     "LayerScale": Case(lambda: ea.LayerScale(spaces.mixed(D4))),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
+    "PatchEmbedding": Case(lambda: ea.PatchEmbedding(SCALARS, spaces.mixed(D4), 3)),
     "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
     "PointAttentiveConv": on_points(points(layer=ea.PointAttentiveConv, kernel_features=3), batch=BATCH),
     "PointSelfAttention": on_points(points(), batch=BATCH),
@@ -177,6 +183,7 @@ CASES = {
     "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
     "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
     "PositionEmbedding": Case(lambda: ea.PositionEmbedding(spaces.mixed(D4), channels=3)),
+    "PositionTable": Case(lambda: ea.PositionTable(spaces.mixed(D4), 4)),
     "PowerSpectrum": Case(lambda: ea.PowerSpectrum(spaces.mixed(D4))),
     "PoseLinear": Case(lambda: ea.PoseLinear(spaces.mixed(D4), FIELDS)),
     "ScalePooling": Case(lambda: ea.ScalePooling(FIELDS, SCALES), shape=(2, 9, 9)),
@@ -206,6 +213,8 @@ CASES = {
     "ResNet44": Case(
         lambda: models.ResNet44(C4, 2, 3, width=(1, 2, 3), blocks=1, attention="features"), shape=(2, 16, 16)
     ),
+    "VisionTransformer": Case(vision_transformer(), shape=(2, 8, 8)),
+    "VisionTransformer, invariant": Case(vision_transformer(invariant=True, class_token=False), shape=(2, 8, 8)),
     "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
     "PointTransformer": on_points(point_transformer(), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(

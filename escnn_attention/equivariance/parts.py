@@ -20,7 +20,8 @@ __all__ = ["elements_of", "inner_layers", "layers_of", "maps_grid"]
 def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tuple[EquivariantModule, GeometricTensor]]:
     """The equivariant modules in a module that make nothing but a field of a field, and the first input of each.
 
-    Those that have others inside are left out: what is to be named is the innermost.
+    Those that have others inside are left out: what is to be named is the innermost. So are those on another gspace,
+    behind which a network has left its group.
 
     Args:
         module: the module, in evaluation mode.
@@ -49,9 +50,10 @@ def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tup
         label = f"{name} ({type(layer).__name__})"
 
         def catch(called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], label: str = label) -> None:
-            if len(given) == 1 and isinstance(given[0], GeometricTensor) and not named:
+            field = given[0] if len(given) == 1 and not named else None
+            if isinstance(field, GeometricTensor) and field.type.gspace == x.type.gspace:
                 assert isinstance(called, EquivariantModule)
-                found.setdefault(label, (called, given[0]))
+                found.setdefault(label, (called, field))
 
         handles.append(layer.register_forward_pre_hook(catch, with_kwargs=True))
     try:

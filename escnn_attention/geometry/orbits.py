@@ -11,7 +11,7 @@ from torch import Tensor
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Window
 
-__all__ = ["Orbits", "Views", "orbits_of"]
+__all__ = ["Orbits", "Views", "orbit_places", "orbits_of"]
 
 
 def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -40,6 +40,32 @@ def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
         stays += met.diagonal()
     first = np.unique(same.argmax(axis=0))
     return torch.as_tensor(first), torch.as_tensor(stays[first])
+
+
+def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
+    """Where the first position of each orbit goes, on a grid that is as long along every axis.
+
+    Args:
+        size: the positions along an axis.
+        action: ``(|H|, d, d)``, the matrices of elements that map the grid onto itself.
+
+    Returns:
+        ``(K, |H|)``, for each of K orbits the position to which each element takes the first of them.
+
+    Example:
+        >>> import numpy as np
+        >>> from escnn_attention.geometry.orbits import orbit_places
+        >>> orbit_places(3, np.array([[[1.0]], [[-1.0]]]))
+        array([[0, 2],
+               [1, 1]])
+    """
+    points = Grid((size,) * action.shape[-1], Window()).coordinates.numpy() * (size - 1)  # whole numbers
+    weights = (2 * size) ** np.arange(points.shape[1])
+    codes = np.rint(points).astype(np.int64) @ weights
+    moved = np.rint(points @ np.swapaxes(action, 1, 2)).astype(np.int64) @ weights
+    order = codes.argsort()
+    places = order[np.searchsorted(codes[order], moved)]
+    return places[:, places.min(axis=0) == np.arange(len(points))].T
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from escnn_attention.models.registry import create, from_pretrained, list_models
 from escnn_attention.models.residual import ResidualBlock
 from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
+from escnn_attention.models.vision_transformer import VisionTransformer
 
 __all__ = [
     "CNN",
@@ -45,6 +46,7 @@ __all__ = [
     "ResNet44",
     "ResidualBlock",
     "SymmetricTensors",
+    "VisionTransformer",
     "create",
     "from_pretrained",
     "from_published",

@@ -18,7 +18,7 @@ from escnn_attention.nn.arguments import check_input, check_regular
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.plain.classifier import Classifier, invariant
 
-__all__ = ["EquivariantClassifier", "InvariantLogits"]
+__all__ = ["EquivariantClassifier", "InvariantLogits", "images_of"]
 
 
 class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
@@ -81,7 +81,7 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
             TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape.
         """
-        x = self._fields(input)
+        x = images_of(input, self.in_type, self)
         for stage in self.stages.values():
             x = stage(x)
         # escnn's GroupPooling answers in float32 whatever it is given.
@@ -90,7 +90,7 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
 
     def feature_maps(self, input: GeometricTensor | Tensor) -> dict[str, GeometricTensor]:
         """What each stage gives, by the name of the stage."""
-        x = self._fields(input)
+        x = images_of(input, self.in_type, self)
         maps = {}
         for name, stage in self.stages.items():
             maps[name] = x = stage(x)
@@ -110,16 +110,23 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
         stages = OrderedDict((name, exported(cast(EquivariantModule, stage))) for name, stage in self.stages.items())
         return Classifier(torch.nn.Sequential(stages), self.order, copy.deepcopy(self.head)).eval()
 
-    def _fields(self, input: GeometricTensor | Tensor) -> GeometricTensor:
-        if isinstance(input, Tensor):
-            dim = self.gspace.dimensionality
-            if input.dim() != 2 + dim or input.shape[1] != self.in_type.size:
-                raise ValueError(
-                    f"input: {type(self).__name__} got a tensor of shape {tuple(input.shape)}, needed "
-                    f"(batch, {self.in_type.size}{', size' * dim})"
-                )
-            input = GeometricTensor(input, self.in_type)
-        return check_input(input, self.in_type, self)
+
+def images_of(input: GeometricTensor | Tensor, in_type: FieldType, network: torch.nn.Module) -> GeometricTensor:
+    """The input of a network, if it is images of a type, as a GeometricTensor or as a tensor.
+
+    Raises:
+        TypeError: a tensor of another precision than the network.
+        ValueError: a tensor of another type or shape.
+    """
+    if isinstance(input, Tensor):
+        dim = in_type.gspace.dimensionality
+        if input.dim() != 2 + dim or input.shape[1] != in_type.size:
+            raise ValueError(
+                f"input: {type(network).__name__} got a tensor of shape {tuple(input.shape)}, needed "
+                f"(batch, {in_type.size}{', size' * dim})"
+            )
+        input = GeometricTensor(input, in_type)
+    return check_input(input, in_type, network)
 
 
 class InvariantLogits(EquivariantModule):

@@ -10,11 +10,13 @@ from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSe
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.patch_embedding import PatchEmbedding
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
 from escnn_attention.nn.position_embedding import PositionEmbedding
+from escnn_attention.nn.position_table import PositionTable
 from escnn_attention.nn.power_spectrum import PowerSpectrum
 from escnn_attention.nn.resample import AntialiasedPool, Crop, HalvingPool
 from escnn_attention.nn.scales import PerScale, ScalePooling, Scales
@@ -43,6 +45,7 @@ __all__ = [
     "LayerScale",
     "LayerSummary",
     "LiftingSelfAttention",
+    "PatchEmbedding",
     "PerScale",
     "PointAttentiveConv",
     "PointSelfAttention",
@@ -51,6 +54,7 @@ __all__ = [
     "PoseFeedForward",
     "PoseLinear",
     "PositionEmbedding",
+    "PositionTable",
     "PowerSpectrum",
     "ScalePooling",
     "Scales",

@@ -13,6 +13,7 @@ from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
+from escnn_attention.nn.activations import Activation
 from escnn_attention.nn.arguments import check_points, check_type
 from escnn_attention.nn.batch_norm import BlockNorm, check_norm_kind, norm_of
 from escnn_attention.nn.branches import DropPath, ends_of
@@ -90,7 +91,7 @@ class PointTransformerBlock(PointBlock):
         y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
         z &= y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
 
-    with LN a :class:`FieldLayerNorm`, :math:`\sigma` a :class:`SiLU` and W equivariant maps by way of regular fields,
+    with LN a :class:`FieldLayerNorm`, :math:`\sigma` the activation and W equivariant maps by way of regular fields,
     or of functions on the samples of a continuous fiber group. The shortcut is the identity where the types agree and
     an equivariant map elsewhere.
 
@@ -104,6 +105,7 @@ class PointTransformerBlock(PointBlock):
         kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
         hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
             units of a regular field, and at least one.
+        activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
         projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
@@ -146,6 +148,7 @@ class PointTransformerBlock(PointBlock):
         attention: AttentionLike | None = None,
         kernel_features: int | None = None,
         hidden_fields: int | None = None,
+        activation: Activation = "silu",
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -171,12 +174,12 @@ class PointTransformerBlock(PointBlock):
             for name, default in (("keys", "all"), ("backend", "auto")):
                 why = "an attentive convolution (kernel_features) has no such option"
                 check_unused(name, options.pop(name, default), default, why)
-            shared["kernel_features"] = kernel_features
+            options["kernel_features"] = kernel_features
             layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
-        network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
+        network = pointwise_network(out_type, hidden_fields, activation=activation, **shared)
         kind = check_norm_kind(norm_kind)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer

@@ -22,7 +22,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
-from escnn_attention.nn.activations import SiLU
+from escnn_attention.nn.activations import Activation, activation_of
 from escnn_attention.nn.arguments import REQUIRED, Required, check_input, check_mask, check_pointwise, check_type
 from escnn_attention.nn.batch_norm import BlockNorm, FieldBatchNorm, check_norm_kind, norm_of
 from escnn_attention.nn.branches import DropPath, depth_rates, ends_of
@@ -55,7 +55,7 @@ class TransformerBlock(GridModule):
         y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
         z &= y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
 
-    with LN a :class:`FieldLayerNorm`, :math:`\sigma` a :class:`SiLU` and W equivariant maps. The shortcut is the
+    with LN a :class:`FieldLayerNorm`, :math:`\sigma` the activation and W equivariant maps. The shortcut is the
     identity where the types agree and an equivariant map elsewhere; the hidden fields of the pointwise network are
     regular. Over a continuous fiber group, with ``norm="pre"``, they are functions on the samples
     (:class:`escnn_attention.nn.PoseFeedForward`).
@@ -77,6 +77,7 @@ class TransformerBlock(GridModule):
             kind, or a :class:`FieldBatchNorm`.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
+        activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
         projection, bias: of the attention and of the pointwise network.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
@@ -126,6 +127,7 @@ class TransformerBlock(GridModule):
         norm_eps: float = 1e-5,
         norm_kind: BlockNorm = "layer",
         hidden_fields: int | None = None,
+        activation: Activation = "silu",
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -156,11 +158,11 @@ class TransformerBlock(GridModule):
             }
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
-        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, **shared)
-        activation = [SiLU(in_type)] if norm == "gsa" else []
-        self.before = SequentialModule(norm_for(in_type), *activation)
+        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, activation=activation, **shared)
+        nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
+        self.before = SequentialModule(norm_for(in_type), *nonlinearity)
         self.attention = layer
-        after = [norm_for(out_type), SiLU(out_type)] if norm == "gsa" else []
+        after = [norm_for(out_type), activation_of(out_type, activation)] if norm == "gsa" else []
         self.after = SequentialModule(*after, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path))
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
@@ -288,6 +290,7 @@ def _feed_forward(
     norm_for: Callable[[FieldType], EquivariantModule],
     hidden_fields: int | None,
     *,
+    activation: Activation,
     projection: ProjectionKind,
     bias: bool,
     samples: Samples | int | None,
@@ -297,13 +300,12 @@ def _feed_forward(
         order = mass(out_type)
         hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
     check_int("hidden_fields", hidden_fields)
+    options: dict[str, Any] = {"activation": activation, "projection": projection}
     if norm == "pre":
-        network = pointwise_network(out_type, hidden_fields, projection=projection, bias=bias, samples=samples)
-        return [norm_for(out_type), *network]
-    expand, activation, contract = pointwise_network(
-        out_type, hidden_fields, projection=projection, bias=_biases(norm_for(out_type), hidden_fields, bias)
-    )
-    return [expand, norm_for(expand.out_type), activation, contract, norm_for(out_type)]
+        return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, samples=samples, **options)]
+    biases = _biases(norm_for(out_type), hidden_fields, bias)
+    expand, nonlinearity, contract = pointwise_network(out_type, hidden_fields, bias=biases, **options)
+    return [expand, norm_for(expand.out_type), nonlinearity, contract, norm_for(out_type)]
 
 
 def _biases(norm: EquivariantModule, hidden_fields: int, bias: bool) -> tuple[bool, bool]:
@@ -321,6 +323,7 @@ def pointwise_network(
     out_type: FieldType,
     hidden_fields: int,
     *,
+    activation: Activation = "silu",
     projection: ProjectionKind = "group",
     bias: bool | tuple[bool, bool] = True,
     samples: Samples | int | None = None,
@@ -330,17 +333,20 @@ def pointwise_network(
     Args:
         out_type: the type of the input and of the output.
         hidden_fields: the number of regular fields, or of functions on the samples.
+        activation: the name of the nonlinearity.
         projection: the kind of both maps.
         bias: whether both maps have biases, or each of them.
         samples: of a continuous group.
     """
     if out_type.fibergroup.continuous:
-        return [PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bool(bias))]
+        return [
+            PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bool(bias), activation=activation)
+        ]
     first, last = bias if isinstance(bias, tuple) else (bias, bias)
     hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
     return [
         PoseLinear(out_type, hidden, projection=projection, bias=first),
-        SiLU(hidden),
+        activation_of(hidden, activation),
         PoseLinear(hidden, out_type, projection=projection, bias=last),
     ]
 

@@ -27,7 +27,7 @@ from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.registers import Registers
 
-__all__ = ["FromPoses", "HeadModule", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
+__all__ = ["Frames", "FromPoses", "HeadModule", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
 
 ProjectionKind = Literal["group", "pointwise"]
 
@@ -46,7 +46,7 @@ class Segment(Protocol):
     def permutation(self) -> np.ndarray | None: ...
 
 
-class _Frames(ExactBuffers):
+class Frames(ExactBuffers):
     r"""Writes weight vectors w in the frame of every pose, :math:`w\,\rho(h)^{-1}`.
 
     Maps ``(F, size)`` to ``(groups, |H|, F // groups, size)``. A single group has the poses inside, as the channels of
@@ -158,7 +158,7 @@ class ToPoses(Versioned):
         self.groups = groups
         self.last_bias = last_bias
         fan_in = size if kind == "group" else size // order
-        self.frames = _Frames(segments) if kind == "group" else None
+        self.frames = Frames(segments) if kind == "group" else None
         self.weight = Parameter(torch.randn(fields, fan_in) / math.sqrt(fan_in))
         self.bias = _biases(bias, last_bias)
 
@@ -206,7 +206,7 @@ class FromPoses(ExactBuffers):
         self.order = order
         self.groups = groups
         fan_in = fields * (order if mass is None else mass) if kind == "group" else fields
-        self.frames = _Frames(segments) if kind == "group" else None
+        self.frames = Frames(segments) if kind == "group" else None
         shape = (fields, size) if kind == "group" else (size // order, fields)
         self.weight = Parameter(torch.randn(shape) / math.sqrt(fan_in))
         self.bias: Parameter | None = None

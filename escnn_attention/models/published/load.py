@@ -14,6 +14,7 @@ from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.published.attgconv import from_attgconv
 from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
 from escnn_attention.models.published.lie_transformer import from_lie_transformer
+from escnn_attention.models.published.octic_vit import from_octic_vit
 from escnn_attention.models.published.platonic import from_platonic
 from escnn_attention.nn.options import check_options, option_names
 
@@ -24,6 +25,7 @@ _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "g_selfatt": from_gsa,
     "gevit": from_gevit,
     "lie_transformer": from_lie_transformer,
+    "octic_vit": from_octic_vit,
     "platonic": from_platonic,
 }
 
@@ -47,6 +49,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"SE(2)_canonical"`` (with ``lift_samples``),
       ``"Trivial(2)"`` or ``"Trivial(3)"``; ``normalization`` is ``"softmax"`` (the default but for QM9) or ``"count"``
       (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is to all points.
+    - ``"octic_vit"``: octic vision transformers, hybrid and invariant, as DeiT-III, as :class:`VisionTransformer`.
+      ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
       how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,
       ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1.
@@ -82,7 +86,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
 
     Source: the implementations published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
     2020; Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021; Xu et al., "E(2)-
-    Equivariant Vision Transformer", UAI 2023.
+    Equivariant Vision Transformer", UAI 2023; Hutchinson et al., "LieTransformer", ICML 2021; Nordström et al., "Octic
+    Vision Transformers", 2025; and Islam et al., "Platonic Transformers", 2025.
     """
     load = _KINDS[check_option("kind", kind, tuple(_KINDS))]
     check_options(f"kind {kind!r}", options, option_names(load))

@@ -10,6 +10,8 @@ from escnn import gspaces
 
 from escnn_attention.models import GSANet, from_published
 
+pytestmark = pytest.mark.usefixtures("double")
+
 HEADS, HIDDEN = 2, 5
 PUBLISHED = {
     "rotmnist": ((2, 3), (1, 1), (True, False), False, 1, 8, 10),
@@ -17,14 +19,6 @@ PUBLISHED = {
     "patch_camelyon": ((0, 1, 2, 1), (1, 2, 2, 2), (True,) * 4, True, 3, 8, 2),
 }
 """Blocks, expansions, poolings, norms between, channels of the image, fields and classes."""
-
-
-@pytest.fixture(autouse=True)
-def double():
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 # --------------------------------------------------------------------------------------------- the group, as published

@@ -9,17 +9,11 @@ import torch.nn.functional as F
 
 from escnn_attention.models import HamiltonianNetwork, LieTransformer, from_published
 
+pytestmark = pytest.mark.usefixtures("double")
+
 HEADS, WIDTH, INS, OUTS, HIDDEN, EMBEDDING = 2, 6, 3, 2, 4, 2
 GROUPS = {"T(2)": (2, 1), "T(3)": (3, 1), "SE(2)_canonical": (2, 4), "Trivial(2)": (2, 1)}
 """The dimension and the lifts of a point."""
-
-
-@pytest.fixture(autouse=True)
-def double():
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 def network(group, kernel, readout):

@@ -11,15 +11,9 @@ from escnn import gspaces
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PlatonicTransformer, from_published
 
+pytestmark = pytest.mark.usefixtures("double")
+
 HEADS, CHANNELS, WIDTH, HIDDEN, SCALARS, OUTS = 2, 4, 8, 6, 3, 2
-
-
-@pytest.fixture(autouse=True)
-def double():
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
 
 
 def matrices(name):

@@ -1,0 +1,205 @@
+"""Vision transformers that are equivariant in all blocks or in the first of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from escnn import gspaces
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention._checks import check_bool, check_int, check_ints
+from escnn_attention.groups.fibers import invariant_vectors
+from escnn_attention.models.classifier import InvariantLogits, images_of
+from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.nn.patch_embedding import PatchEmbedding
+from escnn_attention.nn.position_table import PositionTable
+from escnn_attention.nn.power_spectrum import PowerSpectrum
+from escnn_attention.nn.transformer import TransformerBlock, each_block
+from escnn_attention.plain.vision_transformer import ClassToken, mixed
+from escnn_attention.plain.vision_transformer import VisionTransformer as PlainVisionTransformer
+
+__all__ = ["VisionTransformer"]
+
+
+class VisionTransformer(PretrainedMixin, torch.nn.Module):
+    r"""A vision transformer whose first blocks are equivariant: the octic ViT, for any group that keeps a square.
+
+    .. math::
+        f &= \mathrm{token} \oplus (\mathrm{patches}(x) + p), \qquad f' = \mathrm{Blocks}(f) \\
+        z &= V f' + b \quad\text{or}\quad z = V \lVert f' \rVert + b, \qquad
+        \mathrm{logits} = W'\, \mathrm{LN}(\mathrm{Blocks}'(z))_\mathrm{token} + b'
+
+    The features f are irreps, as many of each as there are in ``fields`` regular fields. They are a
+    :class:`PatchEmbedding`, to which a :class:`PositionTable` p is added, and a class token, which is learned and
+    invariant. The equivariant blocks are :class:`TransformerBlock`\ s in which all poses of a head attend alike
+    (``shared_scores``), without an encoding, with the norm ``"fields"``. Then a linear map leaves the group: of the
+    features as they are, so that what follows sees how the image lies (the hybrid), or of their :class:`PowerSpectrum`,
+    after which all is invariant. The blocks behind it are those of the trivial group: ordinary ones.
+
+    Patches of fewer than 4 positions along an axis, all of which some reflection leaves where they are, make nothing of
+    some irreps, as in the published networks.
+
+    Args:
+        gspace: the symmetry; a finite group that maps a square onto itself, such as ``gspaces.flipRot2dOnR2(4)``.
+        in_channels: the channels of the images or volumes.
+        num_classes: the number of classes.
+        image_size: the positions along every axis of the images that the table is for, a multiple of ``patch_size``.
+            Images of other sizes have it interpolated.
+        patch_size: the positions along every axis of a patch.
+        fields: how many regular fields the features are as many as; the width is ``fields`` times the order of the
+            group.
+        num_heads: the number of heads, which divides ``fields``.
+        num_blocks: the number of equivariant blocks, and of those behind them.
+        hidden_fields: the regular fields of the network in every block; by default four times ``fields``.
+        invariant: whether invariants are read of the features where they leave the group.
+        class_token: whether a token is read in the end, and not the mean over the patches.
+        layer_scale: the gains at first of both branches of every block; None for no gains.
+        norm_eps: what all norms add to the mean square.
+        block: further options of every :class:`TransformerBlock`, such as ``drop_path`` (of the last block; from 0 of
+            the first it rises by equal steps), ``dropout`` and ``qk_norm``.
+
+    Attributes:
+        in_type: the type of the images.
+        hidden_type: the type of the features.
+        num_classes: the number of classes.
+
+    Shape:
+        ``(B, in_channels, *space)`` to ``(B, num_classes)``, in the plane or in space.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a group that does not map a square onto itself, patches that do not divide the image, heads that do
+            not divide the fields, or a single field, whose norm is zero.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import assert_equivariant
+        >>> from escnn_attention.models import VisionTransformer
+        >>> from escnn import gspaces
+        >>> network = VisionTransformer(
+        ...     gspaces.flipRot2dOnR2(4), 3, 10, image_size=16, patch_size=4, fields=4, num_heads=2, num_blocks=(2, 2),
+        ...     invariant=True,
+        ... )
+        >>> network(torch.randn(2, 3, 16, 16)).shape
+        torch.Size([2, 10])
+        >>> assert_equivariant(network.as_fields(), (1, 3, 16, 16), tolerance=1e-12)
+
+    Source: Nordström et al., "Octic Vision Transformers: Quicker ViTs Through Equivariance", 2025; Touvron, Cord and
+    Jégou, "DeiT III: Revenge of the ViT", ECCV 2022, for the ordinary blocks.
+    """
+
+    def __init__(
+        self,
+        gspace: GSpace,
+        in_channels: int,
+        num_classes: int,
+        *,
+        image_size: int,
+        patch_size: int,
+        fields: int,
+        num_heads: int,
+        num_blocks: Sequence[int] = (6, 6),
+        hidden_fields: int | None = None,
+        invariant: bool = False,
+        class_token: bool = True,
+        layer_scale: float | None = 1e-4,
+        norm_eps: float = 1e-6,
+        block: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        in_type = image_type(gspace, in_channels)
+        equivariant, ordinary = check_ints("num_blocks", num_blocks, 2, "equivariant and ordinary blocks", least=0)
+        if check_int("image_size", image_size) % check_int("patch_size", patch_size):
+            raise ValueError(f"image_size: patches of {patch_size} do not divide {image_size}")
+        if check_int("fields", fields) % check_int("num_heads", num_heads):
+            raise ValueError(f"num_heads: {num_heads} heads do not divide {fields} fields")
+        check_int("num_classes", num_classes)
+        order = gspace.fibergroup.order()
+        hidden = 4 * fields if hidden_fields is None else check_int("hidden_fields", hidden_fields)
+        tokens: dict[str, Any] = {"encoding": "none", "query": "own", "keys": "own", "shared_scores": True}
+        tokens |= {"norm": "pre", "layer_scale": layer_scale, "norm_eps": norm_eps, "kernel_size": None}
+        of_equivariant: dict[str, Any] = {
+            "norm_kind": "fields",
+            "hidden_fields": hidden,
+            "head_fields": fields // num_heads,
+        }
+        of_ordinary: dict[str, Any] = {"hidden_fields": hidden * order, "head_fields": fields // num_heads * order}
+        taken = (*tokens, *of_equivariant, "attention", "norm_scope", "registers", "samples", "crop")
+        options = each_block({"activation": "gelu", **(block or {})}, equivariant + ordinary, taken)
+        self.gspace, self.in_type, self.num_classes = gspace, in_type, num_classes
+        self.hidden_type = _irreps(gspace, fields)
+        trivial = gspaces.trivialOnR2() if gspace.dimensionality == 2 else gspaces.trivialOnR3()
+        self.plain_type = FieldType(trivial, self.hidden_type.size * [trivial.regular_repr])
+        self.embedding = PatchEmbedding(in_type, self.hidden_type, patch_size)
+        self.positions = PositionTable(self.hidden_type, image_size // patch_size)
+        self.token = ClassToken(invariant_vectors(self.hidden_type), check_bool("class_token", class_token))
+        self.blocks = torch.nn.ModuleList(
+            TransformerBlock(self.hidden_type, self.hidden_type, num_heads, **tokens, **of_equivariant, **own)
+            for own in options[:equivariant]
+        )
+        self.invariants = PowerSpectrum(self.hidden_type) if check_bool("invariant", invariant) else None
+        read = self.hidden_type if self.invariants is None else self.invariants.out_type
+        self.leave = torch.nn.Linear(read.size, self.plain_type.size)
+        self.plain_blocks = torch.nn.ModuleList(
+            TransformerBlock(self.plain_type, self.plain_type, num_heads, **tokens, **of_ordinary, **own)
+            for own in options[equivariant:]
+        )
+        width = self.plain_type.size
+        self.norm = torch.nn.LayerNorm(width, eps=norm_eps)
+        self.head = torch.nn.Linear(width, num_classes)
+
+    def forward(self, input: GeometricTensor | Tensor) -> Tensor:
+        """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
+
+        Raises:
+            TypeError: a tensor of another precision than the network.
+            ValueError: a tensor of another type or shape, or one that patches do not divide.
+        """
+        x = self.positions(self.embedding(images_of(input, self.in_type, self)))
+        y = GeometricTensor(self.token(x.tensor), self.hidden_type)
+        for block in self.blocks:
+            y = block(y)
+        if self.invariants is not None:
+            y = self.invariants(y)
+        z = GeometricTensor(mixed(self.leave, y.tensor), self.plain_type)
+        for block in self.plain_blocks:
+            z = block(z)
+        logits: Tensor = self.head(self.token.read(mixed(self.norm, z.tensor)))
+        return logits
+
+    def as_fields(self) -> InvariantLogits:
+        """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
+        return InvariantLogits(self, self.in_type, self.num_classes)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, from images ``(B, in_channels, *space)`` to logits.
+
+        It gives the same values in the precision and on the device of the network, and needs no escnn, neither to run
+        nor to be loaded.
+        """
+        self.eval()
+        stem = torch.nn.Sequential(self.embedding.export(), self.positions.export())
+        return PlainVisionTransformer(
+            stem,
+            copy.deepcopy(self.token),
+            [cast(TransformerBlock, block).export() for block in self.blocks],
+            torch.nn.Identity() if self.invariants is None else self.invariants.export(),
+            copy.deepcopy(self.leave),
+            [cast(TransformerBlock, block).export() for block in self.plain_blocks],
+            copy.deepcopy(self.norm),
+            copy.deepcopy(self.head),
+        ).eval()
+
+
+def _irreps(gspace: GSpace, fields: int) -> FieldType:
+    """The irreps of so many regular fields, sorted by size and name: all fields of the first one, of the second, ..."""
+    regular, group = gspace.regular_repr, gspace.fibergroup
+    names = sorted(set(regular.irreps), key=lambda name: (group.irrep(*name).size, name))
+    return FieldType(gspace, [group.irrep(*name) for name in names for _ in range(fields * regular.irreps.count(name))])

@@ -1,0 +1,130 @@
+"""Learned fields on a grid that a group leaves as they are, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention._checks import check_grid
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.projections import Frames, Segment
+
+__all__ = ["InvariantTable", "PatchEmbedding", "PositionTable"]
+
+
+class InvariantTable(ExactBuffers):
+    r"""Learned fields with :math:`p(h u) = \rho(h)\, p(u)`, and as free as that leaves them.
+
+    Args:
+        segments: the representation of the fields (``escnn_attention.groups.fibers.frames`` with ``dual=True``).
+        channels: of the fields.
+        places: ``(K, |H|)``, where each element takes the first position u of each orbit.
+        shape: of the grid.
+        bases: for some orbits, ``(k,)``, the basis ``(channels, m)`` of what p(u) may be; None for everything.
+        copies: how many fields there are.
+        std: the standard deviation of the numbers at first.
+    """
+
+    places: Tensor
+    stays: Tensor
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        channels: int,
+        places: np.ndarray,
+        shape: tuple[int, ...],
+        bases: Sequence[tuple[np.ndarray, np.ndarray | None]],
+        *,
+        copies: int = 1,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        self.shape, self.channels, self.copies = shape, channels, copies
+        self.frames = Frames(segments)
+        self.register_buffer("places", torch.as_tensor(places), persistent=False)
+        self.register_exact("stays", (places == places[:, :1]).sum(1).astype(float))
+        self.weights = torch.nn.ParameterList()
+        for i, (orbits, basis) in enumerate(bases):
+            self.register_buffer(f"orbits_{i}", torch.as_tensor(orbits), persistent=False)
+            self.register_exact(f"basis_{i}", basis)
+            numbers = channels if basis is None else basis.shape[1]
+            self.weights.append(Parameter(std * torch.randn(copies, len(orbits), numbers)))
+
+    def forward(self) -> Tensor:
+        """The fields, ``(copies, channels, *shape)``."""
+        stays = self.stays
+        rows = stays.new_zeros(self.copies, len(stays), self.channels)
+        for i, weight in enumerate(self.weights):
+            basis = getattr(self, f"basis_{i}")
+            rows = rows.to(weight.dtype).index_copy(
+                1, getattr(self, f"orbits_{i}"), weight if basis is None else weight @ basis.T.to(weight.dtype)
+            )
+        seen = self.frames(rows.flatten(0, 1), 1)[0].unflatten(0, rows.shape[:2]) / stays.to(rows.dtype)[:, None, None]
+        field = rows.new_zeros(self.copies, math.prod(self.shape), self.channels)
+        return field.index_add(1, self.places.flatten(), seen.flatten(1, 2)).transpose(1, 2).unflatten(2, self.shape)
+
+    @torch.no_grad()
+    def fill(self, fields: Tensor) -> None:
+        """Take the numbers of such fields, ``(copies, channels, *shape)``."""
+        first = fields.flatten(2)[..., self.places[:, 0]].transpose(1, 2)
+        for i, weight in enumerate(self.weights):
+            basis, values = getattr(self, f"basis_{i}"), first[:, getattr(self, f"orbits_{i}")]
+            weight.copy_(values if basis is None else values @ basis.to(values.dtype))
+
+
+class PositionTable(torch.nn.Module):
+    """Adds a field that a table holds to features ``(B, channels, *space)``.
+
+    Args:
+        table: with one field.
+    """
+
+    def __init__(self, table: InvariantTable):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
+        field = self.table()
+        if x.shape[2:] != field.shape[2:]:
+            mode = "bicubic" if field.dim() == 4 else "trilinear"
+            field = F.interpolate(field, x.shape[2:], mode=mode, align_corners=False)
+        return x + field.to(x.dtype)
+
+
+class PatchEmbedding(ExactBuffers):
+    """A convolution of images ``(B, C, *space)`` by patches that do not overlap: ``(B, channels, *(n / size))``.
+
+    Args:
+        table: with a field for each channel of the images, on a patch.
+        invariants: ``(channels, k)``, the vectors along which a bias is learned.
+    """
+
+    invariants: Tensor
+
+    def __init__(self, table: InvariantTable, invariants: np.ndarray):
+        super().__init__()
+        self.table = table
+        self.size = table.shape[0]
+        self.register_exact("invariants", invariants)
+        self.bias = Parameter(torch.zeros(invariants.shape[1])) if invariants.shape[1] else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_space(x.shape[2:])
+        convolve = F.conv2d if x.dim() == 4 else F.conv3d
+        bias = None if self.bias is None else (self.invariants @ self.bias).to(x.dtype)
+        kernel = self.table().transpose(0, 1).to(x.dtype)
+        return convolve(x, kernel, bias, stride=self.size)
+
+    def check_space(self, space: Sequence[int]) -> None:
+        """Patches divide a grid of this shape."""
+        check_grid(space)
+        if any(n % self.size for n in space):
+            raise ValueError(f"input: patches of {self.size} do not divide a grid of {'×'.join(map(str, space))}")

@@ -1,0 +1,78 @@
+"""Vision transformers with equivariant blocks."""
+
+import pytest
+import torch
+from escnn import gspaces
+
+from escnn_attention import assert_equivariant
+from escnn_attention.models import VisionTransformer, from_pretrained
+from tests import spaces
+
+SIZES = {"image_size": 8, "patch_size": 2, "fields": 4, "num_heads": 2, "num_blocks": (1, 1), "hidden_fields": 3}
+GROUPS = [gspaces.flipRot2dOnR2(4), gspaces.rot2dOnR2(4), gspaces.mirOnR3()]
+
+
+def drawn(gspace, **options):
+    network = VisionTransformer(gspace, 2, 3, **(SIZES | options)).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return network
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+def test_invariant_with_invariants_alone(gspace, class_token):
+    shape = (2, 2, *[8] * gspace.dimensionality)
+    network = drawn(gspace, invariant=True, class_token=class_token)
+    assert_equivariant(network.as_fields(), shape, tolerance=1e-11)
+    x = torch.randn(shape, dtype=torch.float64)
+    torch.testing.assert_close(network.export()(x), network(x), rtol=1e-12, atol=1e-12)
+    with pytest.raises(AssertionError, match="equivarian"):
+        assert_equivariant(drawn(gspace, class_token=class_token).as_fields(), shape, tolerance=1e-3)
+
+
+def test_features_are_equivariant_until_they_leave_the_group():
+    network = drawn(GROUPS[0], num_blocks=(2, 0))
+    x = spaces.random_field(network.in_type, 8, 8)
+
+    def features(x):
+        y = network.positions(network.embedding(x))
+        tokens = network.hidden_type(network.token(y.tensor))
+        for block in network.blocks:
+            tokens = block(tokens)
+        first, rest = tokens.tensor[..., :1], tokens.tensor[..., 1:].view_as(y.tensor)
+        return network.hidden_type(first), network.hidden_type(rest)
+
+    token, patches = features(x)
+    for g in spaces.generators(network.gspace):
+        moved_token, moved = features(x.transform(g))
+        torch.testing.assert_close(moved.tensor, patches.transform(g).tensor)
+        torch.testing.assert_close(moved_token.tensor, token.transform_fibers(g).tensor)
+
+
+def test_other_images_and_folders(tmp_path):
+    network = drawn(GROUPS[0], invariant=True, block={"drop_path": 0.1}).float().eval()
+    assert network(torch.randn(1, 2, 12, 10)).shape == (1, 3)
+    network.save_pretrained(tmp_path)
+    x = torch.randn(2, 2, 8, 8)
+    assert torch.equal(from_pretrained(tmp_path)(x), network(x))
+
+
+def test_bad_arguments():
+    for name, value, message in (
+        ("image_size", 9, r"^image_size: patches of 2 do not divide 9"),
+        ("num_heads", 3, r"^num_heads: 3 heads do not divide 4 fields"),
+        ("num_blocks", (1,), r"^num_blocks: got 1 values, needed 2"),
+        ("layer_scale", 0.0, "^layer_scale: got 0.0, needed a positive gain"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            VisionTransformer(GROUPS[0], 2, 3, **(SIZES | {name: value}))
+    with pytest.raises(TypeError, match=r"^encoding: block has no such option"):
+        VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
+    with pytest.raises(ValueError, match="does not map a square grid onto itself"):
+        VisionTransformer(gspaces.rot2dOnR2(8), 2, 3, **SIZES)
+    with pytest.raises(ValueError, match=r"^input: VisionTransformer got a tensor of shape"):
+        VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"^input: patches of 2 do not divide a grid of 7×8"):
+        VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 2, 7, 8))
