@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import warnings
 
 import pytest
 
@@ -16,7 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
-    import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
 
 
 collect_ignore = [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/backends/triton_kernels.py"]

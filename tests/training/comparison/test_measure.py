@@ -13,6 +13,7 @@ def test_the_error_tells_the_cnn_apart():
     assert measure_equivariance_error(network, gspace_by_name("c3"), 8, 10) is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
 def test_transformed_images_are_recognised_as_well_as_upright_ones(name, digits):
     torch.manual_seed(0)
