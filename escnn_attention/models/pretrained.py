@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -15,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from escnn_attention._escnn.buffers import derived_buffers
 from escnn_attention.models.description import DescriptionError, build, class_path, describe, named
 from escnn_attention.models.listing import shortened
+from escnn_attention.models.weights_file import WEIGHTS, read_weights, write_weights
 
-__all__ = ["CONFIGURATION", "WEIGHTS", "PretrainedMixin", "from_folder", "read_configuration"]
+__all__ = ["CONFIGURATION", "PretrainedMixin", "from_folder", "read_configuration"]
 
-WEIGHTS, CONFIGURATION = "model.safetensors", "config.json"
+CONFIGURATION = "config.json"
 
 _PICKLES = ("pytorch_model.bin", "model.bin", "model.pt", "model.pth")
 _CARD = """---
@@ -166,7 +164,7 @@ class PretrainedMixin(
         configuration = _checked_configuration(config, model_id)
         found = _network_class(configuration, cls, model_id)
         arguments = {name: value for name, value in (configuration | options).items() if name not in _ABOUT}
-        tensors = _read_weights(_weights_file(model_id, files), map_location)
+        tensors = read_weights(_weights_file(model_id, files), map_location)
         try:
             network: _Self = found(**build(arguments))
         except (AssertionError, AttributeError, TypeError, ValueError) as error:
@@ -175,18 +173,8 @@ class PretrainedMixin(
         return network.to(map_location).eval()  # type: ignore[attr-defined, no-any-return]
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        from safetensors.torch import save_file
-
         assert isinstance(self, torch.nn.Module)
-        derived = derived_buffers(self)
-        tensors = {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in self.state_dict().items()
-            if name not in derived
-        }
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=save_directory) as folder:
-            save_file(tensors, Path(folder) / WEIGHTS, metadata={"format": "pt"})
-            os.replace(Path(folder) / WEIGHTS, save_directory / WEIGHTS)
+        write_weights(self, save_directory)
 
     def _configuration(self) -> dict[str, Any]:
         """The arguments of the constructor, and of which class it is."""
@@ -321,16 +309,6 @@ def _download(repository: str, name: str, options: Mapping[str, Any]) -> Path:
             f"pretrained_model_name_or_path: there is no folder {repository!r}, and the Hub has it not, or cannot be "
             f"reached: {first}"
         ) from error
-
-
-def _read_weights(path: Path, device: str | torch.device) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path, device=str(device))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged, or not a safetensors file: {error}") from error
 
 
 def _load(network: Any, tensors: Mapping[str, Tensor], source: object) -> None:

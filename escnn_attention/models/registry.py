@@ -20,8 +20,9 @@ from escnn_attention.models.group_cnn import GroupCNN
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.point_transformer import PointTransformer
-from escnn_attention.models.pretrained import CONFIGURATION, WEIGHTS, check_source, from_folder
+from escnn_attention.models.pretrained import CONFIGURATION, check_source, from_folder
 from escnn_attention.models.resnet44 import ResNet44
+from escnn_attention.models.weights_file import WEIGHTS
 
 __all__ = ["create", "data_of", "from_pretrained", "list_models"]
 
@@ -31,12 +32,16 @@ _WEIGHTS = Path(__file__).with_name("weights")
 
 @dataclass(frozen=True)
 class _Named:
-    """A network: the function that makes it, of which gspace, with which options, and the images that it is for."""
+    """A network: the function that makes it, of which gspace, with which options, and the data that it is for.
+
+    Data are a class of :mod:`escnn_attention.training` and its arguments.
+    """
 
     make: Callable[..., torch.nn.Module]
     gspace: Callable[[], GSpace]
     data: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    data_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _rotations() -> GSpace:
@@ -47,6 +52,10 @@ def _rotations_and_flips() -> GSpace:
     return gspaces.flipRot2dOnR2(4)
 
 
+def _many_rotations() -> GSpace:
+    return gspaces.rot2dOnR2(16)
+
+
 _HYBRID = {
     "in_channels": 1,
     "num_classes": 10,
@@ -55,6 +64,29 @@ _HYBRID = {
     "attention": (0, 2),
     "kernel_size": 7,
 }
+# The networks of `escnn-attention compare`, and its images.
+_OF_DIGITS = {"in_channels": 1, "num_classes": 10}
+_HEADS = {
+    "num_heads": 4,
+    "head_fields": 2,
+    "kernel_size": 5,
+    "keys": "own",
+    "encoding": "convolutional",
+    "last_norm": False,
+    "block": {"projection": "group", "norm_scope": "sample"},
+}
+_STEERABLE_DIGITS = {**_OF_DIGITS, "widths": (8, 8), "convolutions": (1, 3), "attention": (0, 0), "features": 10}
+_HYBRID_DIGITS = {**_OF_DIGITS, **_HEADS, "widths": (7, 7), "convolutions": (1, 2), "attention": (0, 1), "features": 30}
+_GSA_DIGITS = {
+    **_OF_DIGITS,
+    **_HEADS,
+    "stem": "attention",
+    "widths": (8, 8),
+    "convolutions": (1, 0),
+    "attention": (0, 2),
+    "features": 17,
+}
+_DIGITS = {"size": 16, "mean": [0.3075791001319885], "std": [0.3515421450138092]}
 _MOLECULES = {
     "in_type": 15,
     "out_type": 1,
@@ -87,13 +119,16 @@ _NETWORKS = {
     "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10", {"attention": "features"}),
     "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2, "CIFAR10"),
+    "gsa-net-digits": _Named(HybridNet, _many_rotations, "Digits", _GSA_DIGITS, _DIGITS),
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
     "gsa-net-rotmnist": _Named(GSANet.rotmnist, _rotations, "RotMNIST"),
+    "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
     "hybrid-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _HYBRID),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
     "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS),
     "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES),
     "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10"),
+    "steerable-digits": _Named(HybridNet, _many_rotations, "Digits", _STEERABLE_DIGITS, _DIGITS),
 }
 
 
@@ -139,7 +174,8 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         ('GSANet', 'C8')
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``hybrid-rotmnist``, which is as large as the GSA-Net beside it.
+    ``hybrid-rotmnist``, which is as large as the GSA-Net beside it, and the networks of digits, which are those that
+    ``escnn-attention compare`` trains.
     """
     _check_name(name)
     if pretrained is not None and check_bool("pretrained", pretrained):
@@ -177,16 +213,18 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
     return from_folder(_source(name_or_folder), **options)
 
 
-def data_of(name_or_folder: str | Path) -> str | None:
-    """The class of :mod:`escnn_attention.training` with the data that a named network is for; None of folders.
+def data_of(name_or_folder: str | Path) -> dict[str, Any] | None:
+    """The data that a named network is for, as a configuration file has them; None of folders.
 
     Example:
         >>> from escnn_attention.models.registry import data_of
         >>> data_of("hybrid-rotmnist")
-        'RotMNIST'
+        {'class_path': 'escnn_attention.training.RotMNIST', 'init_args': {}}
     """
     found = _NETWORKS.get(str(name_or_folder))
-    return None if found is None else found.data
+    if found is None:
+        return None
+    return {"class_path": f"escnn_attention.training.{found.data}", "init_args": dict(found.data_options)}
 
 
 def _source(name_or_folder: str | Path) -> Path | str:

@@ -24,7 +24,8 @@ from escnn_attention.models import (
     PretrainedMixin,
     pretrained,
 )
-from escnn_attention.models.pretrained import CONFIGURATION, WEIGHTS
+from escnn_attention.models.pretrained import CONFIGURATION
+from escnn_attention.models.weights_file import WEIGHTS
 
 C4 = gspaces.rot2dOnR2(4)
 C8 = gspaces.rot2dOnR2(8)

@@ -1,10 +1,13 @@
+import os
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from escnn import gspaces
 
-from escnn_attention import models
+from escnn_attention import equivariance_report, models
 from escnn_attention.models import registry
 from escnn_attention.models.registry import data_of
 
@@ -23,6 +26,9 @@ SMALL = {
     "point-transformer-modelnet40": {"fields": 8, "num_blocks": 1},
     "point-transformer-qm9": {"fields": 8, "num_blocks": 1},
     "resnet44-cifar10": {"width": (1, 1, 1), "blocks": 1},
+    "gsa-net-digits": {"widths": (2, 2)},
+    "hybrid-digits": {"widths": (2, 2)},
+    "steerable-digits": {"widths": (2, 2)},
 }
 
 
@@ -52,7 +58,11 @@ def test_names_make_networks_that_are_saved(name, tmp_path):
 
 def test_names_are_for_data_that_there_are():
     training = pytest.importorskip("escnn_attention.training")
-    assert {data_of(name) for name in SMALL} <= set(training.__all__)
+    for name in SMALL:
+        data = data_of(name)
+        place, _, module = data["class_path"].rpartition(".")
+        assert place == training.__name__
+        getattr(training, module)(**data["init_args"])
     assert data_of("runs/mine") is None
 
 
@@ -110,3 +120,54 @@ def test_unknown_names_are_refused(call):
 def test_pretrained_is_true_or_false(call):
     with pytest.raises(TypeError, match="pretrained: got 'yes'"):
         call("yes")
+
+
+def test_networks_of_digits_are_those_of_the_comparison():
+    networks = pytest.importorskip("escnn_attention.training.comparison.networks")
+    settings = pytest.importorskip("escnn_attention.training.comparison.settings").Settings()
+    images = pytest.importorskip("escnn_attention.training.comparison.images").load_images("digits")
+    for name in ("steerable", "hybrid", "gsa-net"):
+        described = networks.describe_network(name, settings.group, images.size, 10, settings.parameters)
+        gspace = described["init_args"].pop("gspace")
+        chosen = registry._NETWORKS[f"{name}-digits"]
+        assert described["class_path"].endswith(f".{chosen.make.__name__}")
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
+        assert options == described["init_args"]
+        assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
+        data = images.describe(1)["init_args"]
+        assert {key: data[key] for key in chosen.data_options} == chosen.data_options
+
+
+PRETRAINED = models.list_models(pretrained=True)
+_ROW = re.compile(r"\| `(?P<name>[a-z0-9-]+)` \|.*\| (?P<accuracy>[\d.]+) \|[^|]*\|$", re.MULTILINE)
+
+
+def test_every_trained_network_has_a_card():
+    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    assert {row["name"] for row in _ROW.finditer(page)} == set(PRETRAINED) != set()
+    for name in PRETRAINED:
+        assert f"### {name}" in page
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_trained_networks_are_as_accurate_as_their_cards_say(name):
+    pytest.importorskip("escnn_attention.training")
+    experiment = pytest.importorskip("escnn_attention.training.experiment.pretrained")
+    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    (said,) = [float(row["accuracy"]) / 100 for row in _ROW.finditer(page) if row["name"] == name]
+    data = data_of(name)["class_path"].rpartition(".")[2]
+    here = {"Digits": True, "RotMNIST": (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / "rotmnist.npz").is_file()}
+    if not here.get(data):
+        pytest.skip(f"the data of {name} are not here")
+    limit = [] if data == "Digits" else ["--data.init_args.limit_test", "2000", "--data.init_args.download", "false"]
+    options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *limit]
+    found = experiment.run_pretrained(["--pretrained", name, *options])
+    # Of all test images where there are few: another machine may round one of them to another side.
+    bound = 2 / found.images if data == "Digits" else 4 * (said * (1 - said) / found.images) ** 0.5
+    assert found.accuracy == pytest.approx(said, abs=bound)
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_trained_networks_commute_with_their_group(name):
+    network = models.from_pretrained(name)
+    assert equivariance_report(network.as_fields(), (2, network.in_type.size, 16, 16)).relative_error < 1e-5

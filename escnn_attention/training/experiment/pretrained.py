@@ -64,7 +64,7 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     name = _name(parser, arguments)
     data = data_of(name)
     if data is not None:
-        parser.set_defaults({"data": {"class_path": f"{_PLACE}.{data}"}})
+        parser.set_defaults({"data": data})
     config = parser.parse_args(list(arguments))
     with quiet_lightning(), told(), _as_told():
         network = models.from_pretrained(name)

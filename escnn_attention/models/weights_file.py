@@ -1,0 +1,94 @@
+"""Weights of a network in a file of safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from escnn_attention._escnn.buffers import derived_buffers
+
+__all__ = ["WEIGHTS", "read_weights", "write_weights"]
+
+WEIGHTS = "model.safetensors"
+_SAME = "same"
+
+
+def write_weights(network: torch.nn.Module, folder: Path) -> None:
+    """Write the weights and buffers of a network, in one step; what escnn makes of its weights is left out.
+
+    The bases of a network's steerable convolutions are larger than its weights, and the same for convolutions that are
+    alike. Buffers that are equal are written once; of the others, the metadata of the file (``"same"``, a JSON object)
+    have the name under which they are found.
+
+    Args:
+        network: with the weights.
+        folder: gets the file :data:`WEIGHTS`.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from escnn_attention.models.weights_file import read_weights, write_weights
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> write_weights(torch.nn.Linear(2, 3), folder)
+        >>> sorted(read_weights(folder / "model.safetensors"))
+        ['bias', 'weight']
+    """
+    from safetensors.torch import save_file
+
+    derived, parameters = derived_buffers(network), dict(network.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    buffers: dict[tuple[object, ...], str] = {}
+    for name, tensor in network.state_dict().items():
+        if name in derived:
+            continue
+        kept = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        if name not in parameters:
+            content = (kept.dtype, kept.shape, kept.reshape(-1).view(torch.uint8).numpy().tobytes())
+            if content in buffers:
+                same[name] = buffers[content]
+                continue
+            buffers[content] = name
+        tensors[name] = kept
+    metadata = {"format": "pt"} | ({_SAME: json.dumps(same)} if same else {})
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as place:
+        save_file(tensors, Path(place) / WEIGHTS, metadata=metadata)
+        os.replace(Path(place) / WEIGHTS, folder / WEIGHTS)
+
+
+def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """The tensors in a file that :func:`write_weights` wrote, by name.
+
+    Raises:
+        ValueError: the file is damaged, or something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or not a safetensors file: {error}") from error
+    for name, other in _names(metadata, path).items():
+        if name in tensors or other not in tensors:
+            raise ValueError(f"{path} is damaged: {name} is said to be the same as {other}")
+        tensors[name] = tensors[other].clone()
+    return tensors
+
+
+def _names(metadata: Mapping[str, str], path: Path) -> dict[str, str]:
+    """The names of tensors that lie under another name."""
+    try:
+        names = json.loads(metadata.get(_SAME, "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {_SAME!r} in its metadata is not JSON: {error}") from error
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{path} is damaged: {_SAME!r} in its metadata is no object of names")
+    return names
