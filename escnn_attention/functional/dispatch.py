@@ -219,7 +219,7 @@ def _compute_anywhere(call: Call) -> Tensor:
         call, unfold = fold_points(call)
         return unfold(all_pairs.attention(call))
     call, unfold = fold(call)
-    return unfold(standard.attention(call if call.positions.complete else _isolate_nonfinite(call)))
+    return unfold(standard.attention(call))
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

@@ -45,14 +45,21 @@ def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
 def test_holds_a_bounded_number_of_scores_for_an_image(monkeypatch, window):
     monkeypatch.setattr(standard, "SCORES_PER_IMAGE", 3000)
     largest = 0
-    softmax = torch.Tensor.softmax
+    fused = torch.nn.functional.scaled_dot_product_attention
 
-    def watch(scores, *arguments):
+    def watch(q, k, v, **options):
         nonlocal largest
-        largest = max(largest, math.prod(scores.shape) // scores.shape[1])
-        return softmax(scores, *arguments)
+        largest = max(largest, math.prod(q.shape[:3]) * k.shape[2] // 3)
+        return fused(q, k, v, **options)
 
-    monkeypatch.setattr(torch.Tensor, "softmax", watch)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
     tensors, grid, terms = case(2, 2, 2, (12, 12), window, {"spatial", "pose"}, batch=3)
     run(tensors, grid, terms)
     assert 1000 < largest <= 3000
+
+
+def test_some_tiles_with_as_many_places_as_the_grid_has_positions(monkeypatch):
+    """Two tiles of four places on a grid of four: half of each only fills up."""
+    monkeypatch.setattr(standard, "SCORES_PER_IMAGE", 1)
+    tensors, grid, terms = case(2, 2, 2, (4, 1), Window(5), {"spatial"})
+    assert_same([run(tensors, grid, terms)], outputs_and_gradients("reference", tensors, grid, terms, "own", "all")[:1])
