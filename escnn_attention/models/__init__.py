@@ -6,6 +6,7 @@ from escnn_attention.models.cnn import CNN
 from escnn_attention.models.convolutions import Attention
 from escnn_attention.models.dense import DenseBlock
 from escnn_attention.models.dense_net import GroupDenseNet
+from escnn_attention.models.exports import exported
 from escnn_attention.models.group_cnn import GroupCNN
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
@@ -48,6 +49,7 @@ __all__ = [
     "SymmetricTensors",
     "VisionTransformer",
     "create",
+    "exported",
     "from_pretrained",
     "from_published",
     "from_published_attgconv",

@@ -1,29 +1,102 @@
-"""Exports of escnn's modules in any precision and on any device."""
+"""Exports of escnn's modules in any precision and on any device, also of those that escnn has no export of."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections import OrderedDict
+from contextlib import nullcontext
 
 import torch
-from escnn.nn import EquivariantModule
+from escnn.nn import EquivariantModule, FieldDropout, FieldType, GeometricTensor, SequentialModule
+from torch import Tensor
 
 __all__ = ["exported"]
 
 
 def exported(module: EquivariantModule) -> torch.nn.Module:
-    """``module.export()``, in the precision and on the device of the module.
+    """A module of escnn or of this package, or a sequence of both, as a plain torch module in eval mode.
 
-    Some of escnn's exports make new modules in PyTorch's default precision, on the CPU, and copy numbers into them.
+    It is ``module.export()`` in the precision and on the device of the module, where some of escnn's exports make new
+    modules in PyTorch's default precision, on the CPU, and copy numbers into them. Modules that escnn has no export of,
+    such as ``NormNonLinearity`` or ``PointwiseAvgPoolAntialiased2D``, are copied and given tensors: these need escnn to
+    run, while a file that :func:`torch.export.export` or :func:`torch.onnx.export` makes of them does not.
+
+    Args:
+        module: from fields on a grid to fields on a grid.
+
+    Returns:
+        a module on tensors ``(B, module.in_type.size, *space)``, with the same values.
+
+    Raises:
+        NotImplementedError: a module has no export, and takes more than the tensor of its input, or gives several.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import GroupSelfAttention
+        >>> from escnn_attention.models import exported
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
+        >>> net = nn.SequentialModule(nn.NormNonLinearity(vectors), GroupSelfAttention(vectors, vectors, 1, 3))
+        >>> exported(net)(torch.randn(1, 4, 5, 5)).shape
+        torch.Size([1, 4, 5, 5])
     """
+    module.eval()
+    if type(module).export is SequentialModule.export:
+        parts = OrderedDict(
+            (name, exported(part) if isinstance(part, EquivariantModule) else copy.deepcopy(part))
+            for name, part in module.named_children()
+        )
+        return torch.nn.Sequential(parts).eval()
     tensors = itertools.chain(module.parameters(), module.buffers())
     like = next((t for t in tensors if t.is_floating_point()), None)
-    if like is None:
-        return module.export()
     default = torch.get_default_dtype()
-    torch.set_default_dtype(like.dtype)
+    if like is not None:
+        torch.set_default_dtype(like.dtype)
     try:
-        with like.device:
+        with nullcontext() if like is None else like.device:
             plain: torch.nn.Module = module.export()
+    except NotImplementedError:
+        return _without_export(module)
     finally:
         torch.set_default_dtype(default)
     return plain
+
+
+class _OnTensors(torch.nn.Module):
+    """A copy of an equivariant module, from the tensor of its input to that of its output."""
+
+    def __init__(self, module: EquivariantModule):
+        super().__init__()
+        self.module = copy.deepcopy(module)
+        for part in self.module.modules():
+            # escnn keeps the ends of slices in tensors, whose numbers nobody knows while a program is written down.
+            for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+                if buffer.dtype == torch.long and buffer.dim() == 1:
+                    delattr(part, name)
+                    setattr(part, name, buffer.tolist())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The module on features ``(B, in_type.size, *space)``."""
+        y: Tensor = self.module(GeometricTensor(x, self.module.in_type)).tensor
+        return y
+
+
+def _without_export(module: EquivariantModule) -> torch.nn.Module:
+    """What stands for a module that escnn has no export of."""
+    name = type(module).__name__
+    if isinstance(module, FieldDropout):
+        return torch.nn.Identity()
+    in_type, out_type = getattr(module, "in_type", None), getattr(module, "out_type", None)
+    if not (isinstance(in_type, FieldType) and isinstance(out_type, FieldType)):
+        raise NotImplementedError(
+            f"exported: {name} takes or gives several fields, and has no export; needed one from a field to a field,"
+            " such as the module that contains it"
+        )
+    if name.endswith("PointConv"):
+        raise NotImplementedError(
+            f"exported: {name} reads coordinates and edges, and has no export; needed PointSelfAttention or"
+            " PointTransformer, whose export() takes them"
+        )
+    return _OnTensors(module)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
+from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.plain.point_attention import PointAttention
@@ -122,6 +123,8 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
 
     def forces(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
         """The forces −∂V/∂q ``(N, d)``, also where gradients are switched off; differentiable where they are not."""
+        if exporting():
+            raise self._no_file()
         if is_transformed():  # which know no gradients but their own
             return -torch.func.grad(lambda x: self.potential_energy(x, features, batch).sum())(positions)
         differentiable = torch.is_grad_enabled()
@@ -132,6 +135,21 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
             energy = self.potential_energy(x, features, batch).sum()
             (gradient,) = torch.autograd.grad(energy, x, create_graph=differentiable)
         return -gradient
+
+    def export(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            NotImplementedError: always; it says what there is instead.
+        """
+        raise self._no_file()
+
+    @staticmethod
+    def _no_file() -> NotImplementedError:
+        return NotImplementedError(
+            "HamiltonianNetwork: its forces are gradients that are taken while it runs, of which no file can be made;"
+            " needed an export of the energy alone, network.potential.export()"
+        )
 
     def forward(
         self,

@@ -245,3 +245,16 @@ def test_bad_systems(known):
         with pytest.raises(ValueError, match=r"positions: got shape \(14,\), needed \(bodies, d\)"):
             method(q.flatten(), p.flatten(), features, BATCH)
         assert method(q, p, features, BATCH).isfinite().all()
+
+
+def test_there_is_no_file_of_forces():
+    network = HamiltonianNetwork(PointTransformer(gspaces.rot2dOnR2(4), 1, 1, fields=2, num_blocks=1, num_heads=1, pool="sum"))
+    with pytest.raises(
+        NotImplementedError, match=r"HamiltonianNetwork: its forces .* needed .*network\.potential\.export"
+    ):
+        network.export()
+    inputs = (torch.randn(3, 2), torch.randn(3, 2), torch.ones(3, 1))
+    with pytest.raises(Exception, match=r"network\.potential\.export"):
+        torch.export.export(network, inputs, {"num_frames": 2, "step": 0.1})
+    plain = network.potential.export()
+    assert torch.allclose(plain(inputs[2], inputs[0]), network.potential(inputs[2], inputs[0]), atol=1e-5)

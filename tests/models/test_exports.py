@@ -1,0 +1,66 @@
+"""Modules of escnn as plain modules, and as files that need no escnn."""
+
+import escnn.nn as en
+import pytest
+import torch
+from escnn import gspaces
+from torch.export import Dim
+
+import escnn_attention as ea
+from escnn_attention.models import exported
+from tests import spaces
+
+C4 = gspaces.rot2dOnR2(4)
+REGULAR = spaces.regular(C4, 2)
+VECTORS = en.FieldType(C4, 2 * [C4.irrep(1)])
+MIXED = en.FieldType(C4, [C4.trivial_repr, C4.irrep(1)])
+GATED = en.FieldType(C4, 2 * [C4.trivial_repr] + 2 * [C4.irrep(1)])
+
+
+def multiple():
+    return en.MultipleModule(
+        MIXED,
+        ["a", "b"],
+        [(en.ReLU(MIXED.index_select([0])), "a"), (en.NormNonLinearity(MIXED.index_select([1])), "b")],
+    )
+
+
+MODULES = {
+    "NormPool": lambda: en.NormPool(VECTORS),
+    "NormNonLinearity": lambda: en.NormNonLinearity(VECTORS),
+    "NormBatchNorm": lambda: en.NormBatchNorm(VECTORS),
+    "GNormBatchNorm": lambda: en.GNormBatchNorm(MIXED),
+    "PointwiseAvgPool": lambda: en.PointwiseAvgPool(REGULAR, 2),
+    "PointwiseAvgPoolAntialiased": lambda: en.PointwiseAvgPoolAntialiased(REGULAR, 0.6, 2),
+    "PointwiseMaxPoolAntialiased": lambda: en.PointwiseMaxPoolAntialiased(REGULAR, 3, 2),
+    "NormMaxPool": lambda: en.NormMaxPool(VECTORS, 2),
+    "FieldDropout": lambda: en.FieldDropout(VECTORS, 0.5),
+    "MaskModule": lambda: en.MaskModule(VECTORS, 6, 1),
+    "ReshuffleModule": lambda: en.ReshuffleModule(MIXED, [1, 0]),
+    "MultipleModule": multiple,
+    "DisentangleModule": lambda: en.DisentangleModule(REGULAR),
+    "GatedNonLinearity1": lambda: en.GatedNonLinearity1(GATED, drop_gates=False),
+    "ConcatenatedNonLinearity": lambda: en.ConcatenatedNonLinearity(REGULAR, "c_relu"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_that_escnn_has_no_export_of(name):
+    module = MODULES[name]()
+    net = en.SequentialModule(ea.PoseLinear(REGULAR, module.in_type), module).double().eval()
+    plain, x = exported(net), torch.randn(3, REGULAR.size, 6, 6, dtype=torch.float64)
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: Dim("batch")},)).module()
+    for images in (x, x[:2]):
+        expected = net(REGULAR(images)).tensor
+        for found in (plain(images), program(images)):
+            assert found.shape == expected.shape
+            assert torch.allclose(found, expected, atol=1e-12)
+
+
+def test_modules_that_cannot_be_exported_are_named():
+    module = en.BranchingModule(MIXED, ["a", "b"])
+    with pytest.raises(NotImplementedError, match=r"exported: BranchingModule takes or gives several fields"):
+        exported(module)
+    pytest.importorskip("torch_geometric")
+    with pytest.raises(NotImplementedError, match=r"exported: R2PointConv reads coordinates .* needed PointSelf"):
+        exported(en.R2PointConv(VECTORS, VECTORS, sigma=0.5, width=1.0, n_rings=2, frequencies_cutoff=2.0))
