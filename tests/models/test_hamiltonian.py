@@ -248,7 +248,8 @@ def test_bad_systems(known):
 
 
 def test_there_is_no_file_of_forces():
-    network = HamiltonianNetwork(PointTransformer(gspaces.rot2dOnR2(4), 1, 1, fields=2, num_blocks=1, num_heads=1, pool="sum"))
+    potential = PointTransformer(gspaces.rot2dOnR2(4), 1, 1, fields=2, num_blocks=1, num_heads=1, pool="sum")
+    network = HamiltonianNetwork(potential)
     with pytest.raises(
         NotImplementedError, match=r"HamiltonianNetwork: its forces .* needed .*network\.potential\.export"
     ):
