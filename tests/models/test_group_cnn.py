@@ -11,7 +11,7 @@ from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAt
 from escnn_attention.models import GroupCNN
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
+from tests.models.networks import assert_exported, broken, check_trains, count, norms, sequence, settled
 
 EXACT = 1e-10
 P4 = gspaces.rot2dOnR2(4)
@@ -231,16 +231,7 @@ def test_options_reach_the_layers():
 def test_trains():
     torch.manual_seed(0)
     network = GroupCNN(P4, 1, 2, **SMALL, attention="full", attention_size=3, dropout=0.0)
-    images, labels = torch.randn(8, 1, 10, 10), torch.arange(8) % 2
-    optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
-    losses = []
-    for _ in range(30):
-        loss = torch.nn.functional.cross_entropy(network(images), labels)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    check_trains(network, 10, lr=2e-2)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
 
 

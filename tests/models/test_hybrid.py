@@ -6,6 +6,7 @@ from escnn.nn import R2Conv, R3Conv
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock, equivariance_report
 from escnn_attention.geometry.positions import Window
 from escnn_attention.models import HybridNet
+from tests.models.networks import check_trains
 
 SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem_kernel": 3, "num_heads": 2}
 
@@ -105,17 +106,7 @@ def test_attention_alone_can_widen():
 def test_trains():
     torch.manual_seed(0)
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, dropout=0.1, attention_dropout=0.1)
-    images = torch.randn(8, 1, 9, 9)
-    labels = torch.arange(8) % 2
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        loss = torch.nn.functional.cross_entropy(network(images), labels)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    check_trains(network, 9, lr=1e-2)
 
 
 @pytest.mark.parametrize(
