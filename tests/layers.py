@@ -72,6 +72,15 @@ class Case:
         return out.tensor if isinstance(out, GeometricTensor) else out
 
 
+def drawn(module: nn.Module) -> nn.Module:
+    """A module in float64 and eval mode, with weights that are all in use."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
+
+
 def there(value: Any, like: Tensor) -> Any:
     """An argument in the precision and on the device of a tensor."""
     if not isinstance(value, Tensor):
@@ -215,8 +224,22 @@ CASES = {
     ),
     "VisionTransformer": Case(vision_transformer(), shape=(2, 8, 8)),
     "VisionTransformer, invariant": Case(vision_transformer(invariant=True, class_token=False), shape=(2, 8, 8)),
+    "LieTransformer": on_points(
+        lambda: models.LieTransformer(C4, 2, 3, fields=4, num_blocks=1, num_heads=2), batch=BATCH, mask=MASK
+    ),
+    "LieTransformer, points": on_points(
+        lambda: models.LieTransformer(
+            C4, 2, 3, fields=4, num_blocks=1, num_heads=2, normalization="count", readout="points"
+        ),
+        batch=BATCH,
+    ),
+    "PlatonicTransformer": on_points(
+        lambda: models.PlatonicTransformer(ON_R3, 2, 3, fields=8, num_blocks=1, num_heads=2, hidden_fields=3),
+        batch=BATCH,
+    ),
     "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
     "PointTransformer": on_points(point_transformer(), batch=BATCH, mask=MASK),
+    "PointTransformer, spectrum": on_points(point_transformer(poses="spectrum"), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(
         lambda: models.PointTransformer(
             ON_R3, 2, FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)]), fields=2, num_blocks=1, num_heads=1

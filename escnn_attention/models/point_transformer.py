@@ -24,6 +24,7 @@ from escnn_attention.nn.branches import depth_rates
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
+from escnn_attention.nn.power_spectrum import PowerSpectrum
 from escnn_attention.nn.transformer import shortcut_of
 from escnn_attention.plain.point_network import (
     EquivariantHead,
@@ -33,6 +34,7 @@ from escnn_attention.plain.point_network import (
     Readout,
     SymmetricTensors,
 )
+from escnn_attention.plain.power_spectrum import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = ["PointTransformer", "in_type_of"]
@@ -82,7 +84,8 @@ class PointTransformer(CloudNetwork):
         samples: the samples of a continuous fiber group.
         pool: over the points of a cloud, ``"mean"``, ``"sum"`` or ``"max"`` (invariants only); None for an output at
             every point.
-        poses: the pooling of invariants over the poses, ``"mean"`` or ``"max"``.
+        poses: how invariants are made: by pooling z over the poses, ``"mean"`` or ``"max"``, or ``"spectrum"``, the
+            :class:`~escnn_attention.PowerSpectrum` of f in place of z. That is exact for continuous groups, too.
         readout: whether the MLP acts on the pooled features of ``"clouds"``, or at ``"points"`` before they are pooled,
             which makes sums over the points extensive.
         head_fields: the fields of z, by default ``fields``.
@@ -165,12 +168,16 @@ class PointTransformer(CloudNetwork):
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
             self.out_type = _scalars(gspace, "out_type", out_type)
+            invariants: ToPoses | PlainPowerSpectrum = to_poses
             widths = (1 + head_layers) * [width] + [self.num_outputs]
+            if poses == "spectrum":
+                spectrum = PowerSpectrum(hidden)
+                invariants, widths[0] = spectrum.plain, spectrum.out_type.size
             self.head = InvariantHead(
-                to_poses, group.weights, widths, poses=poses, pool=pool, readout=readout, batch_norm=batch_norm
+                invariants, group.weights, widths, poses=poses, pool=pool, readout=readout, batch_norm=batch_norm
             )
             return
-        _check_equivariant(pool, batch_norm)
+        _check_equivariant(pool, poses, batch_norm)
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
@@ -249,12 +256,14 @@ def _check_head(pool: Pool | None, poses: PosePool, readout: Readout, head_layer
     check_int("head_layers", head_layers, least=0)
     if pool is not None:
         check_option("pool", pool, ("mean", "sum", "max"))
-    check_option("poses", poses, ("mean", "max"))
+    check_option("poses", poses, ("mean", "max", "spectrum"))
     check_option("readout", readout, ("clouds", "points"))
 
 
-def _check_equivariant(pool: Pool | None, batch_norm: bool) -> None:
+def _check_equivariant(pool: Pool | None, poses: PosePool, batch_norm: bool) -> None:
     """The options are none that are for invariants only."""
+    if poses == "spectrum":
+        raise ValueError('poses: got "spectrum", which are invariants; leave it at "mean"')
     if batch_norm:
         raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
     if pool == "max":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models.description import DescriptionError, build, class_path, describe, named
 from escnn_attention.models.listing import shortened
 from escnn_attention.models.weights_file import WEIGHTS, read_weights, write_weights
@@ -177,7 +178,7 @@ class PretrainedMixin(
         write_weights(self, save_directory)
 
     def _configuration(self) -> dict[str, Any]:
-        """The arguments of the constructor, and of which class it is."""
+        """The arguments of the constructor, of which class it is, and in which layout its weights are."""
         if self._undescribed:
             reason = next(iter(self._undescribed.values()))
             raise ValueError(
@@ -185,10 +186,10 @@ class PretrainedMixin(
             )
         arguments = self._hub_mixin_config
         assert isinstance(arguments, Mapping)
-        return {"class_path": class_path(type(self)), **arguments}
+        return {"class_path": class_path(type(self)), "layout": LAYOUT, **arguments}
 
 
-_ABOUT = ("class_path",)
+_ABOUT = ("class_path", "layout")
 _OF_THE_HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
@@ -259,6 +260,12 @@ def _checked_configuration(content: Any, source: object) -> dict[str, Any]:
         raise ValueError(
             f"{source}: its {CONFIGURATION} names no class_path, needed a network that save_pretrained of "
             "escnn_attention wrote"
+        )
+    layout = content.get("layout", 1)  # of the weights
+    if not isinstance(layout, int) or layout > LAYOUT:
+        raise ValueError(
+            f"{source}: its weights are in layout {layout}, and this version of escnn_attention knows those up to "
+            f"{LAYOUT}: it needs a newer one"
         )
     return content
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from escnn_attention._export import exporting
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.power_spectrum import PowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 Pool = Literal["mean", "sum", "max"]
-PosePool = Literal["mean", "max"]
+PosePool = Literal["mean", "max", "spectrum"]
 Readout = Literal["clouds", "points"]
 
 
@@ -180,9 +181,9 @@ class InvariantHead(ExactBuffers):
     """Numbers that no element of the group changes: one map to poses, a pooling over them, an MLP.
 
     Args:
-        to_poses: from the features to regular fields.
+        to_poses: from the features to regular fields; or to invariants, for the power spectrum in place of a pooling.
         weights: ``(|H|,)``, the measure of the poses, of mean 1.
-        widths: of the MLP: the fields of ``to_poses``, hidden layers, numbers.
+        widths: of the MLP: the fields of ``to_poses``, or its invariants, hidden layers, numbers.
         poses: the pooling over the poses.
         pool: that over the points, or None for numbers at every point.
         readout: whether the MLP acts on clouds, after the pooling, or at points, before it.
@@ -196,7 +197,7 @@ class InvariantHead(ExactBuffers):
 
     def __init__(
         self,
-        to_poses: ToPoses,
+        to_poses: ToPoses | PowerSpectrum,
         weights: np.ndarray,
         widths: Sequence[int],
         *,
@@ -218,13 +219,20 @@ class InvariantHead(ExactBuffers):
         self.readout: Readout = readout
 
     def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
-        seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
-        y = seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
+        y = self._invariants(x)
         if self.pool is None:
             return self._perceive(y)
         if self.readout == "points":
             return pool_clouds(self._perceive(y), batch, num_clouds, self.pool, measure)
         return self._perceive(pool_clouds(y, batch, num_clouds, self.pool, measure))
+
+    def _invariants(self, x: Tensor) -> Tensor:
+        """The invariants of features ``(N, size)``, ``(N, C)``."""
+        if isinstance(self.to_poses, PowerSpectrum):
+            spectrum: Tensor = self.to_poses(x)
+            return spectrum
+        seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
+        return seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
 
     def _perceive(self, y: Tensor) -> Tensor:
         norm = self.perceptron[0]

@@ -53,7 +53,7 @@ def agree(a: torch.Tensor, b: torch.Tensor) -> None:
     scalar=st.booleans(),
     out=st.sampled_from([3, "vector", "symmetric tensor", "mixed"]),
     pool=st.sampled_from(["mean", "sum", "max", None]),
-    poses=st.sampled_from(["mean", "max"]),
+    poses=st.sampled_from(["mean", "max", "spectrum"]),
     readout=st.sampled_from(["clouds", "points"]),
     attention=st.sampled_from([{}, {"kernel_features": 2}, {"num_neighbours": 2, "keys": "own"}, {"radius": 1.5}]),
     positions=st.booleans(),
@@ -65,6 +65,8 @@ def test_equivariance(name, scalar, out, pool, poses, readout, attention, positi
     space = SPACES[name]()
     if pool == "max" and not isinstance(out, int):
         pool = "sum"
+    if poses == "spectrum" and not isinstance(out, int):
+        poses = "mean"
     network = PointTransformer(
         space,
         4 if scalar else mixed(space),
@@ -240,6 +242,25 @@ def test_positions_tell_equal_points_apart():
     halved = PointTransformer(space, 1, 1, positions=True, attention={"length_scale": 4.0}, **SMALL).double()
     halved.load_state_dict(plain.state_dict())
     agree(halved(ones, 2 * coords, batch=BATCH), plain(ones, coords, batch=BATCH))
+
+
+def test_a_head_of_spectra_is_exact_for_continuous_groups():
+    """Attention and pooling over poses sample the group; the spectrum does not."""
+    space = gspaces.rot3dOnR3()
+    fields = FieldType(space, 2 * [space.trivial_repr, space.irrep(1), space.irrep(2)])
+    sizes = {"fields": fields, "num_blocks": 1, "num_heads": 2, "samples": 4}
+    network = PointTransformer(space, fields, 3, poses="spectrum", **sizes).double().eval()
+    x, _ = cloud(fields)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        matrix = torch.linalg.qr(torch.tensor(generator.normal(size=(3, 3))))[0]
+        g = space.fibergroup.element(matrix.numpy() * np.sign(np.linalg.det(matrix)), "MAT")
+        given, expected = network.head(x, None, 1), network.head(turned(x, fields, g), None, 1)
+        agree(given, expected)
+    with pytest.raises(ValueError, match=r'^poses: got "spectrum", which are invariants'):
+        PointTransformer(space, fields, "vector", poses="spectrum", **sizes)
+    pooled = PointTransformer(space, fields, 3, **sizes).double().eval()  # the negative control
+    assert (pooled.head(x, None, 1) - pooled.head(turned(x, fields, g), None, 1)).norm() > 1e-6
 
 
 def test_numbers_of_fields_by_name():

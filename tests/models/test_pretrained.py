@@ -13,6 +13,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from escnn_attention import FieldLayerNorm, PairKernel, Samples, models
+from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models import (
     CNN,
     EquivariantClassifier,
@@ -225,6 +226,21 @@ def test_damaged_weights_are_refused(folder):
     (folder / WEIGHTS).unlink()
     with pytest.raises(FileNotFoundError, match="it has no weights"):
         models.from_pretrained(folder)
+
+
+def test_folders_say_the_layout_of_weights_and_newer_ones_are_refused(folder):
+    configuration = json.loads((folder / CONFIGURATION).read_text())
+    assert configuration["layout"] == LAYOUT
+    for layout in (None, LAYOUT + 1, "new"):  # None: of before there was a number
+        changed = configuration | {"layout": layout}
+        (folder / CONFIGURATION).write_text(json.dumps({n: v for n, v in changed.items() if v is not None}))
+        if layout is None:
+            models.from_pretrained(folder)
+            continue
+        with pytest.raises(
+            ValueError, match=rf"its weights are in layout {layout}, and this version .* up to {LAYOUT}"
+        ):
+            models.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,12 @@ import escnn_attention as ea
 from escnn_attention.models import GSANet, HybridNet, PointTransformer
 from escnn_attention.nn.branches import depth_rates
 from tests import spaces
-from tests.layers import BATCH, CASES
+from tests.layers import BATCH, CASES, drawn
 from tests.nn.points import cloud, error_of
 
 C4, D3 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3)
 PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
 KINDS = pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
-
-
-def drawn(module):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
 
 
 @KINDS

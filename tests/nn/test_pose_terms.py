@@ -18,19 +18,11 @@ from escnn_attention import (
 )
 from escnn_attention.functional.backends.native import why_not_built
 from tests import spaces
-from tests.layers import BATCH, EDGES, MASK
+from tests.layers import BATCH, EDGES, MASK, drawn
 from tests.nn.points import cloud, error_of
 
 COMPILED = () if why_not_built(torch.float64) else ("native",)
 C4, D3, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3), gspaces.flipRot2dOnR2(4)
-
-
-def drawn(module):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double().eval()
 
 
 ENCODINGS = pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])

@@ -53,7 +53,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
       how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,
-      ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1.
+      ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1. Linear attention
+      (``attention=False``), of which no tensor tells, is refused.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``

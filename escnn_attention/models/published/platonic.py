@@ -13,7 +13,7 @@ from escnn.group import o3_group
 from escnn.gspaces import GSpace
 from torch import Tensor
 
-from escnn_attention._checks import check_int
+from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
@@ -39,6 +39,7 @@ def from_platonic(
     activation: Activation = "gelu",
     pool: Literal["mean", "sum"] | None = "sum",
     divisor: float = 1.0,
+    attention: bool = True,
 ) -> PlatonicTransformer:
     """The network that tensors of the published code of Platonic Transformers belong to.
 
@@ -49,7 +50,12 @@ def from_platonic(
         activation: of the pointwise networks.
         pool: over the points, None for outputs at every point.
         divisor: what is pooled is divided by this.
+        attention: whether weights are those of a softmax, as which no tensor tells them; others are refused.
     """
+    if not check_bool("attention", attention):
+        raise ValueError(
+            "attention: got False, and linear attention has no layer here; needed a network of attention by a softmax"
+        )
     names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
     if not names:
         raise checkpoint.missing("x_embedder.kernel", ", needed the embedding of the features")

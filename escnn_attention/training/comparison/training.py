@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from escnn_attention.functional.layout import without_prefix
 from escnn_attention.training.comparison.images import ImageData
 from escnn_attention.training.comparison.progress import EpochProgress, Reporter
 from escnn_attention.training.comparison.settings import Settings
@@ -119,14 +122,25 @@ def read_network(network: dict[str, Any], checkpoint: Path) -> tuple[nn.Module, 
     built = build_described(network)
     expected = {f"network.{name}": value.shape for name, value in built.state_dict().items()}
     state = content.get("state_dict", {})
-    found = {name: value for name, value in state.items() if name.startswith("network.")}
+    found = without_prefix(state, "network.")
     if [value.shape for value in found.values()] != list(expected.values()) or "epoch" not in content:
         raise UserError(f"{checkpoint} is of another network than this version of escnn_attention builds: {_WAY_OUT}")
-    if list(found) != list(expected):
-        content["state_dict"] = dict(zip(expected, found.values(), strict=True))
+    if [f"network.{name}" for name in found] != list(expected):
+        content["state_dict"] = _renamed(state, list(expected))
         write_checkpoint(checkpoint, content)
-    built.load_state_dict(dict(zip(built.state_dict(), found.values(), strict=True)))
+    try:
+        built.load_state_dict(_renamed(found, list(built.state_dict())))
+    except RuntimeError as error:
+        raise UserError(f"{checkpoint} cannot be loaded: {error}") from None
     return built.eval(), int(content["epoch"]) + 1
+
+
+def _renamed(state: Mapping[str, Tensor], names: Sequence[str]) -> OrderedDict[str, Tensor]:
+    """A state dict with other names, in the layouts that it says."""
+    renamed = OrderedDict(zip(names, state.values(), strict=True))
+    if hasattr(state, "_metadata"):
+        renamed._metadata = state._metadata  # type: ignore[attr-defined]
+    return renamed
 
 
 def _accelerator(name: str) -> str:

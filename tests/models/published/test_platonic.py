@@ -213,6 +213,8 @@ def test_bad_state_dicts():
             load({name: torch.cat([tensors[name]] * 2)})
     with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor of this network"):
         load({"layers.1.gamma_1": torch.ones(WIDTH)})
+    with pytest.raises(ValueError, match=r"^attention: got False, and linear attention has no layer here"):
+        load({}, attention=False)
     with pytest.raises(ValueError, match=r"^vectors: got 2, and the embedding reads 3 numbers"):
         load({}, vectors=2)
     with pytest.raises(ValueError, match=r"^scalar_readout.kernel: missing"):

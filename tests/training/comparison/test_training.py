@@ -60,6 +60,12 @@ def test_other_names_of_the_same_weights_are_understood(trained):
     assert finished == 1
     assert all(torch.equal(value, training.network.state_dict()[name]) for name, value in network.state_dict().items())
     assert list(torch.load(path, weights_only=True)["state_dict"]) == list(state)
+    content["state_dict"] = state
+    for layout in state._metadata.values():
+        layout["version"] = 2
+    torch.save(content, path)
+    with pytest.raises(UserError, match="are in layout 2, and this version of escnn_attention knows those up to 1"):
+        read_network(description, path)
     torch.save({"state_dict": state}, path)
     with pytest.raises(UserError, match="is of another network than this version"):
         read_network(description, path)
