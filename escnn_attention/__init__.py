@@ -32,6 +32,7 @@ if find_spec("escnn") is not None:
     from escnn_attention.geometry.relations import LogMotion, LogPolar, Offset, Pair, Relation
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
+    from escnn_attention.groups.tetrahedral import tetraOnR3
     from escnn_attention.nn import (
         GELU,
         AntialiasedPool,
@@ -146,5 +147,6 @@ __all__ = [
     "equivariance_report",
     "fit_kernel",
     "summary",
+    "tetraOnR3",
     "working_memory",
 ]

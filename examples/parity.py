@@ -247,6 +247,7 @@ def platonic(root: Path) -> Iterator[Row]:
         "dihedral_4": 2,
         "flop_2d_1": 2,
         "cyclic_3d_4": 3,
+        "tetrahedron": 3,
         "octahedron": 3,
         "icosahedron": 3,
     }

@@ -219,20 +219,16 @@ class InvariantHead(ExactBuffers):
         self.readout: Readout = readout
 
     def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
-        y = self._invariants(x)
+        if isinstance(self.to_poses, PowerSpectrum):
+            y: Tensor = self.to_poses(x)
+        else:
+            seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
+            y = seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
         if self.pool is None:
             return self._perceive(y)
         if self.readout == "points":
             return pool_clouds(self._perceive(y), batch, num_clouds, self.pool, measure)
         return self._perceive(pool_clouds(y, batch, num_clouds, self.pool, measure))
-
-    def _invariants(self, x: Tensor) -> Tensor:
-        """The invariants of features ``(N, size)``, ``(N, C)``."""
-        if isinstance(self.to_poses, PowerSpectrum):
-            spectrum: Tensor = self.to_poses(x)
-            return spectrum
-        seen = F.silu(self.to_poses(x.unsqueeze(0))[0, 0])  # N, |H|, C
-        return seen.amax(1) if self.poses == "max" else (seen * self.weights.to(seen.dtype)[:, None]).mean(1)
 
     def _perceive(self, y: Tensor) -> Tensor:
         norm = self.perceptron[0]

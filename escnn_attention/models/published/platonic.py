@@ -15,6 +15,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.groups.tetrahedral import tetraOnR3
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.published.weights import load_heads, load_values
@@ -143,6 +144,8 @@ def _candidates(order: int, dim: int) -> Iterator[Callable[[], GSpace]]:
         yield lambda: gspaces.rot2dOnR3(order)
         if order == 2:
             yield from (lambda: gspaces.mirOnR3(axis=0.0), lambda: gspaces.mirOnR3(axis=np.pi / 2), gspaces.invOnR3)
+        if order == 12:
+            yield tetraOnR3
         if order == 24:
             yield gspaces.octaOnR3
         if order == 60:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from escnn import gspaces
 
+from escnn_attention import tetraOnR3
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PlatonicTransformer, from_published
 
@@ -20,6 +21,8 @@ def matrices(name):
     """Elements of groups, in an order of their own and the identity first."""
     if name == "trivial":
         return torch.eye(3)[None]
+    if name == "tetrahedron":
+        return torch.tensor(fibers(tetraOnR3()).action)[[0, *range(11, 0, -1)]]
     if name == "octahedron":
         rotations = [
             np.eye(3)[list(p)] * np.array(signs)[:, None]
@@ -141,6 +144,7 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
     ("name", "options"),
     [
         ("octahedron", {"vectors": 1, "out_vectors": 1}),
+        ("tetrahedron", {"vectors": 1, "out_vectors": 1}),
         ("dihedral", {"keys": True, "scale": True, "vectors": 2, "hidden": False}),
         ("dihedral", {"ape": True, "rms": True, "out_vectors": 2}),
         ("trivial", {"ape": True, "keys": True, "vectors": 1, "out_vectors": 1}),
@@ -179,6 +183,7 @@ def test_groups_are_told_by_their_matrices():
         gspaces.flip2dOnR2(axis=0.0),
         gspaces.flip2dOnR2(axis=math.pi / 2),
         gspaces.rot2dOnR3(3),
+        tetraOnR3(),
         gspaces.mirOnR3(axis=math.pi / 2),
         gspaces.invOnR3(),
     ):

@@ -1,0 +1,88 @@
+"""The rotations of the tetrahedron as a group of escnn."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import GroupSelfAttention, PointSelfAttention, tetraOnR3
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.groups.tetrahedral import tetra_group
+from escnn_attention.models.description import build, describe
+from tests import spaces
+from tests.nn.points import cloud, error_of
+
+
+def test_the_group_law():
+    group = tetra_group()
+    assert len(set(group.elements)) == group.order() == 12
+    for g in group.elements:
+        assert g @ ~g == group.identity
+        for h in group.elements:
+            assert (g @ h) in group.elements
+    assert spaces.generated(group.generators) == set(group.elements)
+    octahedral = fibers(gspaces.octaOnR3()).action
+    inside = np.isclose(fibers(tetraOnR3()).action[:, None], octahedral).all((2, 3)).any(0)
+    assert inside.sum() == 12
+    # Those that are left out are no elements.
+    for matrix in octahedral[~inside]:
+        with pytest.raises(ValueError, match="is not an element of Tetrahedral"):
+            group.element(matrix, "MAT")
+
+
+def test_representations():
+    group = tetra_group()
+    assert sum(irrep.size**2 / irrep.sum_of_squares_constituents for irrep in group.irreps()) == 12
+    standard = fibers(tetraOnR3()).action
+    for representation in (*group.irreps(), group.regular_representation):
+        for g in group.elements:
+            for h in group.generators:
+                product = representation(g) @ representation(h)
+                np.testing.assert_allclose(representation(g @ h), product, atol=1e-10)
+    for i, g in enumerate(group.elements):
+        np.testing.assert_allclose(standard[i], g.to("MAT"), atol=1e-12)
+        moved = [group.elements.index(g @ h) for h in group.elements]
+        np.testing.assert_array_equal(np.round(group.regular_representation(g)).argmax(0), moved)
+    with pytest.raises(ValueError, match="irreps of the tetrahedral group are 0, 1 and 2"):
+        group.irrep(3)
+
+
+def test_layers_between_points_are_exact():
+    space = tetraOnR3()
+    fields = FieldType(space, [space.irrep(2), space.trivial_repr, space.regular_repr, space.irrep(1)])
+    layer = PointSelfAttention(fields, fields, 2, head_fields=3).double()
+    x = cloud(fields, 9)
+    assert error_of(layer, x, space.fibergroup.elements) < 1e-11
+    # The negative control: a quarter turn is none of its elements.
+    quarter = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    scalars = FieldType(space, [space.trivial_repr])
+    layer = PointSelfAttention(scalars, scalars, 2, head_fields=3).double()
+    x = cloud(scalars, 9)
+    turned = GeometricTensor(x.tensor, scalars, x.coords @ quarter.T)
+    assert (layer(turned).tensor - layer(x).tensor).abs().max() > 1e-6
+    rotation = torch.as_tensor(fibers(space).action[5])
+    turned = GeometricTensor(x.tensor, scalars, x.coords @ rotation.T)
+    assert (layer(turned).tensor - layer(x).tensor).abs().max() < 1e-12
+
+
+def test_layers_on_grids_are_exact():
+    space = tetraOnR3()
+    fields = FieldType(space, [space.trivial_repr, space.regular_repr])
+    layer = GroupSelfAttention(fields, fields, 1, 3, keys="own").double()
+    x = spaces.random_field(fields, 3, 3, 3)
+    assert spaces.grid_error(layer, x) < 1e-11
+
+
+def test_copies_are_the_same_group():
+    space = tetraOnR3()
+    for again in (copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+        assert again == space
+        assert again.fibergroup is space.fibergroup
+    assert build(describe(space)) == space
+    assert space != gspaces.octaOnR3()
+    with pytest.raises(NotImplementedError, match="has no subgroups here"):
+        space.restrict(2)
