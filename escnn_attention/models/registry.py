@@ -24,7 +24,7 @@ from escnn_attention.models.pretrained import CONFIGURATION, check_source, from_
 from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.weights_file import WEIGHTS
 
-__all__ = ["create", "data_of", "from_pretrained", "list_models"]
+__all__ = ["create", "data_of", "from_pretrained", "list_models", "task_of"]
 
 _WEIGHTS = Path(__file__).with_name("weights")
 """A folder for each name with weights, as ``save_pretrained`` writes it."""
@@ -32,9 +32,9 @@ _WEIGHTS = Path(__file__).with_name("weights")
 
 @dataclass(frozen=True)
 class _Named:
-    """A network: the function that makes it, of which gspace, with which options, and the data that it is for.
+    """A network: the function that makes it, of which gspace, with which options, and what it is for.
 
-    Data are a class of :mod:`escnn_attention.training` and its arguments.
+    Data are a class of :mod:`escnn_attention.training` and its arguments, a task is one of ``escnn-attention fit``.
     """
 
     make: Callable[..., torch.nn.Module]
@@ -42,6 +42,7 @@ class _Named:
     data: str
     options: Mapping[str, Any] = field(default_factory=dict)
     data_options: Mapping[str, Any] = field(default_factory=dict)
+    task: str = "classification"
 
 
 def _rotations() -> GSpace:
@@ -98,6 +99,15 @@ _MOLECULES = {
     "pool": "sum",
     "readout": "points",
 }
+_PARTICLES = {
+    "in_type": {"scalar": 1, "vector": 1},
+    "out_type": "vector",
+    "fields": 8,
+    "num_blocks": 4,
+    "num_heads": 2,
+    "positions": True,
+    "pool": None,
+}
 _SOLIDS = {
     "in_type": 1,
     "out_type": 40,
@@ -125,8 +135,13 @@ _NETWORKS = {
     "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
     "hybrid-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _HYBRID),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
-    "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS),
-    "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES),
+    "point-transformer-charged-particles": _Named(
+        PointTransformer, gspaces.octaOnR3, "ChargedParticles", _PARTICLES, task="point-forecast"
+    ),
+    "point-transformer-modelnet40": _Named(
+        PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS, task="point-classification"
+    ),
+    "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES, task="point-regression"),
     "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10"),
     "steerable-digits": _Named(HybridNet, _many_rotations, "Digits", _STEERABLE_DIGITS, _DIGITS),
 }
@@ -225,6 +240,18 @@ def data_of(name_or_folder: str | Path) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"class_path": f"escnn_attention.training.{found.data}", "init_args": dict(found.data_options)}
+
+
+def task_of(name_or_folder: str | Path) -> str | None:
+    """The task of ``escnn-attention fit`` that a named network is for; None of folders.
+
+    Example:
+        >>> from escnn_attention.models.registry import task_of
+        >>> task_of("hybrid-rotmnist")
+        'classification'
+    """
+    found = _NETWORKS.get(str(name_or_folder))
+    return None if found is None else found.task
 
 
 def _source(name_or_folder: str | Path) -> Path | str:

@@ -9,7 +9,7 @@ from escnn import gspaces
 
 from escnn_attention import equivariance_report, models
 from escnn_attention.models import registry
-from escnn_attention.models.registry import data_of
+from escnn_attention.models.registry import data_of, task_of
 
 SMALL = {
     "all-cnn-c-cifar10": {"width": 1},
@@ -23,6 +23,7 @@ SMALL = {
     "gsa-net-rotmnist": {"channels": 6},
     "hybrid-rotmnist": {"widths": (4, 4)},
     "p4-cnn-rotmnist": {"width": 1},
+    "point-transformer-charged-particles": {"fields": 2, "num_blocks": 1},
     "point-transformer-modelnet40": {"fields": 8, "num_blocks": 1},
     "point-transformer-qm9": {"fields": 8, "num_blocks": 1},
     "resnet44-cifar10": {"width": (1, 1, 1), "blocks": 1},
@@ -63,7 +64,9 @@ def test_names_are_for_data_that_there_are():
         place, _, module = data["class_path"].rpartition(".")
         assert place == training.__name__
         getattr(training, module)(**data["init_args"])
-    assert data_of("runs/mine") is None
+    assert data_of("runs/mine") is task_of("runs/mine") is None
+    tasks = pytest.importorskip("escnn_attention.training.modules.tasks").TASKS
+    assert {task_of(name) for name in SMALL} <= tasks.keys()
 
 
 def test_parameters_of_the_paper():
@@ -163,8 +166,8 @@ def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *limit]
     found = experiment.run_pretrained(["--pretrained", name, *options])
     # Of all test images where there are few: another machine may round one of them to another side.
-    bound = 2 / found.images if data == "Digits" else 4 * (said * (1 - said) / found.images) ** 0.5
-    assert found.accuracy == pytest.approx(said, abs=bound)
+    bound = 2 / found.size if data == "Digits" else 4 * (said * (1 - said) / found.size) ** 0.5
+    assert found.numbers["accuracy"] == pytest.approx(said, abs=bound)
 
 
 @pytest.mark.parametrize("name", PRETRAINED)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
@@ -45,11 +45,7 @@ from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.files import remove_temporaries
 from escnn_attention.training.locking import held
 from escnn_attention.training.modules.classifier import Classifier
-from escnn_attention.training.modules.point_classifier import PointClassifier
-from escnn_attention.training.modules.point_dynamics import PointDynamics
-from escnn_attention.training.modules.point_forecast import PointForecast
-from escnn_attention.training.modules.point_regression import PointRegression
-from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.provenance import hardware, versions
 from escnn_attention.training.quiet import quiet_lightning
 
@@ -57,16 +53,6 @@ _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for
 
 # What Lightning cannot do without: the first two always, the others to go on.
 _NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version")
-
-Task = Literal["classification", "point-classification", "point-regression", "point-dynamics", "point-forecast"]
-
-_MODULES: dict[str, type[Scheduled]] = {
-    "classification": Classifier,
-    "point-classification": PointClassifier,
-    "point-regression": PointRegression,
-    "point-dynamics": PointDynamics,
-    "point-forecast": PointForecast,
-}
 
 
 def run_experiment(
@@ -91,7 +77,7 @@ def run_experiment(
         return ExperimentCLI(
             "fit" if described else next(iter(arguments), ""),
             callbacks,
-            model_class=_MODULES.get(find_task(arguments), Classifier),
+            model_class=TASKS.get(find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,
             subclass_mode_data=True,
             save_config_callback=None,

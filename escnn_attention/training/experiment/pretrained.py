@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
 from jsonargparse import ArgumentParser
 
 from escnn_attention import models
-from escnn_attention.models.registry import data_of
+from escnn_attention.models.registry import data_of, task_of
 from escnn_attention.training.errors import UserError, told
-from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
 
 __all__ = ["Measured", "is_asked_for", "run_pretrained"]
@@ -23,19 +23,20 @@ _PLACE = "escnn_attention.training"
 
 
 class Measured(NamedTuple):
-    """What was measured: of which network, on which data, how many images, and how many of them are told rightly."""
+    """What was measured: of which network, on which data, how many of them, and the numbers by name."""
 
     network: str
     data: str
-    images: int
-    accuracy: float
-    loss: float
+    size: int
+    things: str
+    numbers: dict[str, float]
 
     def __str__(self) -> str:
-        return (
-            f"{self.network} on the test part of {self.data}: accuracy {100 * self.accuracy:.2f} %, "
-            f"loss {self.loss:.4f}, {self.images} images"
+        numbers = (
+            f"{name} {100 * value:.2f} %" if name == "accuracy" else f"{name} {value:.4f}"
+            for name, value in self.numbers.items()
         )
+        return f"{self.network} on the test part of {self.data}: {', '.join(numbers)}, {self.size} {self.things}"
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
@@ -44,34 +45,35 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 
 def run_pretrained(arguments: Sequence[str]) -> Measured:
-    """Measure a trained classifier of images on the test part of its data.
+    """Measure a trained network on the test part of its data.
 
     Args:
         arguments: the options of ``escnn-attention test``: ``--pretrained`` with a name of
-            :func:`escnn_attention.models.list_models`, a folder or a repository; ``--data`` and ``--trainer`` as in
-            trainings. The data of a name are known, those of a folder are not.
+            :func:`escnn_attention.models.list_models`, a folder or a repository; ``--task``, ``--data`` and
+            ``--trainer`` as in trainings. Task and data of a name are known, those of a folder are not.
 
     Raises:
-        UserError: there is no such network, it is no classifier of images, or the data cannot be had.
+        UserError: there is no such network, it is not for this task or for these data, or the data cannot be had.
         SystemExit: an option that cannot be parsed; the reason is on stderr.
     """
     parser = ArgumentParser(prog="escnn-attention test", description="Measure a network that is trained already.")
     parser.add_argument(_OPTION, required=True, help="A name of models.list_models(pretrained=True), or a folder.")
+    parser.add_argument("--task", type=Task, default="classification", help="What it was trained for.")
     parser.add_subclass_arguments(pl.LightningDataModule, "data", required=False, help="By default those of the name.")
     parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
     parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
     parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
     name = _name(parser, arguments)
-    data = data_of(name)
+    data, task = data_of(name), task_of(name)
     if data is not None:
-        parser.set_defaults({"data": data})
+        parser.set_defaults({"data": data, "task": task})
     config = parser.parse_args(list(arguments))
     with quiet_lightning(), told(), _as_told():
         network = models.from_pretrained(name)
         if config.get("data") is None:
             raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
         chosen = parser.instantiate_classes(config)
-        return _measure(name, network, chosen.data, config.trainer.as_dict())
+        return _measure(name, network, config.task, chosen.data, config.trainer.as_dict())
 
 
 def _name(parser: ArgumentParser, arguments: Sequence[str]) -> str:
@@ -84,9 +86,26 @@ def _name(parser: ArgumentParser, arguments: Sequence[str]) -> str:
     raise AssertionError
 
 
-def _measure(name: str, network: torch.nn.Module, data: pl.LightningDataModule, options: dict) -> Measured:
-    if not isinstance(getattr(network, "num_classes", None), int):
-        raise UserError(f"{_OPTION}: {name} is a {type(network).__name__}, needed a classifier of images")
+def _measure(
+    name: str, network: torch.nn.Module, task: str, data: pl.LightningDataModule, options: dict[str, Any]
+) -> Measured:
+    of_points = not isinstance(getattr(network, "num_classes", None), int)
+    if of_points != task.startswith("point"):
+        kind = "points" if of_points else "images"
+        raise UserError(f"--task: {name} is a {type(network).__name__}, a network of {kind}, got {task}")
+    if not of_points:
+        _check_images(name, network, data)
+    trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
+    made: Any = TASKS[task]
+    (found,) = trainer.test(made(network=network), data, verbose=False)
+    size = sum(len(loader.dataset) for loader in _listed(trainer.test_dataloaders))
+    numbers = {key.removeprefix("test_"): value for key, value in found.items()}
+    best_first = dict(sorted(numbers.items(), key=lambda item: item[0] == "loss"))
+    return Measured(name, type(data).__name__, size, getattr(data, "things", "images"), best_first)
+
+
+def _check_images(name: str, network: Any, data: pl.LightningDataModule) -> None:
+    """The network is one for these images."""
     channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
     for what, needed, given in (
         ("channels", channels, getattr(data, "in_channels", None)),
@@ -94,10 +113,6 @@ def _measure(name: str, network: torch.nn.Module, data: pl.LightningDataModule, 
     ):
         if given != needed:
             raise UserError(f"{_OPTION}: {name} is for {needed} {what}, but {type(data).__name__} has {given}")
-    trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
-    (found,) = trainer.test(Classifier(network), data, verbose=False)
-    images = sum(len(loader.dataset) for loader in _listed(trainer.test_dataloaders))
-    return Measured(name, type(data).__name__, images, found["test_accuracy"], found["test_loss"])
 
 
 def _listed(loaders: object) -> list:

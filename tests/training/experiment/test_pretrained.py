@@ -45,9 +45,9 @@ def expected(folder):
 
 def test_a_folder_is_measured(folder):
     found = run_pretrained(["--pretrained", str(folder), *DATA, *QUIET])
-    assert found.accuracy == pytest.approx(expected(folder))
-    assert found.accuracy > 0.2
-    assert (found.data, found.images) == ("Digits", 600)
+    assert found.numbers["accuracy"] == pytest.approx(expected(folder))
+    assert found.numbers["accuracy"] > 0.2
+    assert (found.data, found.size, found.things) == ("Digits", 600, "images")
 
 
 def test_a_name_knows_its_data_and_the_command_prints_the_accuracy(folder, tmp_path, monkeypatch):
@@ -76,13 +76,32 @@ def test_what_cannot_be_measured_is_told(folder, arguments, message):
     assert message.replace("FOLDER", str(folder)) in str(error.value)
 
 
-def test_a_network_that_is_no_classifier_is_told(tmp_path):
+def test_networks_of_points_have_other_tasks(tmp_path):
     from escnn import gspaces
 
-    network = models.PointTransformer(gspaces.trivialOnR2(), 2, 1, fields=2, num_blocks=1, num_heads=1)
+    from escnn_attention.training import ChargedParticles, PointForecast
+
+    kinds, options = {"scalar": 1, "vector": 1}, {"fields": 2, "num_blocks": 1, "num_heads": 1, "pool": None}
+    network = models.PointTransformer(gspaces.trivialOnR3(), kinds, "vector", **options).eval()
     network.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="is a PointTransformer, needed a classifier of images"):
+    with pytest.raises(UserError, match="is a PointTransformer, a network of points, got classification"):
         run_pretrained(["--pretrained", str(tmp_path), *DATA, *QUIET])
+    few = {"num_train": 2, "num_valid": 2, "num_test": 5, "start_frame": 0, "end_frame": 1, "batch_size": 2}
+    data = ["--data", "escnn_attention.training.ChargedParticles"]
+    data += [text for name, value in few.items() for text in (f"--data.init_args.{name}", str(value))]
+    found = run_pretrained(["--pretrained", str(tmp_path), "--task", "point-forecast", *data, *QUIET])
+    module, (batch,) = PointForecast(network, step=0.1), _test_batches(ChargedParticles(**few | {"eval_batch_size": 5}))
+    with torch.no_grad():
+        error = (module(batch) - batch.point_targets[:, -1, 0]).square().mean().item()
+    assert found.numbers == {"error": pytest.approx(error), "loss": pytest.approx(error)}
+    assert list(found.numbers) == ["error", "loss"]
+    assert (found.size, found.things) == (5, "clouds")
+    assert f"error {error:.4f}, loss {error:.4f}, 5 clouds" in str(found)
+
+
+def _test_batches(data):
+    data.setup("test")
+    return list(data.test_dataloader())
 
 
 def test_a_name_has_to_be_given(capsys):

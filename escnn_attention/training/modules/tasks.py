@@ -1,0 +1,25 @@
+"""What networks are trained for, by name."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.point_classifier import PointClassifier
+from escnn_attention.training.modules.point_dynamics import PointDynamics
+from escnn_attention.training.modules.point_forecast import PointForecast
+from escnn_attention.training.modules.point_regression import PointRegression
+from escnn_attention.training.modules.scheduled import Scheduled
+
+__all__ = ["TASKS", "Task"]
+
+Task = Literal["classification", "point-classification", "point-regression", "point-dynamics", "point-forecast"]
+
+TASKS: dict[str, type[Scheduled]] = {
+    "classification": Classifier,
+    "point-classification": PointClassifier,
+    "point-regression": PointRegression,
+    "point-dynamics": PointDynamics,
+    "point-forecast": PointForecast,
+}
+"""The Lightning module of each task."""
