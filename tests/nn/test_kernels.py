@@ -166,6 +166,7 @@ def test_poses_of_a_type():
 # ------------------------------------------------------------------------------------------- kernels between poses
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("basis", ["auto", "complete", "bandlimited"])
 @pytest.mark.parametrize("name", [n for n in SPACES if n != "octahedral"])
 def test_kernels_are_equivariant(name, basis):

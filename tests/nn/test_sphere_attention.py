@@ -53,6 +53,7 @@ def test_with_wrong_frames_it_does_not_fall(monkeypatch):
     assert error(layer, x) > 1e-2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("lifts", [True, False])

@@ -188,6 +188,7 @@ def written_out(layer, x, query):
     return torch.cat(out)[None].unflatten(2, tuple(max(p) + 1 for p in zip(*places, strict=True)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize(
     ("base", "options"),

@@ -27,6 +27,7 @@ from escnn_attention.functional import BACKENDS
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])
@@ -109,6 +110,7 @@ def test_kernels_with_biases_and_a_last_activation(kernel, last_activation, norm
         assert (layer(x, edges).tensor - expected).norm() > 1e-3 * expected.norm()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ["mlp", "2232", "LieTransformer"])
 @pytest.mark.parametrize("lifts", [False, True])
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -165,6 +167,7 @@ def test_scalings_and_rotations_of_the_plane_need_no_fiber_group():
         layer(GeometricTensor(x.tensor, in_type, torch.zeros_like(x.coords)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ["fourier", "rotary", "absolute", "none", "mlp", "separable"])
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["own", "all"])
@@ -192,6 +195,7 @@ def test_backends_agree(encoding, query, keys, scalars):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["native"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])

@@ -84,6 +84,7 @@ def written_out(layer, x, query):
 
 
 class TestFormula:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier"])
     @pytest.mark.parametrize("kernel_size", [None, 3])
     @pytest.mark.parametrize("query", ["own", "all", "lifting"])
