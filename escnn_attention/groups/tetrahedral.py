@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from escnn.group import Group, GroupElement, IrreducibleRepresentation, Octahedral, Representation, octa_group
+from escnn.group import Group, GroupElement, IrreducibleRepresentation, Octahedral, Representation, so3_group
 from escnn.gspaces import GSpace
 
 __all__ = ["Tetrahedral", "TetrahedralSpace", "tetraOnR3", "tetra_group"]
@@ -32,8 +32,9 @@ class Tetrahedral(Octahedral):
 
     def __init__(self) -> None:
         Group.__init__(self, "Tetrahedral", False, False)
-        self._identity = self.element(octa_group().identity.value)
-        even = [e for e in octa_group().elements if _turns(e) is not None]
+        rotations = so3_group(1)
+        self._identity = self.element(rotations.identity.value)
+        even = [e for e in rotations.grid("cube") if _turns(e) is not None]  # of the octahedral group
         self._elements = [self.element(e.value) for e in even]
         thirds = next(e for e in self._elements if _turns(e) == 1)
         halves = next(e for e in self._elements if _turns(e) == 0 and e != self._identity)
@@ -63,8 +64,8 @@ class Tetrahedral(Octahedral):
         if number == 0:
             return np.eye(1)
         if number == 1:
-            octahedral = octa_group()
-            return np.asarray(octahedral.irrep(1)(octahedral.element(element.value)))
+            rotations = so3_group(1)
+            return np.asarray(rotations.irrep(1)(rotations.element(element.value)))
         angle = 2 * np.pi * (_turns(element) or 0) / 3
         return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
 
