@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import escnn.nn as en
 import pytest
@@ -117,7 +118,8 @@ def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     return module.export(), inputs, {name: there(value, inputs[0]) for name, value in case.arguments.items()}
 
 
-def check_points(name: str) -> None:
+def check_points(name: str, onnx: bool = False) -> None:
+    """A program of PyTorch's, or what ONNX is made of it, for other numbers of points, clouds and edges."""
     plain, inputs, named = on_points(CASES[name])
     shapes = [{0: Dim.AUTO}, {0: Dim.AUTO}]
     free = {key: {value.dim() - 1: Dim.AUTO} for key, value in named.items()}
@@ -131,15 +133,34 @@ def check_points(name: str) -> None:
         twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
     if "edge_index" in twice:
         twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
+    run, tolerance = (points_in_onnx(program), 2e-5) if onnx else (program.module(), 1e-5)
     with torch.no_grad():
         for tensors, options in ((inputs, named), (more, twice)):
-            assert_same(program.module()(*tensors, **options), plain(*tensors, **options))
+            assert_same(run(*tensors, **options), plain(*tensors, **options), tolerance)
+
+
+def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
+    ort = pytest.importorskip("onnxruntime")
+    session = ort.InferenceSession(onnx_of(program).model_proto.SerializeToString())
+    names = [argument.name for argument in session.get_inputs()]
+
+    def run(*tensors: Tensor, **options: Tensor) -> Tensor:
+        arrays = [t.numpy() for t in (*tensors, *options.values())]
+        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return run
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in ON_POINTS if "Self" in name])
 def test_programs_take_any_number_of_points(name):
     check_points(name)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["PointSelfAttention", "PointTransformer"])
+def test_onnx_takes_any_number_of_points(name):
+    check_points(name, onnx=True)
 
 
 @pytest.mark.exhaustive
