@@ -275,11 +275,12 @@ def test_dynamics_of_known_springs():
 def test_the_configuration_of_charged_particles(tmp_path):
     path = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert content["data"]["init_args"] == {"batch_size": 100, "rotate_train": True}
+    moved = {"rotate_train": True, "reflect_train": True, "conjugate_train": True}
+    assert content["data"]["init_args"] == {"batch_size": 100, **moved}
     content["model"]["network"]["init_args"] |= {"fields": 1, "num_blocks": 1, "num_heads": 1}
     content["model"]["network"]["init_args"]["gspace"] = SPACE
     content["model"]["warm_up"] = 0
-    content["data"] = {**CHARGED, "init_args": {**CHARGED["init_args"], "rotate_train": True}}
+    content["data"] = {**CHARGED, "init_args": {**CHARGED["init_args"], **moved}}
     content["trainer"] |= {"fast_dev_run": True, "accelerator": "cpu", "enable_progress_bar": False}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     call("fit", tmp_path / "small.yaml", tmp_path / "run")
