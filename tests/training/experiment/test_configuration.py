@@ -9,6 +9,7 @@ pytest.importorskip("jsonargparse")
 
 from escnn_attention.models import GSANet
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import run_experiment
 from tests.training.experiment.runs import ROOT, SHORT, call, rows
 
 
@@ -42,6 +43,22 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 5)
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
         call("test", file, folder, "--model.network.init_args.kernel_size", 5)
+
+
+def test_nulls_are_kept(configuration, tmp_path):
+    """A null in place of another default, here that of global attention in place of windows of 5×5."""
+    folder = tmp_path / "run"
+    limits = [f"--data.init_args.limit_{part}=8" for part in ("train", "valid", "test")]
+    file = configuration(model__network__init_args__kernel_size=None, **SHORT)
+    call("fit", file, folder, *limits)
+    kept = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert kept["model"]["network"]["init_args"]["kernel_size"] is None
+    call("test", file, folder, *limits)
+    result = (folder / "test.json").read_bytes()
+    run_experiment(["test", "--folder", str(folder)])
+    assert (folder / "test.json").read_bytes() == result
+    with pytest.raises(UserError, match=r"kernel_size \(null there, 3 now\)"):
+        call("test", configuration(**SHORT), folder)
 
 
 @pytest.mark.parametrize(
