@@ -29,7 +29,7 @@ if find_spec("escnn") is not None:
     )
     from escnn_attention.equivariance import EquivarianceReport, assert_equivariant, equivariance_report
     from escnn_attention.functional import working_memory
-    from escnn_attention.geometry.relations import LogMotion, LogPolar, Offset, Pair, Relation
+    from escnn_attention.geometry.relations import LiftedMotion, LogMotion, LogPolar, Offset, Pair, Relation
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
     from escnn_attention.groups.tetrahedral import tetraOnR3
@@ -55,6 +55,7 @@ if find_spec("escnn") is not None:
         PatchEmbedding,
         PerScale,
         PointAttentiveConv,
+        PointLift,
         PointSelfAttention,
         PointTransformerBlock,
         PoseAttention,
@@ -109,6 +110,7 @@ __all__ = [
     "HalvingPool",
     "LayerScale",
     "LayerSummary",
+    "LiftedMotion",
     "LiftingSelfAttention",
     "LogMotion",
     "LogPolar",
@@ -120,6 +122,7 @@ __all__ = [
     "PatchEmbedding",
     "PerScale",
     "PointAttentiveConv",
+    "PointLift",
     "PointSelfAttention",
     "PointTransformerBlock",
     "PoseAttention",

@@ -58,6 +58,17 @@ def _seed() -> None:
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    """PyTorch's default precision is float64, in which formulas are compared."""
+    import torch
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
 @pytest.fixture(scope="session")
 def quick_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH with the package, and where escnn finds no torch_geometric, which takes longer than all else."""

@@ -233,6 +233,11 @@ CASES = {
         ),
         batch=BATCH,
     ),
+    "LieTransformer, lifts": on_points(
+        lambda: models.LieTransformer(SO2, 2, 3, fields=4, num_blocks=1, num_heads=2, lift_samples=2),
+        batch=BATCH,
+        mask=MASK,
+    ),
     "PlatonicTransformer": on_points(
         lambda: models.PlatonicTransformer(ON_R3, 2, 3, fields=8, num_blocks=1, num_heads=2, hidden_fields=3),
         batch=BATCH,

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import numpy as np
 import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-__all__ = ["LogMotion", "LogPolar", "Offset", "Pair", "Relation"]
+from escnn_attention._checks import check_option
+from escnn_attention.geometry.motions import MOTION_SIZES, inverse_of_v, quotient, rotation_vector
+
+__all__ = ["LiftedMotion", "LogMotion", "LogPolar", "Offset", "Pair", "Relation"]
 
 
 class Relation(ABC):
@@ -151,13 +155,10 @@ class LogMotion(Relation):
         dim = inverse.shape[-1]
         relative = np.einsum("hij,pkj->hpik", inverse, inverse)  # h⁻¹ĥ
         omega = np.vectorize(_rotation_vector, signature="(i,j)->(k)")(relative)
-        cross = np.vectorize(_cross, signature="(k)->(i,i)")(omega) if dim == 3 else _planar(omega)
-        angle = np.linalg.norm(omega, axis=-1)[..., None, None]
-        half = np.where(angle > 1e-8, angle, 1.0) / 2
-        factor = np.where(angle > 1e-8, (1 - half / np.tan(half)) / (4 * half**2), 1 / 12)
-        inverse_of_v = np.eye(dim) - cross / 2 + factor * (cross @ cross)
+        columns = torch.as_tensor(inverse.swapaxes(1, 2))[:, None]
+        rotated = inverse_of_v(torch.as_tensor(omega)[:, :, None], columns).numpy()  # H, P, columns, d
         linear = np.zeros((*omega.shape[:2], self.size(dim), dim))
-        linear[:, :, :dim] = -inverse_of_v @ inverse[:, None]
+        linear[:, :, :dim] = -rotated.swapaxes(2, 3)
         constant = np.concatenate([np.zeros((*omega.shape[:2], dim)), -omega], axis=-1)
         return linear, constant
 
@@ -175,13 +176,56 @@ def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
     return vector
 
 
-def _cross(omega: np.ndarray) -> np.ndarray:
-    x, y, z = omega
-    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+class LiftedMotion(Relation):
+    r"""The motion between two points that are motions themselves, :math:`g_k^{-1} g_q` of :math:`g = (x, R)` in SE(2)
+    or SE(3): the points of a cloud that :class:`~escnn_attention.nn.PointLift` has lifted.
 
+    With :math:`(t, R) = g_k^{-1} g_q` and the vector :math:`\omega = \log R` of length :math:`\theta` (a number in the
+    plane), the logarithm is
 
-def _planar(omega: np.ndarray) -> np.ndarray:
-    return omega[..., None] * np.array([[0.0, -1.0], [1.0, 0.0]])
+    .. math::
+        \log(g_k^{-1} g_q) = (V(\omega)^{-1} t,\; \omega), \qquad
+        V^{-1} = 1 - \tfrac12 [\omega]_\times
+            + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
+
+    It jumps where :math:`\theta = \pi`. In space there is the quaternion in its place, which jumps nowhere:
+    :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part first.
+
+    Args:
+        rotation: ``"vector"`` for the logarithm, ``"quaternion"``.
+
+    Raises:
+        ValueError: an unknown rotation; points that are not motions, or a quaternion in the plane.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import LiftedMotion
+        >>> query, key = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 0.0, 0.5])  # positions and angles
+        >>> LiftedMotion()(query, key).round(decimals=3)
+        tensor([0.9590, 1.7550, 0.0000])
+    """
+
+    def __init__(self, rotation: Literal["vector", "quaternion"] = "vector"):
+        self.rotation = check_option("rotation", rotation, ("vector", "quaternion"))
+
+    def size(self, dim: int) -> int:
+        sizes = {MOTION_SIZES[3]: 7} if self.rotation == "quaternion" else {MOTION_SIZES[2]: 3, MOTION_SIZES[3]: 6}
+        if dim not in sizes:
+            raise ValueError(
+                f"relation: {self} is for points that are motions, of {' or '.join(map(str, sizes))} numbers, got "
+                f"dimension {dim}; PointLift makes them"
+            )
+        return sizes[dim]
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        translation, rotation = quotient(key, query)
+        if self.rotation == "quaternion":
+            return torch.cat([translation, rotation], dim=-1)
+        omega = rotation_vector(rotation)
+        return torch.cat([inverse_of_v(omega, translation), omega], dim=-1)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.rotation == 'vector' else repr(self.rotation)})"
 
 
 class LogPolar(Relation):

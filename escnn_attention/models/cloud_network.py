@@ -76,12 +76,17 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
             TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
                 or with a batch norm a single cloud in training.
         """
+        x = self._as_cloud(input, coords)
+        with shared_geometry():
+            return self._forward(x, edge_index, batch, mask, measure)
+
+    def _as_cloud(self, input: GeometricTensor | Tensor, coords: Tensor | None) -> GeometricTensor:
+        """The features at points, if they fit the network."""
         if isinstance(input, Tensor):
             input = GeometricTensor(input, self.in_type, self._check_coords(coords, input))
         elif coords is not None:
             raise ValueError("coords: got some beside a GeometricTensor, which has its own; leave them out")
-        with shared_geometry():
-            return self._forward(check_points(input, self.in_type, self), edge_index, batch, mask, measure)
+        return check_points(input, self.in_type, self)
 
     def _forward(
         self,

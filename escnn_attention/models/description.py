@@ -19,6 +19,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType
 
 from escnn_attention.geometry.relations import Relation
+from escnn_attention.groups.motion_space import MotionSpace
 from escnn_attention.groups.samples import Samples
 from escnn_attention.groups.tetrahedral import TetrahedralSpace
 
@@ -140,7 +141,9 @@ def named(path: Any) -> Callable[..., Any]:
             found = getattr(importlib.import_module(folder), name)
         except (ImportError, AttributeError) as error:
             raise DescriptionError(f"this version has no {path}") from error
-        ours = inspect.isclass(found) and issubclass(found, (torch.nn.Module, Relation, Samples, TetrahedralSpace))
+        ours = inspect.isclass(found) and issubclass(
+            found, (torch.nn.Module, Relation, Samples, TetrahedralSpace, MotionSpace)
+        )
         if ours and found.__module__.partition(".")[0] == _PACKAGE:
             return found  # type: ignore[no-any-return]
     raise DescriptionError(
@@ -172,6 +175,8 @@ def _described_space(space: GSpace) -> dict[str, Any]:
     """The function of escnn that makes a gspace, which is tried, and its arguments."""
     if isinstance(space, TetrahedralSpace):
         return {"class_path": class_path(TetrahedralSpace)}
+    if isinstance(space, MotionSpace):
+        return {"class_path": class_path(MotionSpace), "init_args": {"dim": space.dim}}
     identity: Any = getattr(space, "_sg_id", None)
     name, arguments = "", dict[str, Any]()
     if space.dimensionality == 2:

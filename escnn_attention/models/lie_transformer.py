@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, IdentityModule, SequentialModule
+from escnn.nn import FieldType, GeometricTensor, IdentityModule, SequentialModule
+from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.relations import Relation
+from escnn_attention.geometry.cache import shared_geometry
+from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.arguments import check_type
@@ -19,8 +22,10 @@ from escnn_attention.nn.branches import DropPath
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
+from escnn_attention.nn.point_lift import PointLift
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
 
 __all__ = ["LieTransformer", "LieTransformerBlock"]
@@ -84,7 +89,8 @@ class LieTransformer(CloudNetwork):
     its head, maps that mix poses, and any field type.
 
     Args:
-        gspace: the symmetry, over R^2 or R^3, with a finite fiber group: translations alone for the trivial one.
+        gspace: the symmetry, over R^2 or R^3, with a finite fiber group: translations alone for the trivial one. Or
+            ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``, with ``lift_samples``.
         in_type: the number of scalars at each point, or their type.
         num_outputs: the numbers of the output.
         fields: the width: the number of regular fields.
@@ -93,13 +99,17 @@ class LieTransformer(CloudNetwork):
         encoding: of each attention; by default the published kernel,
             ``PairKernel(biases=True, last_activation=True)``.
         normalization: ``"softmax"``, or ``"count"``.
-        relation: what the encoding sees of two points: see :class:`~escnn_attention.PointSelfAttention`.
+        relation: what the encoding sees of two points: see :class:`~escnn_attention.PointSelfAttention`. By default the
+            offset, or of lifted points :class:`~escnn_attention.LiftedMotion`.
         readout: the MLP on the pooled features of ``"clouds"``, or a linear map at ``"points"`` that are then pooled.
         pool: ``"mean"`` or ``"max"``, over points and poses together.
         backend: see :class:`~escnn_attention.PointSelfAttention`.
+        lift_samples: with all rotations of the plane or of space, the number of rotations that are drawn for each
+            point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
 
     Attributes:
         in_type: the type of the features.
+        lift: the :class:`~escnn_attention.nn.PointLift`, or None.
         num_outputs: the numbers of the output.
 
     Shape:
@@ -136,14 +146,18 @@ class LieTransformer(CloudNetwork):
         readout: Readout = "clouds",
         pool: Literal["mean", "max"] = "mean",
         backend: str = "auto",
+        lift_samples: int | None = None,
     ):
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
         if isinstance(in_type, int):
             in_type = FieldType(gspace, check_int("in_type", in_type) * [gspace.trivial_repr])
         check_scalars(check_type("in_type", in_type), type(self).__name__)
-        hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
         super().__init__(gspace, in_type)
+        self.lift = _lift(in_type, lift_samples, relation)
+        if self.lift is not None:
+            in_type, relation = self.lift.out_type, relation or LiftedMotion()
+        hidden = FieldType(in_type.gspace, check_int("fields", fields) * [in_type.gspace.regular_repr])
         self.num_outputs = check_int("num_outputs", num_outputs)
         kernel = PairKernel(biases=True, last_activation=True) if encoding is None else encoding
         options: dict[str, Any] = {
@@ -156,4 +170,59 @@ class LieTransformer(CloudNetwork):
         self.blocks = torch.nn.ModuleList(
             LieTransformerBlock(hidden, num_heads, **options) for _ in range(check_int("num_blocks", num_blocks))
         )
-        self.head = LiftedHead(fields, gspace.fibergroup.order(), num_outputs, pool, readout)
+        self.head = LiftedHead(fields, in_type.fibergroup.order(), num_outputs, pool, readout)
+
+    def forward(
+        self,
+        input: GeometricTensor | Tensor,
+        coords: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        lifts: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the head.
+
+        Args:
+            input, coords, edge_index, batch, mask, measure: as in :meth:`CloudNetwork.forward`.
+            lifts: the rotations of each point, of a network with ``lift_samples``: angles ``(N, S)`` or quaternions
+                ``(N, S, 4)``. None to draw them: see :class:`~escnn_attention.nn.PointLift`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`CloudNetwork.forward`; lifts of another shape, or of points without any.
+        """
+        if self.lift is None:
+            if lifts is not None:
+                raise ValueError("lifts: got some, and this network has no lift_samples; leave them out")
+            return super().forward(input, coords, edge_index, batch, mask, measure)
+        x = self._as_cloud(input, coords)
+        with shared_geometry():
+            return self._forward(*self.lift(x, edge_index, batch, mask=mask, measure=measure, lifts=lifts))
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`CloudNetwork.export`.
+
+        With ``lift_samples`` it takes ``lifts`` behind the ``measure``.
+        """
+        network = super().export()
+        return network if self.lift is None else LiftedNetwork(copy.deepcopy(self.lift.plain), network).eval()
+
+
+def _lift(in_type: FieldType, lift_samples: int | None, relation: Relation | None) -> PointLift | None:
+    """The lift of a continuous fiber group, if the options fit the group."""
+    group = in_type.fibergroup
+    if not group.continuous:
+        check_unused(
+            "lift_samples", lift_samples, None, f"the fiber group {group.name} is finite, and has all its poses"
+        )
+        return None
+    if lift_samples is None:
+        raise ValueError(
+            f"lift_samples: got None, and the fiber group {group.name} is continuous; needed the number of rotations "
+            "that are drawn for each point, or a finite group"
+        )
+    if relation is not None and not isinstance(relation, LiftedMotion):
+        raise ValueError(f"relation: got {relation}, needed a LiftedMotion between lifted points, or None")
+    check_int("lift_samples", lift_samples)
+    return PointLift(in_type, lift_samples)

@@ -11,8 +11,9 @@ import scipy.linalg
 import torch
 from escnn import gspaces
 from escnn.nn import GeometricTensor
+from scipy.spatial.transform import Rotation
 
-from escnn_attention import LogMotion, LogPolar, Offset, Pair, PairKernel, PointSelfAttention, Relation
+from escnn_attention import LiftedMotion, LogMotion, LogPolar, Offset, Pair, PairKernel, PointSelfAttention, Relation
 from escnn_attention.groups.fibers import fibers
 from tests import spaces
 from tests.nn.points import cloud, error_of
@@ -181,3 +182,43 @@ class TestLogMotion:
             PointSelfAttention(fields, fields, relation=LogMotion(), backend="native")
         with pytest.raises(TypeError, match="function of poses"):
             LogMotion()(torch.zeros(2), torch.zeros(2))
+
+
+class TestLiftedMotion:
+    """The motion between points that are motions."""
+
+    def test_is_that_between_the_poses_of_a_finite_group(self):
+        for space in (gspaces.rot2dOnR2(5), gspaces.icoOnR3()):
+            group = fibers(space)
+            dim = group.dimension
+            linear, constant = LogMotion().tables(group.inverse_action)
+            query, key = torch.randn(2, dim, dtype=torch.float64)
+            for h, p in itertools.product(range(4), range(5)):
+                lifts = [self.numbers(group.action[i]) for i in (h, p)]
+                seen = LiftedMotion()(torch.cat([query, lifts[0]]), torch.cat([key, lifts[1]]))
+                expected = linear[h, p] @ (key - query).numpy() + constant[h, p]
+                if np.linalg.norm(expected[dim:]) < math.pi - 1e-6:
+                    np.testing.assert_allclose(seen, expected, atol=1e-12)
+
+    @staticmethod
+    def numbers(matrix: np.ndarray) -> torch.Tensor:
+        """The angle or the quaternion of a rotation."""
+        if len(matrix) == 2:
+            return torch.tensor([math.atan2(matrix[1, 0], matrix[0, 0])], dtype=torch.float64)
+        return torch.as_tensor(Rotation.from_matrix(matrix).as_quat()[[3, 0, 1, 2]])
+
+    def test_quaternions_are_as_long_as_they_are(self):
+        query, key = torch.randn(2, 7, dtype=torch.float64)
+        query[3:], key[3:] = (torch.nn.functional.normalize(q[3:], dim=0) for q in (query, key))
+        seen = LiftedMotion("quaternion")(query, key)
+        torch.testing.assert_close(seen[3:].norm(), torch.ones((), dtype=torch.float64))
+        angle = LiftedMotion()(query, key)[3:].norm()
+        torch.testing.assert_close(2 * torch.acos(seen[3].abs()), angle)
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match=r"^rotation: got 'matrix', needed one of 'vector', 'quaternion'"):
+            LiftedMotion("matrix")
+        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\(\) is for .* of 3 or 7 numbers, got .* 2"):
+            LiftedMotion().size(2)
+        with pytest.raises(ValueError, match=r"^relation: LiftedMotion\('quaternion'\) is for .* of 7 numbers"):
+            LiftedMotion("quaternion").size(3)

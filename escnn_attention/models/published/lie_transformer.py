@@ -15,7 +15,7 @@ from torch import Tensor
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.encodings import PairKernel
 from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.relations import Offset, Pair, Relation
+from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
 from escnn_attention.models.published.weights import load_heads, load_norm, load_values, take_linear
@@ -26,7 +26,7 @@ from escnn_attention.plain.point_network import Readout
 
 __all__ = ["from_lie_transformer"]
 
-_GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "Trivial(2)", "Trivial(3)")
+_GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "Trivial(3)")
 _EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
 _DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
 _CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
@@ -45,7 +45,7 @@ def from_lie_transformer(
     Args:
         checkpoint: the tensors.
         group: its name in the published configurations, which no tensor says.
-        lift_samples: the lifts of a point, of ``"SE(2)_canonical"``.
+        lift_samples: the lifts of a point, of ``"SE(2)_canonical"``, ``"SE(2)"`` and ``"SE(3)"``.
         normalization: what becomes of the scores: by default a softmax, and with the kernel of QM9 their count.
         pool: the pooling, ``"mean"`` or ``"max"``.
     """
@@ -61,8 +61,8 @@ def from_lie_transformer(
     if not blocks:
         raise checkpoint.missing(f"{start}1.ema.input_linear.weight", ", needed a block")
     width, ins = checkpoint.shape(f"{start}0.module.weight", 2)
-    gspace, relation = _space(group, lift_samples)
-    kernel, heads = _kernel(checkpoint, f"{start}1.")
+    kernel, heads, located = _kernel(checkpoint, f"{start}1.")
+    gspace, options = _space(group, lift_samples, located)
     last = f"{start}{blocks + 1}.linear.module"
     readout: Readout = "points" if f"{last}.weight" in checkpoint.tensors else "clouds"
     last = last if readout == "points" else f"{start}{blocks + 2}.8"
@@ -78,9 +78,9 @@ def from_lie_transformer(
         num_heads=heads,
         encoding=kernel,
         normalization=counts if normalization is None else normalization,
-        relation=relation,
         readout=readout,
         pool=pool,
+        **options,
     )
     with torch.no_grad():
         _load(checkpoint, network, start, last, group)
@@ -88,25 +88,31 @@ def from_lie_transformer(
     return network.eval()
 
 
-def _space(group: str, lift_samples: int) -> tuple[GSpace, Relation]:
-    """The gspace, and what the kernel sees of two points."""
+def _space(group: str, lift_samples: int, located: int) -> tuple[GSpace, dict[str, Any]]:
+    """The gspace, and what the kernel sees of two points, by as many numbers."""
     samples = check_int("lift_samples", lift_samples)
     if group == "SE(2)_canonical":
-        return gspaces.trivialOnR2() if samples == 1 else gspaces.rot2dOnR2(samples), Offset()
+        return gspaces.trivialOnR2() if samples == 1 else gspaces.rot2dOnR2(samples), {"relation": Offset()}
+    if group in ("SE(2)", "SE(3)"):
+        gspace = gspaces.rot2dOnR2(-1) if group == "SE(2)" else gspaces.rot3dOnR3()
+        quaternions = group == "SE(3)" and located == LiftedMotion("quaternion").size(7)
+        relation = LiftedMotion("quaternion" if quaternions else "vector")
+        return gspace, {"relation": relation, "lift_samples": samples}
     if samples != 1:
         raise ValueError(f"lift_samples: got {samples}, and {group} has one lift of a point")
     gspace = gspaces.trivialOnR2() if "2" in group else gspaces.trivialOnR3()
-    return gspace, Pair() if group.startswith("Trivial") else Offset()
+    return gspace, {"relation": Pair() if group.startswith("Trivial") else Offset()}
 
 
-def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int]:
-    """The kernel of the scores, and the number of its heads."""
+def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int, int]:
+    """The kernel of the scores, the number of its heads, and how many numbers it sees of two points."""
     options: dict[str, Any] = {"biases": True, "last_activation": True}
     if checkpoint.any(f"{block}{_BOTH}."):
-        heads, _, hidden = checkpoint.shape(f"{block}{_BOTH}.LinNormAct_1.linear.module.weight", 3)
-        return PairKernel("concat", "raw", "mlp", hidden=hidden, **options), heads
-    heads, _, hidden = checkpoint.shape(f"{block}{_LOCATION}.LinNormAct_1.linear.module.weight", 3)
-    return PairKernel(hidden=hidden, **options), heads
+        heads, seen, hidden = checkpoint.shape(f"{block}{_BOTH}.LinNormAct_1.linear.module.weight", 3)
+        seen -= checkpoint.shape(f"{block}{_CONCAT}.fc_o.weight", 2)[0]
+        return PairKernel("concat", "raw", "mlp", hidden=hidden, **options), heads, seen
+    heads, seen, hidden = checkpoint.shape(f"{block}{_LOCATION}.LinNormAct_1.linear.module.weight", 3)
+    return PairKernel(hidden=hidden, **options), heads, seen
 
 
 def _load(checkpoint: Checkpoint, network: LieTransformer, start: str, last: str, group: str) -> None:
@@ -179,9 +185,12 @@ def _load_place(kernel: PairKernel, weight: Tensor, group: str) -> None:
     """Load what the first layer reads of the location, ``(heads, outs, numbers)``.
 
     Translations are there :math:`x - x'` of a query x and a key x', which is minus the offset; with fixed rotations it
-    is the offset as it looks from the query's pose, and the number of the relative pose.
+    is the offset as it looks from the query's pose, and the number of the relative pose. Of motions the rotation comes
+    first there, and the translation first here.
     """
     dim = kernel.of_offset.shape[2]
+    if group.startswith("SE(") and group != "SE(2)_canonical":
+        weight = weight.roll(int(group[3]), dims=-1)
     load_values(kernel.of_offset, weight[..., :dim] * (-1 if group.startswith("T(") else 1))
     if kernel.of_pose is not None:
         load_values(kernel.of_pose, weight[..., dim:] * torch.arange(kernel.num_poses))

@@ -46,9 +46,10 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       the grid, is needed where the network is none of the three that are published.
     - ``"gevit"``: GE-ViT, with the same option.
     - ``"lie_transformer"``: the LieTransformer, with its default kernel and that for QM9 ("2232"), and both heads, as
-      :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"SE(2)_canonical"`` (with ``lift_samples``),
-      ``"Trivial(2)"`` or ``"Trivial(3)"``; ``normalization`` is ``"softmax"`` (the default but for QM9) or ``"count"``
-      (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is to all points.
+      :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"Trivial(2)"`` or ``"Trivial(3)"``, or with
+      ``lift_samples`` ``"SE(2)"``, ``"SE(2)_canonical"`` or ``"SE(3)"``; ``normalization`` is ``"softmax"`` (the
+      default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is
+      to all points.
     - ``"octic_vit"``: octic vision transformers, hybrid and invariant, as DeiT-III, as :class:`VisionTransformer`.
       ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import scipy.linalg
 import torch
 import torch.nn.functional as F
 
@@ -12,14 +13,21 @@ from escnn_attention.models import HamiltonianNetwork, LieTransformer, from_publ
 pytestmark = pytest.mark.usefixtures("double")
 
 HEADS, WIDTH, INS, OUTS, HIDDEN, EMBEDDING = 2, 6, 3, 2, 4, 2
-GROUPS = {"T(2)": (2, 1), "T(3)": (3, 1), "SE(2)_canonical": (2, 4), "Trivial(2)": (2, 1)}
+GROUPS = {
+    "T(2)": (2, 1),
+    "T(3)": (3, 1),
+    "SE(2)_canonical": (2, 4),
+    "Trivial(2)": (2, 1),
+    "SE(2)": (2, 3),
+    "SE(3)": (3, 2),
+}
 """The dimension and the lifts of a point."""
 
 
-def network(group, kernel, readout):
+def network(group, kernel, readout, location=None):
     """Tensors of a network of two blocks: names and shapes of the published modules."""
     dim, _ = GROUPS[group]
-    location = {"T(": dim, "SE": dim + 1, "Tr": 2 * dim}[group[:2]]
+    location = location or {"T(": dim, "SE": dim + 1, "Tr": 2 * dim}[group[:2]]
     tensors = {}
 
     def linear(name, outs, ins):
@@ -85,6 +93,40 @@ def located(group, x):
     return torch.cat([offsets, ((r[None] - r[:, None]) % lifts)[..., None]], dim=-1)
 
 
+def rotated(lift):
+    """The matrix of an angle or of a unit quaternion."""
+    if lift.dim() == 0:
+        return torch.stack([lift.cos(), -lift.sin(), lift.sin(), lift.cos()]).view(2, 2)
+    w, x, y, z = lift
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def lifted(x, lifts, location):
+    """What is seen of all pairs of points with rotations: the motion from j to i, its rotation first."""
+    dim, g = x.shape[1], []
+    for point, rotations in zip(x, lifts, strict=True):
+        for lift in rotations:
+            g.append(torch.eye(dim + 1))
+            g[-1][:dim, :dim], g[-1][:dim, dim] = rotated(lift), point
+    rotations, seen = lifts.flatten(0, 1), torch.empty(len(g), len(g), location)
+    for (i, to), (j, start) in itertools.product(enumerate(g), enumerate(g)):
+        motion = torch.linalg.solve(start, to)
+        if location == 7:
+            (a, u), (b, v) = ((q[0], q[1:]) for q in (rotations[j] * torch.tensor([1, -1, -1, -1]), rotations[i]))
+            between = [(a * b - u @ v)[None], a * v + b * u + torch.linalg.cross(u, v), motion[:dim, dim]]
+        else:
+            log = torch.as_tensor(scipy.linalg.logm(motion.numpy()).real)
+            between = [log[1, :1]] if dim == 2 else [log[2, 1:2], log[0, 2:3], log[1, :1]]
+            between.append(log[:dim, dim])
+        seen[i, j] = torch.cat(between)
+    return seen
+
+
 def attended(tensors, name, place, f, normalization):
     n, heads = len(f), (HEADS, -1)
     if f"{name}.kernel.feature_kernel.fc_k.weight" in tensors:
@@ -104,9 +146,9 @@ def attended(tensors, name, place, f, normalization):
     return mapped(tensors, f"{name}.output_linear", torch.einsum("ijh,jhc->ihc", weights, v).flatten(1))
 
 
-def output(tensors, group, features, x, normalization, pool):
+def output(tensors, group, features, x, normalization, pool, place=None):
     """The output of one cloud: LieTransformer, Section 3.3."""
-    place = located(group, x)
+    place = located(group, x) if place is None else place
     f = mapped(tensors, "net.0.module", features).repeat_interleave(GROUPS[group][1], 0)
     for i in (1, 2):
         name = f"net.{i}"
@@ -165,6 +207,32 @@ def test_networks_give_the_published_outputs(group, kernel, readout, normalizati
     assert difference < 1e-10 if lifts == 4 else difference > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("group", "kernel", "readout", "location"),
+    [
+        ("SE(2)", "mlp", "clouds", 3),
+        ("SE(2)", "2232", "points", 3),
+        ("SE(3)", "mlp", "points", 6),
+        ("SE(3)", "2232", "points", 7),
+    ],
+)
+def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, readout, location):
+    dim, number = GROUPS[group]
+    tensors = network(group, kernel, readout, location)
+    ours = from_published(tensors, "lie_transformer", group=group, lift_samples=number)
+    features, x, batch = torch.randn(5, INS), torch.randn(5, dim), torch.tensor([0, 0, 1, 1, 1])
+    lifts = torch.randn(5, number) if dim == 2 else F.normalize(torch.randn(5, number, 4), dim=-1)
+    options = {"normalization": "softmax" if kernel == "mlp" else "count", "pool": "mean"}
+    parts = [batch == i for i in (0, 1)]
+    expected = torch.stack(
+        [output(tensors, group, features[p], x[p], **options, place=lifted(x[p], lifts[p], location)) for p in parts]
+    )
+    torch.testing.assert_close(ours(features, x, batch=batch, lifts=lifts), expected, rtol=1e-12, atol=1e-12)
+    exported = ours.export()(features, x, None, batch, None, None, lifts)
+    torch.testing.assert_close(exported, expected, rtol=1e-12, atol=1e-12)
+    assert (ours(features, x, batch=batch) - expected).abs().max() > 1e-4
+
+
 def test_defaults_and_dynamics():
     energy = from_published(network("T(2)", "mlp", "clouds"), "lie_transformer", group="T(2)")
     assert {block.attention.plain.normalization for block in energy.blocks} == {"softmax"}
@@ -201,6 +269,8 @@ def test_bad_state_dicts():
         load({}, group="SE3")
     with pytest.raises(ValueError, match=r"^lift_samples: got 2, and T\(2\) has one"):
         load({}, lift_samples=2)
+    with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 6, 4\)"):
+        load({}, group="SE(3)", lift_samples=2)
     with pytest.raises(ValueError, match=r"^net.0.module.weight: makes 5 channels"):
         load({"net.0.module.weight": torch.ones(5, INS)})
     wide = network("T(3)", "2232", "points") | {"net.1.ema.kernel.feature_featurisation.fc_o.weight": torch.ones(4, 8)}

@@ -1,0 +1,128 @@
+"""The lift of points to motions."""
+
+from __future__ import annotations
+
+import torch
+from escnn.group import SO2, SO3
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention._checks import check_int
+from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.clouds import numbers_of
+from escnn_attention.groups.motion_space import MotionSpace
+from escnn_attention.nn.arguments import check_points, check_type
+from escnn_attention.nn.clouds import check_cloud
+from escnn_attention.nn.heads import check_scalars
+from escnn_attention.plain.point_lift import PointLift as PlainPointLift
+
+__all__ = ["PointLift"]
+
+
+class PointLift(torch.nn.Module):
+    r"""Lifts points to motions: every point gets S rotations of its own.
+
+    A point x becomes the motions :math:`g_s = (x, R_s)` of SE(2) or SE(3), and a cloud of N points one of N · S points
+    in the group, with copies of the features. What one motion sees of another, :math:`g^{-1} g'`
+    (:class:`~escnn_attention.LiftedMotion`), is the same wherever both are moved to: a layer on lifted points is
+    exactly invariant when the rotations move along with the points. Its features are values of functions on the group;
+    a mean over the lifts of a point is a scalar there.
+
+    The rotations are drawn here and belong to the coordinates from then on, so that all layers behind have the same. In
+    training they are random, from torch's generator: in the plane one angle for each point, from which the S lifts are
+    equally far apart, in space uniform and independent. What comes of them is invariant in expectation, with any number
+    S. In evaluation mode nothing is random: they are the first members of a sequence that fills the rotations evenly,
+    for each cloud from its beginning, so that the output of a cloud depends on the order of its points, and on nothing
+    else in its batch. Give ``lifts`` to choose them, such as to average over several.
+
+    Args:
+        in_type: scalars over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
+        num_samples: the number S of lifts of a point.
+
+    Attributes:
+        in_type: the type of the input.
+        out_type: as many scalars, over the :class:`~escnn_attention.groups.motion_space.MotionSpace`.
+
+    Shape:
+        ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N · S, in_type.size)`` with ``coords`` ``(N · S, 3)`` in
+        the plane, position and angle, and ``(N · S, 7)`` in space, position and quaternion.
+
+    Raises:
+        TypeError: a type or number is none.
+        ValueError: another gspace, features that are not scalars, or a number below 1.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import LiftedMotion, PointSelfAttention
+        >>> from escnn_attention.nn import PointLift
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(-1)
+        >>> lift = PointLift(nn.FieldType(g, 3 * [g.trivial_repr]), num_samples=2)
+        >>> layer = PointSelfAttention(lift.out_type, lift.out_type, relation=LiftedMotion())
+        >>> x, edge_index, batch, mask, measure = lift(lift.in_type(torch.randn(5, 3), torch.randn(5, 2)))
+        >>> layer(x, edge_index, batch, mask=mask, measure=measure).shape
+        torch.Size([10, 3])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2; Finzi et al., "Generalizing Convolutional
+    Neural Networks for Equivariance to Lie Groups", ICML 2020; Roberts, "The Unreasonable Effectiveness of Quasirandom
+    Sequences", 2018, for the sequence, and Shoemake, "Uniform Random Rotations", 1992, for the map to quaternions.
+    """
+
+    def __init__(self, in_type: FieldType, num_samples: int = 1):
+        super().__init__()
+        check_scalars(check_type("in_type", in_type), type(self).__name__)
+        gspace = in_type.gspace
+        if not isinstance(gspace.fibergroup, {2: SO2, 3: SO3}.get(gspace.dimensionality, ())):
+            raise ValueError(
+                "in_type: PointLift needs a gspace with all rotations of the plane or of space, gspaces.rot2dOnR2(-1) "
+                f"or gspaces.rot3dOnR3(), got {gspace.name}"
+            )
+        space = MotionSpace(gspace.dimensionality)
+        self.in_type = in_type
+        self.out_type = FieldType(space, len(in_type) * [space.trivial_repr])
+        self.num_samples = check_int("num_samples", num_samples)
+        self.plain = PlainPointLift(gspace.dimensionality, num_samples)
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        lifts: Tensor | None = None,
+    ) -> tuple[GeometricTensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Lift features at points.
+
+        Args:
+            x, edge_index, batch, mask, measure: as in :meth:`PointSelfAttention.forward`.
+            lifts: the rotations of each point: angles ``(N, S)`` in the plane, quaternions ``(N, S, 4)``, real part
+                first and of any length but 0, in space. None to draw them.
+
+        Returns:
+            the lifted points, and edges, batch, mask and measure of them: None where there were none.
+
+        Raises:
+            TypeError, ValueError: as :meth:`PointSelfAttention.forward`; lifts of another shape, or not finite.
+        """
+        x = check_points(x, self.in_type, self)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
+        if lifts is not None and not isinstance(lifts, Tensor):
+            raise TypeError(f"lifts: got {type(lifts).__name__}, needed a tensor or None")
+        y, coords, *others = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, lifts)
+        if lifts is not None:
+            _check_lifts(lifts, mask)
+        return GeometricTensor(y, self.out_type, coords), *others  # type: ignore[return-value]
+
+    def extra_repr(self) -> str:
+        return f"{self.in_type}, num_samples={self.num_samples}"
+
+
+def _check_lifts(lifts: Tensor, mask: Tensor | None) -> None:
+    """Lifts are finite, and quaternions are not zero, but for points that a mask hides."""
+    good = numbers_of("lifts", lifts).isfinite().flatten(1).all(1)
+    if lifts.dim() == 3:
+        good = good & (lifts != 0).any(-1).all(-1)
+    if not bool((good if mask is None else good | ~mask).all()):
+        raise ValueError("lifts: got numbers that are not finite, or quaternions of length 0")

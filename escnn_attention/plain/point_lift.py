@@ -1,0 +1,168 @@
+"""The lift of points to motions, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+
+__all__ = ["LiftedCloud", "LiftedNetwork", "PointLift", "ranks"]
+
+
+class LiftedCloud(NamedTuple):
+    """Points with S lifts each, those of a point side by side.
+
+    Attributes:
+        x: ``(N · S, C)``, the features.
+        coords: ``(N · S, 3 or 7)``, the motions.
+        edge_index: ``(2, E · S²)``, or None.
+        batch, mask, measure: ``(N · S,)``, or None.
+    """
+
+    x: Tensor
+    coords: Tensor
+    edge_index: Tensor | None
+    batch: Tensor | None
+    mask: Tensor | None
+    measure: Tensor | None
+
+
+class PointLift(torch.nn.Module):
+    """The lift of points with rotations that are drawn for each: see :class:`escnn_attention.nn.PointLift`.
+
+    Args:
+        dim: 2 or 3.
+        num_samples: the lifts S of a point.
+    """
+
+    def __init__(self, dim: int, num_samples: int):
+        super().__init__()
+        self.dim, self.num_samples = dim, num_samples
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        lifts: Tensor | None = None,
+    ) -> LiftedCloud:
+        """The lifted cloud.
+
+        Args:
+            x, coords, edge_index, batch, mask, measure: as in :meth:`escnn_attention.PointSelfAttention.forward`.
+            lifts: ``(N, S)`` angles, or ``(N, S, 4)`` quaternions; None to draw them.
+        """
+        number = self.num_samples
+        rotations = self._checked(lifts, coords)
+        if rotations is None:
+            rotations = self.draw(len(coords)) if self.training else self.spread(ranks(batch, mask, coords))
+        precise = working_precision(coords.dtype)
+        rotations = rotations.to(coords.device, precise).flatten(0, 1)
+        of_points = (None if t is None else t.repeat_interleave(number, 0) for t in (batch, mask, measure))
+        return LiftedCloud(
+            x.repeat_interleave(number, 0),
+            torch.cat([coords.to(precise).repeat_interleave(number, 0), rotations], dim=1),
+            None if edge_index is None else _lifted_edges(edge_index, number),
+            *of_points,
+        )
+
+    def _checked(self, lifts: Tensor | None, coords: Tensor) -> Tensor | None:
+        """Angles ``(N, S, 1)`` or unit quaternions ``(N, S, 4)``."""
+        if lifts is None:
+            return None
+        needed = (len(coords), self.num_samples, *(() if self.dim == 2 else (4,)))
+        if tuple(lifts.shape) != needed:
+            what = "angles" if self.dim == 2 else "quaternions"
+            raise ValueError(f"lifts: got shape {tuple(lifts.shape)}, needed {what} of shape {needed}")
+        return lifts.unsqueeze(-1) if self.dim == 2 else F.normalize(lifts, dim=-1)
+
+    def draw(self, number: int) -> Tensor:
+        """Random lifts of so many points, ``(N, S, 1 or 4)``, with torch's generator on the CPU.
+
+        In the plane those of a point are equally far from each other, in space they are independent.
+        """
+        if self.dim == 2:
+            return self._from_first(torch.rand(number, dtype=torch.float64, device="cpu"))
+        # Gaussian directions in four dimensions are uniform.
+        return F.normalize(torch.randn(number, self.num_samples, 4, dtype=torch.float64, device="cpu"), dim=-1)
+
+    def spread(self, index: Tensor) -> Tensor:
+        """The lifts ``(N, S, 1 or 4)`` of a sequence that fills the rotations evenly, the same at every call.
+
+        Multiples of powers of the generalised golden ratio, the root of :math:`x^{d+1} = x + 1`, are spread evenly in a
+        cube; from there a map that keeps volumes leads to the quaternions.
+
+        Args:
+            index: ``(N,)``, the place of each point in the sequence.
+        """
+        if self.dim == 2:
+            return self._from_first((index.double() * _GOLDEN[1]).frac())
+        places = (index * self.num_samples).unsqueeze(-1) + torch.arange(self.num_samples, device=index.device)
+        u, v, w = ((places.double() * _GOLDEN[3] ** k + 0.5).frac() for k in (1, 2, 3))
+        near, far, v, w = (1 - u).sqrt(), u.sqrt(), 2 * math.pi * v, 2 * math.pi * w
+        return torch.stack([near * v.sin(), near * v.cos(), far * w.sin(), far * w.cos()], dim=-1)
+
+    def _from_first(self, turns: Tensor) -> Tensor:
+        """Angles that are equally far from each other, ``(N, S, 1)``, from one of each point."""
+        steps = torch.arange(self.num_samples, dtype=turns.dtype, device=turns.device) / self.num_samples
+        return 2 * math.pi * (turns[:, None] + steps).unsqueeze(-1)
+
+
+_GOLDEN = {1: 0.6180339887498949, 3: 0.8191725133961645}
+"""The inverse of the generalised golden ratio of so many dimensions."""
+
+
+def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
+    """``(N,)``, how many points of its own cloud, those that a mask hides left out, are before each point."""
+    places = torch.arange(len(coords), device=coords.device)
+    if batch is None and mask is None:
+        return places
+    cloud = torch.zeros_like(places) if batch is None else batch
+    if mask is not None:
+        cloud = torch.where(mask, cloud, cloud.max() + 1)
+    ordered, order = cloud.sort(stable=True)
+    return torch.empty_like(places).index_copy(0, order, places - torch.searchsorted(ordered, ordered))
+
+
+def _lifted_edges(edge_index: Tensor, number: int) -> Tensor:
+    """Edges from every lift of a key to every lift of a query."""
+    lifts = torch.arange(number, device=edge_index.device)
+    keys, queries = edge_index[:, :, None, None] * number
+    pairs = torch.broadcast_tensors(keys + lifts[:, None], queries + lifts)
+    return torch.stack([pair.flatten() for pair in pairs])
+
+
+class LiftedNetwork(torch.nn.Module):
+    """A network behind a lift.
+
+    Args:
+        lift: the lift.
+        network: of ``(x, coords, edge_index, batch, mask, measure)``.
+    """
+
+    def __init__(self, lift: PointLift, network: torch.nn.Module):
+        super().__init__()
+        self.lift = lift
+        self.network = network
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        lifts: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the network: see :meth:`escnn_attention.models.LieTransformer.forward`."""
+        y: Tensor = self.network(*self.lift(x, coords, edge_index, batch, mask, measure, lifts))
+        return y

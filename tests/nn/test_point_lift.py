@@ -1,0 +1,87 @@
+"""Layers on lifted points: invariant when the lifts move along with the points, and not when they stay."""
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import GeometricTensor
+
+from escnn_attention import LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention
+from escnn_attention.geometry.motions import product, rotate
+from tests import spaces
+
+pytestmark = pytest.mark.usefixtures("double")
+
+SPACES = {2: lambda: gspaces.rot2dOnR2(-1), 3: gspaces.rot3dOnR3}
+RELATIONS = [(2, LiftedMotion()), (3, LiftedMotion()), (3, LiftedMotion("quaternion"))]
+
+
+def moved(coords, lifts):
+    """A cloud and its lifts after a random motion."""
+    dim = coords.shape[1]
+    rotation = torch.randn(1) if dim == 2 else torch.nn.functional.normalize(torch.randn(4), dim=0)
+    lifts = lifts.unsqueeze(-1) if dim == 2 else lifts
+    after = product(rotation.expand_as(lifts), lifts)
+    return rotate(rotation, coords) + torch.randn(dim), after.squeeze(-1) if dim == 2 else after
+
+
+@pytest.mark.parametrize(("dim", "relation"), RELATIONS, ids=str)
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", PairKernel(hidden=3)], ids=str)
+def test_layers_are_invariant_when_lifts_move_along(dim, relation, encoding):
+    torch.manual_seed(0)
+    lift = PointLift(spaces.scalars(SPACES[dim](), 2), 3)
+    fields = lift.out_type
+    layers = [PointSelfAttention(fields, fields, 2, encoding=encoding, relation=relation)]
+    if dim == 2:
+        layers.append(PointAttentiveConv(fields, fields, 1, encoding=encoding, relation=relation))
+    x, coords, lifts = torch.randn(5, 2), torch.randn(5, dim), torch.randn(5, 3) if dim == 2 else torch.randn(5, 3, 4)
+    after, lifts_after = moved(coords, lifts)
+
+    def output(layer, coords, lifts):
+        y, edges, batch, mask, measure = lift(GeometricTensor(x, lift.in_type, coords), lifts=lifts)
+        return layer(y, edges, batch, mask=mask, measure=measure).tensor
+
+    for layer in layers:
+        y = output(layer, coords, lifts)
+        torch.testing.assert_close(output(layer, after, lifts_after), y, rtol=1e-11, atol=1e-11)
+        assert (output(layer, after, lifts) - y).abs().max() > 1e-4
+
+
+def test_what_is_drawn_and_what_is_not():
+    lift = PointLift(spaces.scalars(SPACES[2](), 1), 2)
+    x = GeometricTensor(torch.randn(4, 1), lift.in_type, torch.randn(4, 2))
+    assert not torch.equal(lift(x)[0].coords, lift(x)[0].coords)
+    torch.manual_seed(3)
+    first = lift(x)[0].coords
+    torch.manual_seed(3)
+    assert torch.equal(lift(x)[0].coords, first)
+    lift.eval()
+    state = torch.get_rng_state()
+    assert torch.equal(lift(x)[0].coords, lift(x)[0].coords)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "num_samples=2" in repr(lift)
+
+
+def test_bad_arguments():
+    plane = SPACES[2]()
+    for space in (gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(-1), gspaces.rot2dOnR3(-1)):
+        with pytest.raises(ValueError, match=r"^in_type: PointLift needs a gspace with all rotations"):
+            PointLift(spaces.scalars(space, 1))
+    with pytest.raises(ValueError, match=r"^in_type: PointLift needs trivial"):
+        PointLift(plane.type(plane.irrep(1)))
+    with pytest.raises(ValueError, match=r"^num_samples: got 0"):
+        PointLift(spaces.scalars(plane, 1), 0)
+    lift = PointLift(spaces.scalars(plane, 1), 2)
+    x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 2))
+    with pytest.raises(ValueError, match=r"^lifts: got shape \(3, 1\), needed angles of shape \(3, 2\)"):
+        lift(x, lifts=torch.zeros(3, 1))
+    with pytest.raises(TypeError, match=r"^lifts: got list"):
+        lift(x, lifts=[0.0])
+    wrong = torch.zeros(3, 2)
+    wrong[1] = torch.nan
+    with pytest.raises(ValueError, match=r"^lifts: got numbers that are not finite"):
+        lift(x, lifts=wrong)
+    lift(x, lifts=wrong, mask=torch.tensor([True, False, True]))
+    lift = PointLift(spaces.scalars(SPACES[3](), 1))
+    x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 3))
+    with pytest.raises(ValueError, match=r"^lifts: got .* quaternions of length 0"):
+        lift(x, lifts=torch.zeros(3, 1, 4))
