@@ -18,7 +18,7 @@ Folder = Annotated[Path | None, typer.Option(help="Folder of the data sets.", sh
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs in place of the paper's (or of the small version's).")]
 Seed = Annotated[int, typer.Option(min=0, help="Of weights, order and dropout.")]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="Train every network so many times, from --seed upwards: mean ± standard deviation.")
+    int, typer.Option(min=1, help="Train every network so many times, from --seed upwards: mean ± standard error.")
 ]
 Accelerator = Annotated[str, typer.Option(help="As Lightning's: auto, cpu, gpu.")]
 

@@ -140,7 +140,7 @@ def _seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     seeds = sorted({result["seed"] for each in results for result in each})
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
-    return f"means ± standard deviations of {len(seeds)} seeds, {', '.join(map(str, seeds))}"
+    return f"means ± standard errors of {len(seeds)} seeds, {', '.join(map(str, seeds))}"
 
 
 def _table(name: str, done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]], small: str | None) -> Table:
@@ -160,7 +160,7 @@ def _cells(done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]]) -> Iterator[
         accuracies = [100 * result["accuracy"] for result in results]
         accuracy = f"{statistics.mean(accuracies):.2f}"
         if len(results) > 1:
-            accuracy += f" ± {statistics.stdev(accuracies):.2f}"
+            accuracy += f" ± {statistics.stdev(accuracies) / len(accuracies) ** 0.5:.2f}"
         if len(results) < most:
             accuracy += f" ({len(results)} of {most})"
         yield [

@@ -117,8 +117,8 @@ def test_several_seeds(run, tmp_path, capsys):
     rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert [row["seed"] for row in rows] == [0, 1, 2]
     page = (out / "table.md").read_text(encoding="utf-8")
-    assert f"| {accuracies.mean():.2f} ± {accuracies.std(ddof=1):.2f} |" in page
-    assert "means ± standard deviations of 3 seeds, 0, 1, 2" in page
+    assert f"| {accuracies.mean():.2f} ± {accuracies.std(ddof=1) / 3**0.5:.2f} |" in page
+    assert "means ± standard errors of 3 seeds, 0, 1, 2" in page
     # Another seed by itself does not take the place of these.
     ((alone,),) = execute_all("table", [run], out, seed=2, accelerator="cpu")
     assert alone == results[2]

@@ -1,24 +1,19 @@
-"""Measure what each part of a recipe for training attention is worth, on handwritten digits.
-
-    python examples/ablations.py --out runs/ablations
+"""What each part of a recipe for training attention is worth, on handwritten digits.
 
 The hybrid and the GSA-Net of `escnn-attention compare` are trained with one part of their recipe changed at a time,
 with several seeds, on upright digits. Accuracies are of the test digits as they are, and rotated by any angle; nothing
-was chosen by them, the validation part was looked at for that. A run that is stopped goes on where it was. It takes
-about 20 minutes on one core with the default options. Needs the extra "train".
+was chosen by them, the validation part was looked at for that.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import torch
 from rich.console import Console
 
@@ -95,39 +90,45 @@ def _mean(values: list[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and the table")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each network")
-    parser.add_argument("--networks", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--group", default="c8", help="cN or dN")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--limit-train", type=int, help="train on the first so many images")
-    parser.add_argument("--limit-test", type=int, help="test on the first so many images")
-    given = parser.parse_args(arguments)
+def measure(
+    out: Path,
+    networks: Sequence[str],
+    *,
+    seeds: int = 3,
+    group: str = "c8",
+    epochs: int = 10,
+    limit_train: int | None = None,
+    limit_test: int | None = None,
+) -> None:
+    """Train all variants, or go on where that was stopped, and write their table.
+
+    Args:
+        out: the folder of the runs and of ``ablations.md``.
+        networks: of :data:`VARIANTS`.
+        seeds: how many times each is trained.
+        group: of the networks, see ``escnn-attention compare``.
+        epochs: of each training.
+        limit_train: train on the first so many images.
+        limit_test: test on the first so many images.
+    """
     console = Console()
     results: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for name in given.networks:
+    for name in networks:
         for number, (change, options) in enumerate(VARIANTS[name].items()):
             runs = results.setdefault(name, {}).setdefault(change, [])
-            for seed in range(given.seeds):
+            for seed in range(seeds):
                 settings = Settings(
-                    group=given.group,
-                    epochs=given.epochs,
+                    group=group,
+                    epochs=epochs,
                     seed=seed,
-                    limit_train=given.limit_train,
-                    limit_test=given.limit_test,
-                    output=given.out / f"{name}-{number}-{seed}",
+                    limit_train=limit_train,
+                    limit_test=limit_test,
+                    output=out / f"{name}-{number}-{seed}",
                     accelerator="cpu",
                 )
                 runs.append(run(name, options, settings))
                 console.print(f"{name}, {change}, seed {seed}: {runs[-1]}", highlight=False)
     text = table(results)
-    with atomic_file(given.out / "ablations.md") as file:
+    with atomic_file(out / "ablations.md") as file:
         file.write(text.encode())
     console.print(text, highlight=False, markup=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Recipes that train, and what they give, beside twins of steerable convolutions."""

@@ -1,0 +1,48 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from examples.experiments.options import Out, Seeds, training_command
+from examples.experiments.report import execute_all
+from examples.recipes import tables
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+_OUT = Path("runs/recipes")
+
+
+class Network(str, Enum):
+    """The networks whose recipes are taken apart."""
+
+    steerable = "steerable"
+    hybrid = "hybrid"
+    gsa_net = "gsa-net"
+
+
+@training_command(app)
+def rotmnist(out: Out = _OUT, **training: Any) -> None:
+    """Rotated MNIST: what attention adds to steerable convolutions, and what it does alone."""
+    execute_all("rotmnist", tables.rotmnist(), out, **training)
+
+
+@app.command()
+def ablations(
+    out: Out = _OUT / "ablations",
+    networks: Annotated[list[Network] | None, typer.Option(help="Which networks.", show_default="all")] = None,
+    seeds: Seeds = 3,
+    group: Annotated[str, typer.Option(help="cN or dN.")] = "c8",
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    limit_train: Annotated[int | None, typer.Option(min=1, help="Train on the first so many digits.")] = None,
+    limit_test: Annotated[int | None, typer.Option(min=1, help="Test on the first so many digits.")] = None,
+) -> None:
+    """What each part of a recipe is worth, on handwritten digits: about half an hour on one core."""
+    from examples.recipes.ablations import measure
+
+    names = [network.value for network in networks or Network]
+    measure(out, names, seeds=seeds, group=group, epochs=epochs, limit_train=limit_train, limit_test=limit_test)

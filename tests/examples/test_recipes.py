@@ -1,0 +1,85 @@
+"""The recipes: what they train, and that they run."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jsonargparse")
+pytest.importorskip("sklearn")
+
+from typer.testing import CliRunner
+
+from escnn_attention.models import HybridNet
+from escnn_attention.training.comparison.groups import gspace_by_name
+from examples.experiments.runs import NETWORK, Run
+from examples.experiments.twins import parameters
+from examples.recipes import ablations, cli, tables
+from tests import samples
+
+TINY = ["--seeds", "2", "--epochs", "1", "--group", "c2", "--limit-train", "32", "--limit-test", "10"]
+
+
+def _call(*arguments):
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_hybrid_and_its_twin_differ_in_their_attention_only():
+    steerable, hybrid, alone = tables.rotmnist()
+    assert parameters(hybrid) == pytest.approx(parameters(steerable), rel=0.05)
+    assert parameters(alone) < 44_670  # of the published network
+    ours, theirs = hybrid.configuration(), steerable.configuration()
+    network, twin = (config["model"].pop("network")["init_args"] for config in (ours, theirs))
+    assert ours == theirs
+    assert any(network["attention"])
+    assert not any(twin["attention"])
+    assert network["gspace"] == twin["gspace"]
+    # A network knows the rotations of its group, and gets the others.
+    for run in (steerable, hybrid, alone):
+        config = run.configuration()
+        order = config["model"]["network"]["init_args"]["gspace"]["init_args"]["N"]
+        assert config["data"]["init_args"]["rotate_train"] == 360 / order
+
+
+def test_rotmnist_writes_its_table(tmp_path, monkeypatch):
+    np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=64, valid=8, test=8))
+    narrow = {f"{NETWORK}.widths": [2, 2, 2], "trainer.enable_progress_bar": False}
+    runs = [Run(run.label, run.base, narrow, run.group, run.published, run.kind) for run in tables.rotmnist()[:1]]
+    monkeypatch.setattr(tables, "rotmnist", lambda: runs)
+    options = ["--epochs", "1", "--accelerator", "cpu", "--data-dir", tmp_path, "--out", tmp_path / "out"]
+    assert "steerable CNN" in _call("rotmnist", *options)
+    (row,) = json.loads((tmp_path / "out" / "rotmnist.json").read_text(encoding="utf-8"))
+    assert (row["label"], row["group"], row["kind"]) == ("steerable CNN", "C8", "convolution")
+
+
+def test_every_variant_is_another_network():
+    for name, variants in ablations.VARIANTS.items():
+        made = []
+        for changes in variants.values():
+            described = ablations.describe_network(name, "c4", 16, 10, 900)["init_args"] | changes
+            network = HybridNet(**described | {"gspace": gspace_by_name("c4")})
+            made.append(network)
+        assert len({str(network) for network in made}) == len(variants), name
+
+
+def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(ablations, "VARIANTS", {"steerable": {"the recipe": {}, "wider": {"widths": [2, 2]}}})
+    arguments = ["ablations", *TINY, "--out", tmp_path, "--networks", "steerable"]
+    _call(*arguments)
+    page = (tmp_path / "ablations.md").read_text(encoding="utf-8")
+    assert [line.split(" | ")[1] for line in page.splitlines()[2:]] == ["the recipe", "wider"]
+    assert all(line.count(" ± ") == 2 for line in page.splitlines()[2:])
+    monkeypatch.setattr(ablations, "train", None)  # what is finished is not trained again
+    _call(*arguments)
+    assert (tmp_path / "ablations.md").read_text(encoding="utf-8") == page
+
+
+def test_every_network_of_the_ablations_has_a_name():
+    assert [network.value for network in cli.Network] == list(ablations.VARIANTS)
+
+
+def test_mean():
+    assert ablations._mean([1.0, 2.0, 3.0]) == "2.0 ± 0.6"
+    assert ablations._mean([1.0]) == "1.0"
