@@ -1,4 +1,4 @@
-"""Keeps two faults of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps three faults of escnn away from whoever imports :mod:`escnn_attention`.
 
 escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
 :mod:`~escnn_attention._escnn.lie_learn` stands in for it.
@@ -8,11 +8,16 @@ It solves for kernel bases with scikit-learn's ``randomized_svd`` whenever sciki
 escnn's cache on disk raises ``TypeError: np.matrix is not supported``; bases that are cached hide the fault. Without
 scikit-learn escnn uses scipy's singular value decomposition, which is exact, deterministic and accepts the matrix.
 :func:`apply` selects that path always.
+
+And where it reads irreps of the octahedral and icosahedral groups, which it keeps on disk, it prints a line for each of
+them.
 """
 
 from __future__ import annotations
 
 import warnings
+
+from joblib.memory import MemorizedFunc
 
 from escnn_attention._escnn.lie_learn import import_escnn
 
@@ -30,5 +35,10 @@ def apply() -> None:
         warnings.filterwarnings("ignore", message=".*py3nj.*")
         import_escnn()
     from escnn.group import _numerical
+    from escnn.group.groups import ico, octa
 
     _numerical.randomized_svd = None
+    for module in (ico, octa):
+        for kept in vars(module).values():
+            if isinstance(kept, MemorizedFunc):
+                kept._verbose = 0

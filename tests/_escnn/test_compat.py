@@ -92,3 +92,8 @@ def test_without_escnn_the_package_says_how_to_install_it(without_escnn):
         assert name in error
         assert "pip install --no-deps escnn" in error
     assert last == "module 'escnn_attention' has no attribute 'GroupSelfAttentoin'"
+
+
+def test_groups_of_polyhedra_print_nothing(run_python):
+    code = "from escnn import gspaces\ngspaces.octaOnR3(), gspaces.icoOnR3().fibergroup.irreps()"
+    assert run_python(f"import escnn_attention\n{code}") == ""
