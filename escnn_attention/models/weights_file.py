@@ -39,7 +39,7 @@ def write_weights(network: torch.nn.Module, folder: Path) -> None:
         >>> sorted(read_weights(folder / "model.safetensors"))
         ['bias', 'weight']
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     derived, parameters = derived_buffers(network), dict(network.named_parameters(remove_duplicate=False))
     tensors: dict[str, Tensor] = {}
@@ -58,7 +58,8 @@ def write_weights(network: torch.nn.Module, folder: Path) -> None:
         tensors[name] = kept
     metadata = {"format": "pt"} | ({_SAME: json.dumps(same)} if same else {})
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as place:
-        save_file(tensors, Path(place) / WEIGHTS, metadata=metadata)
+        # Not save_file, whose files nobody else may read.
+        (Path(place) / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
         os.replace(Path(place) / WEIGHTS, folder / WEIGHTS)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -56,3 +57,10 @@ def test_damaged_files(tmp_path, same, message):
     save_file({"a": torch.ones(1)}, tmp_path / WEIGHTS, metadata={"same": same})
     with pytest.raises(ValueError, match=message):
         read_weights(tmp_path / WEIGHTS)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of files")
+def test_files_are_as_readable_as_others(network, tmp_path):
+    (tmp_path / "another").touch()
+    write_weights(network, tmp_path)
+    assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / "another").stat().st_mode
