@@ -98,7 +98,9 @@ def _measure(
     trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
     made: Any = TASKS[task]
     (found,) = trainer.test(made(network=network), data, verbose=False)
-    size = sum(len(loader.dataset) for loader in _listed(trainer.test_dataloaders))
+    # The data modules of this package have a sampler that knows how many of the data it is for.
+    loaders = _listed(trainer.test_dataloaders)
+    size = sum(getattr(loader.sampler, "length", len(loader.dataset)) for loader in loaders)
     numbers = {key.removeprefix("test_"): value for key, value in found.items()}
     best_first = dict(sorted(numbers.items(), key=lambda item: item[0] == "loss"))
     return Measured(name, type(data).__name__, size, getattr(data, "things", "images"), best_first)

@@ -48,6 +48,7 @@ def test_a_folder_is_measured(folder):
     assert found.numbers["accuracy"] == pytest.approx(expected(folder))
     assert found.numbers["accuracy"] > 0.2
     assert (found.data, found.size, found.things) == ("Digits", 600, "images")
+    assert run_pretrained(["--pretrained", str(folder), *DATA, "--data.init_args.limit_test", "7", *QUIET]).size == 7
 
 
 def test_a_name_knows_its_data_and_the_command_prints_the_accuracy(folder, tmp_path, monkeypatch):
