@@ -88,6 +88,17 @@ _GSA_DIGITS = {
     "features": 17,
 }
 _DIGITS = {"size": 16, "mean": [0.3075791001319885], "std": [0.3515421450138092]}
+_GSA_ROTMNIST = {
+    **_OF_DIGITS,
+    **_HEADS,
+    "stem": "attention",
+    "stem_kernel": 5,
+    "stem_heads": 9,
+    "widths": (20, 20, 20),
+    "convolutions": (1, 0, 0),
+    "attention": (0, 2, 1),
+    "num_heads": 10,
+}
 _MOLECULES = {
     "in_type": 15,
     "out_type": 1,
@@ -131,7 +142,7 @@ _NETWORKS = {
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2, "CIFAR10"),
     "gsa-net-digits": _Named(HybridNet, _many_rotations, "Digits", _GSA_DIGITS, _DIGITS),
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
-    "gsa-net-rotmnist": _Named(GSANet.rotmnist, _rotations, "RotMNIST"),
+    "gsa-net-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _GSA_ROTMNIST),
     "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
     "hybrid-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _HYBRID),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
@@ -186,10 +197,11 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         >>> from escnn import gspaces
         >>> network = models.create("gsa-net-rotmnist", gspace=gspaces.rot2dOnR2(8))
         >>> type(network).__name__, network.gspace.fibergroup.name
-        ('GSANet', 'C8')
+        ('HybridNet', 'C8')
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``hybrid-rotmnist``, which is as large as the GSA-Net beside it, and the networks of digits, which are those that
+    ``hybrid-rotmnist`` and ``gsa-net-rotmnist``, which are as large as the paper's R4 network
+    (:meth:`GSANet.rotmnist`) and train in fewer steps, and the networks of digits, which are those that
     ``escnn-attention compare`` trains.
     """
     _check_name(name)

@@ -11,6 +11,8 @@ from escnn_attention import equivariance_report, models
 from escnn_attention.models import registry
 from escnn_attention.models.registry import data_of, task_of
 
+ROOT = Path(__file__).parents[2]
+
 SMALL = {
     "all-cnn-c-cifar10": {"width": 1},
     "attentive-all-cnn-c-cifar10": {"width": 1},
@@ -20,7 +22,7 @@ SMALL = {
     "dense-net-pcam": {},
     "gsa-net-cifar10": {"channels": 6},
     "gsa-net-pcam": {"channels": 6},
-    "gsa-net-rotmnist": {"channels": 6},
+    "gsa-net-rotmnist": {"widths": (2, 2, 2)},
     "hybrid-rotmnist": {"widths": (4, 4)},
     "p4-cnn-rotmnist": {"width": 1},
     "point-transformer-charged-particles": {"fields": 2, "num_blocks": 1},
@@ -70,7 +72,7 @@ def test_names_are_for_data_that_there_are():
 
 
 def test_parameters_of_the_paper():
-    assert sum(p.numel() for p in models.create("gsa-net-rotmnist").parameters()) == 43_464
+    assert sum(p.numel() for p in models.GSANet.rotmnist(gspaces.rot2dOnR2(4)).parameters()) == 43_464
     assert sum(p.numel() for p in models.create("attentive-p4-cnn-rotmnist").parameters()) == 73_130
     assert abs(sum(p.numel() for p in models.create("hybrid-rotmnist").parameters()) - 43_464) < 1000
 
@@ -141,12 +143,28 @@ def test_networks_of_digits_are_those_of_the_comparison():
         assert {key: data[key] for key in chosen.data_options} == chosen.data_options
 
 
+@pytest.mark.parametrize("name", ["gsa-net-rotmnist"])
+def test_networks_of_rotated_digits_are_those_of_their_recipes(name):
+    yaml = pytest.importorskip("yaml")
+    recipes = ROOT / "examples" / "recipes" / "configurations"
+    kind, _, data = name.rpartition("-")
+    config = yaml.safe_load((recipes / f"{data}_{kind.replace('-', '_')}.yaml").read_text(encoding="utf-8"))
+    network = config["model"]["network"]
+    gspace = network["init_args"].pop("gspace")
+    chosen = registry._NETWORKS[name]
+    assert network["class_path"].endswith(f".{chosen.make.__name__}")
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
+    assert options == network["init_args"]
+    assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
+    assert config["data"]["class_path"] == data_of(name)["class_path"]
+
+
 PRETRAINED = models.list_models(pretrained=True)
 _ROW = re.compile(r"\| `(?P<name>[a-z0-9-]+)` \|.*\| (?P<accuracy>[\d.]+) \|[^|]*\|$", re.MULTILINE)
 
 
 def test_every_trained_network_has_a_card():
-    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
     assert {row["name"] for row in _ROW.finditer(page)} == set(PRETRAINED) != set()
     for name in PRETRAINED:
         assert f"### {name}" in page
@@ -156,7 +174,7 @@ def test_every_trained_network_has_a_card():
 def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     pytest.importorskip("escnn_attention.training")
     experiment = pytest.importorskip("escnn_attention.training.experiment.pretrained")
-    page = (Path(__file__).parents[2] / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
     (said,) = [float(row["accuracy"]) / 100 for row in _ROW.finditer(page) if row["name"] == name]
     data = data_of(name)["class_path"].rpartition(".")[2]
     here = {"Digits": True, "RotMNIST": (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / "rotmnist.npz").is_file()}
