@@ -283,7 +283,7 @@ def _choose_threads(threads: int | None) -> None:
     torch counts the cores of the machine, also where a container may use few of them; joblib asks the system. Threads
     that find no core free wait for each other in every small operation.
     """
-    import joblib  # type: ignore[import-untyped]
+    import joblib
     import torch
 
     if threads is not None:
