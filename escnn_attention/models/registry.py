@@ -200,9 +200,8 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         ('HybridNet', 'C8')
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``hybrid-rotmnist`` and ``gsa-net-rotmnist``, which are as large as the paper's R4 network
-    (:meth:`GSANet.rotmnist`) and train in fewer steps, and the networks of digits, which are those that
-    ``escnn-attention compare`` trains.
+    ``hybrid-rotmnist`` and ``gsa-net-rotmnist``, which have about as many parameters as the paper's R4 network
+    (:meth:`GSANet.rotmnist`), and the networks of digits, which are those that ``escnn-attention compare`` trains.
     """
     _check_name(name)
     if pretrained is not None and check_bool("pretrained", pretrained):

@@ -103,6 +103,12 @@ def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[st
     ]
 
 
+def mean_and_error(values: Sequence[float], digits: int) -> str:
+    """The mean and its standard error, with so many digits; of a single value itself."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+
+
 def _flat(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
     pairs = [(run, result) for run, results in done for result in results]
     return rows([run for run, _ in pairs], [result for _, result in pairs])
@@ -158,9 +164,7 @@ def _cells(done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]]) -> Iterator[
     for run, results in done:
         seconds = sorted(row["seconds"] for result in results for row in result["curve"])
         accuracies = [100 * result["accuracy"] for result in results]
-        accuracy = f"{statistics.mean(accuracies):.2f}"
-        if len(results) > 1:
-            accuracy += f" ± {statistics.stdev(accuracies) / len(accuracies) ** 0.5:.2f}"
+        accuracy = mean_and_error(accuracies, 2)
         if len(results) < most:
             accuracy += f" ({len(results)} of {most})"
         yield [

@@ -25,6 +25,7 @@ from escnn_attention.training.comparison.progress import Reporter
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.comparison.training import train
 from escnn_attention.training.files import atomic_file
+from examples.experiments.report import mean_and_error
 
 RECIPE = "the recipe"
 _NORMS = {"projection": "group", "norm_scope": "position"}
@@ -79,15 +80,12 @@ def table(results: Mapping[str, Mapping[str, list[dict[str, float]]]]) -> str:
     ]
     for name, variants in results.items():
         for change, runs in variants.items():
-            cells = [_mean([100 * found[orientation] for found in runs]) for orientation in (UPRIGHT, ANY_ANGLE)]
+            cells = [
+                mean_and_error([100 * found[orientation] for found in runs], 1) for orientation in (UPRIGHT, ANY_ANGLE)
+            ]
             seconds = statistics.median(found["seconds"] for found in runs)
             lines.append(f"| {name} | {change} | {' | '.join(cells)} | {runs[0]['parameters']:,} | {seconds:.1f} |")
     return "\n".join(lines) + "\n"
-
-
-def _mean(values: list[float]) -> str:
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def measure(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from escnn_attention.models import HybridNet
 from escnn_attention.training.comparison.groups import gspace_by_name
+from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
 from examples.experiments.twins import parameters
 from examples.recipes import ablations, cli, tables
@@ -81,5 +82,5 @@ def test_every_network_of_the_ablations_has_a_name():
 
 
 def test_mean():
-    assert ablations._mean([1.0, 2.0, 3.0]) == "2.0 ± 0.6"
-    assert ablations._mean([1.0]) == "1.0"
+    assert mean_and_error([1.0, 2.0, 3.0], 1) == "2.0 ± 0.6"
+    assert mean_and_error([1.0], 1) == "1.0"

@@ -127,18 +127,24 @@ def test_pretrained_is_true_or_false(call):
         call("yes")
 
 
+def _chosen_as_described(name, described):
+    """What the registry has by a name, which is the network of a configuration."""
+    gspace = described["init_args"].pop("gspace")
+    chosen = registry._NETWORKS[name]
+    assert described["class_path"].endswith(f".{chosen.make.__name__}")
+    options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
+    assert options == described["init_args"]
+    assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
+    return chosen
+
+
 def test_networks_of_digits_are_those_of_the_comparison():
     networks = pytest.importorskip("escnn_attention.training.comparison.networks")
     settings = pytest.importorskip("escnn_attention.training.comparison.settings").Settings()
     images = pytest.importorskip("escnn_attention.training.comparison.images").load_images("digits")
     for name in ("steerable", "hybrid", "gsa-net"):
         described = networks.describe_network(name, settings.group, images.size, 10, settings.parameters)
-        gspace = described["init_args"].pop("gspace")
-        chosen = registry._NETWORKS[f"{name}-digits"]
-        assert described["class_path"].endswith(f".{chosen.make.__name__}")
-        options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
-        assert options == described["init_args"]
-        assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
+        chosen = _chosen_as_described(f"{name}-digits", described)
         data = images.describe(1)["init_args"]
         assert {key: data[key] for key in chosen.data_options} == chosen.data_options
 
@@ -149,13 +155,7 @@ def test_networks_of_rotated_digits_are_those_of_their_recipes(name):
     recipes = ROOT / "examples" / "recipes" / "configurations"
     kind, _, data = name.rpartition("-")
     config = yaml.safe_load((recipes / f"{data}_{kind.replace('-', '_')}.yaml").read_text(encoding="utf-8"))
-    network = config["model"]["network"]
-    gspace = network["init_args"].pop("gspace")
-    chosen = registry._NETWORKS[name]
-    assert network["class_path"].endswith(f".{chosen.make.__name__}")
-    options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
-    assert options == network["init_args"]
-    assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
+    _chosen_as_described(name, config["model"]["network"])
     assert config["data"]["class_path"] == data_of(name)["class_path"]
 
 

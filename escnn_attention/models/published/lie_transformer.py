@@ -27,6 +27,7 @@ from escnn_attention.plain.point_network import Readout
 __all__ = ["from_lie_transformer"]
 
 _GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "Trivial(3)")
+_LIFTED = ("SE(2)", "SE(3)")  # points with rotations of their own
 _EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
 _DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
 _CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
@@ -93,7 +94,7 @@ def _space(group: str, lift_samples: int, located: int) -> tuple[GSpace, dict[st
     samples = check_int("lift_samples", lift_samples)
     if group == "SE(2)_canonical":
         return gspaces.trivialOnR2() if samples == 1 else gspaces.rot2dOnR2(samples), {"relation": Offset()}
-    if group in ("SE(2)", "SE(3)"):
+    if group in _LIFTED:
         gspace = gspaces.rot2dOnR2(-1) if group == "SE(2)" else gspaces.rot3dOnR3()
         quaternions = group == "SE(3)" and located == LiftedMotion("quaternion").size(7)
         relation = LiftedMotion("quaternion" if quaternions else "vector")
@@ -189,7 +190,7 @@ def _load_place(kernel: PairKernel, weight: Tensor, group: str) -> None:
     first there, and the translation first here.
     """
     dim = kernel.of_offset.shape[2]
-    if group.startswith("SE(") and group != "SE(2)_canonical":
+    if group in _LIFTED:
         weight = weight.roll(int(group[3]), dims=-1)
     load_values(kernel.of_offset, weight[..., :dim] * (-1 if group.startswith("T(") else 1))
     if kernel.of_pose is not None:
