@@ -24,6 +24,7 @@ from escnn_attention.training.comparison.networks import count_parameters, descr
 from escnn_attention.training.comparison.progress import Reporter
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.comparison.training import train
+from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error
 
@@ -54,21 +55,32 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, float]:
-    """Train one network, in the folder of ``settings``, unless it is there, and measure it."""
-    finished = settings.folder / "result.json"
-    if finished.exists():
-        found: dict[str, float] = json.loads(finished.read_text(encoding="utf-8"))
-        return found
+    """Train one network, in the folder of ``settings``, unless it is there, and measure it.
+
+    Raises:
+        UserError: the folder has the result of another network or training.
+    """
     data = load_images("digits").limited(settings.limit_train, settings.limit_test)
     described = copy.deepcopy(describe_network(name, settings.group, data.size, data.num_classes, settings.parameters))
     described["init_args"].update(changes)
+    limits = {"limit_train": settings.limit_train, "limit_test": settings.limit_test}
+    requested = json.loads(
+        json.dumps({"network": described, "epochs": settings.epochs, "seed": settings.seed, **limits})
+    )
+    finished = settings.folder / "result.json"
+    if finished.exists():
+        kept = json.loads(finished.read_text(encoding="utf-8"))
+        if kept["requested"] != requested:
+            raise UserError(f"--out: {finished} is of another network or training; choose another folder")
+        found: dict[str, float] = kept["measured"]
+        return found
     training = train(name, described, data, settings, Reporter())
     images = orient(data.test.images, gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}
     result = measure_accuracies(training.network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)
     result |= {"parameters": count_parameters(training.network), "seconds": training.seconds_per_epoch}
     with atomic_file(finished) as file:
-        file.write(json.dumps(result).encode())
+        file.write(json.dumps({"requested": requested, "measured": result}).encode())
     return result
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from escnn_attention.models import HybridNet
 from escnn_attention.training.comparison.groups import gspace_by_name
+from escnn_attention.training.errors import UserError
 from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
 from examples.experiments.twins import parameters
@@ -75,6 +76,8 @@ def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(ablations, "train", None)  # what is finished is not trained again
     _call(*arguments)
     assert (tmp_path / "ablations.md").read_text(encoding="utf-8") == page
+    with pytest.raises(UserError, match="--out: .* is of another network or training"):  # nor given for another
+        _call(*arguments, "--epochs", "2")
 
 
 def test_every_network_of_the_ablations_has_a_name():
