@@ -14,8 +14,10 @@ from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
 from escnn_attention.nn.activations import SiLU
+from escnn_attention.nn.attention_pool import AttentionPool
 from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
 from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.options import check_options
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block
@@ -53,6 +55,9 @@ class HybridNet(EquivariantClassifier):
         norm: of the attention blocks, see :class:`TransformerBlock`.
         last_norm: whether a layer norm follows the last stage where that ends in attention.
         features: the number of regular fields that a last pointwise convolution gives; by default there is none.
+        class_token: the options of an :class:`AttentionPool`, ``num_heads`` and ``head_fields``, whose token reads the
+            logits of all positions and poses; by default a linear map reads them of the maximum over the poses and the
+            mean over the positions.
         pool: how positions are halved between the stages, ``"max"`` or ``"avg"``; both exact for any size.
         attention_dropout, dropout: of the attention probabilities and of the branches of a block.
         block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
@@ -102,6 +107,7 @@ class HybridNet(EquivariantClassifier):
         norm: Literal["gsa", "pre"] = "pre",
         last_norm: bool = True,
         features: int | None = None,
+        class_token: Mapping[str, int] | None = None,
         pool: PoolKind = "max",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -133,12 +139,9 @@ class HybridNet(EquivariantClassifier):
             else:
                 stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, **lifting)
             fields = wider
-        if attention[-1] and last_norm:
-            stages["norm"] = norm_of(fields, check_norm_kind((block or {}).get("norm_kind", "layer")))
-        if features is not None:
-            wider = FieldType(gspace, check_int("features", features) * [gspace.regular_repr])
-            stages["features"] = _CONVOLUTIONS[gspace.dimensionality](fields, wider, 1, recompute=True)
-        super().__init__(stages, num_classes)
+        norm_kind = (block or {}).get("norm_kind", "layer") if attention[-1] and last_norm else None
+        stages |= _last_stages(fields, num_classes, norm_kind, features, class_token)
+        super().__init__(stages, num_classes if class_token is None else None)
 
 
 def check_odd_widths(**widths: int) -> None:
@@ -178,6 +181,25 @@ def _outline(
         parts += [("convolution", f"convolution_{stage}_{i}", width) for i in range(1, count + 1)]
         parts += [("attention", f"attention_{stage}_{i}", width) for i in range(1, blocks + 1)]
     return parts
+
+
+def _last_stages(
+    fields: FieldType, num_classes: int, norm_kind: Any, features: int | None, class_token: Mapping[str, int] | None
+) -> dict[str, EquivariantModule]:
+    """What follows the last stage of the outline: a norm, a pointwise convolution, a token, each where it is asked."""
+    stages: dict[str, EquivariantModule] = {}
+    if norm_kind is not None:
+        stages["norm"] = norm_of(fields, check_norm_kind(norm_kind))
+    if features is not None:
+        wider = FieldType(fields.gspace, check_int("features", features) * [fields.gspace.regular_repr])
+        stages["features"] = _CONVOLUTIONS[fields.gspace.dimensionality](fields, wider, 1, recompute=True)
+        fields = wider
+    if class_token is not None:
+        if not isinstance(class_token, Mapping):
+            raise TypeError(f"class_token: got {class_token!r}, needed the options of an AttentionPool, by name")
+        check_options("class_token", class_token, ("num_heads", "head_fields"))
+        stages["class_token"] = AttentionPool(fields, num_classes, **class_token)
+    return stages
 
 
 def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:

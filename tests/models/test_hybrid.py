@@ -97,6 +97,21 @@ def test_features_follow_the_last_norm():
     assert network.head.in_features == 3
 
 
+@pytest.mark.parametrize("make", [gspaces.flip2dOnR2, lambda: gspaces.rot2dOnR2(8)], ids=["Z2M", "R8"])
+def test_a_class_token_reads_the_logits(make):
+    options = {"widths": (2, 3), "convolutions": (1, 1), "attention": (0, 0), "pool": "avg"}
+    network = HybridNet(make(), 1, 5, **options, class_token={"num_heads": 2, "head_fields": 3})
+    token = network.stages["class_token"]
+    assert list(network.stages)[-1] == "class_token"
+    assert isinstance(network.head, torch.nn.Identity)
+    assert (token.in_type, token.out_type.size) == (network.stages["convolution_2_1"].out_type, 5)
+    assert token.plain.tokens.shape == (2, 1, 3)
+    x = torch.randn(2, 1, 9, 9)
+    assert equivariance_report(network.as_fields(), (2, 1, 9, 9), layers=False).relative_error < 1e-5
+    last = network.feature_maps(x)["convolution_2_1"]
+    torch.testing.assert_close(network(x), token(last).tensor[:, :, 0, 0])
+
+
 def test_attention_alone_can_widen():
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, widths=(3, 6), convolutions=(1, 0), attention=(0, 1), num_heads=4)
     block = layers(network, TransformerBlock)[0]
@@ -126,6 +141,10 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
+    with pytest.raises(TypeError, match="class_token: got 3, needed the options of an AttentionPool, by name"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, class_token=3)
+    with pytest.raises(TypeError, match="heads: class_token has no such option, needed some of num_heads, head_fields"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, class_token={"heads": 3})
     with pytest.raises(TypeError, match="widths: got 16, needed a list or a tuple, one number for each stage"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, widths=16)
 
