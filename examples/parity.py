@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 import types
 import warnings
@@ -35,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention.geometry.motions import product, rotate
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import from_published
 
@@ -160,10 +162,25 @@ def lie_groups(root: Path) -> types.ModuleType:
     return found
 
 
+_LIE_KINDS = {
+    "constellations": ({"kernel_type": "mlp", "attention_fn": "softmax", "architecture": "model_1"}, "softmax"),
+    "dynamics": ({"kernel_type": "mlp", "attention_fn": "dot_product", "architecture": "model_1"}, "count"),
+    "QM9": ({"kernel_type": "2232", "attention_fn": "softmax", "architecture": "lieconv"}, "count"),
+}
+_LIE_SIZES = {"dim_input": 3, "dim_output": 2, "dim_hidden": 24, "num_layers": 2, "num_heads": 2, "kernel_dim": 5}
+_LIE_SIZES |= {"feature_embed_dim": 6}
+
+
 def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
-    """The networks of the LieTransformer on groups whose lifts are not drawn at random."""
+    """The networks of the LieTransformer: on translations and fixed rotations, and on rotations that are drawn."""
     groups = lie_groups(lie_conv)
     network = module(root, "eqv_transformer.eqv_attention").EquivariantTransformer
+    yield from _of_fixed_lifts(groups, network)
+    yield from _of_drawn_lifts(groups, network)
+
+
+def _of_fixed_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> Iterator[Row]:
+    """On groups whose lifts are not drawn at random."""
 
     class Canonical(groups.LieGroup):  # type: ignore[misc,name-defined]
         """SE2_canonical, which cannot be made as it is: its number of coordinates is a property."""
@@ -172,15 +189,11 @@ def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
         matrixify, lift = groups.SE2_canonical.matrixify, groups.SE2_canonical.lift
 
     spaces = {"T(2)": (groups.T(2), 2, 1), "T(3)": (groups.T(3), 3, 1), "SE(2)_canonical": (Canonical(), 2, 4)}
-    kinds = {"constellations": ("mlp", "softmax", "model_1"), "dynamics": ("mlp", "dot_product", "model_1")}
-    kinds["QM9"] = ("2232", "softmax", "lieconv")
-    sizes = {"dim_input": 3, "dim_output": 2, "dim_hidden": 24, "num_layers": 2, "num_heads": 2, "kernel_dim": 5}
     for group, (made, dim, lifts) in spaces.items():
-        for what, (kernel, weights, architecture) in kinds.items():
-            options = {"kernel_type": kernel, "attention_fn": weights, "architecture": architecture}
-            theirs = network(group=made, liftsamples=lifts, feature_embed_dim=6, **sizes, **options).eval()
+        for what, (options, normalization) in _LIE_KINDS.items():
+            theirs = network(group=made, liftsamples=lifts, **_LIE_SIZES, **options).eval()
             randomise(theirs, 0.4)
-            given = {"normalization": "softmax" if what == "constellations" else "count", "lift_samples": lifts}
+            given = {"normalization": normalization, "lift_samples": lifts}
             ours = from_published(theirs.state_dict(), "lie_transformer", group=group, **given)
             x, f = torch.randn(2, 5, dim), torch.randn(2, 5, 3)
             there, batch = torch.ones(2, 5, dtype=torch.bool), torch.arange(2).repeat_interleave(5)
@@ -191,6 +204,55 @@ def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
             moved = _of_clouds(turned + 1, networks, rest)
             adapted = "a comma in LieConv" + ("; a subclass of the group, which cannot be made" if lifts == 4 else "")
             yield row(f"{group}, {what}: output", error(z, y), adapted, error(moved[0], y), error(moved[1], z))
+
+
+def _of_drawn_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> Iterator[Row]:
+    """On all rotations of the plane and of space: what is drawn there is given to both networks."""
+    seven = {"use_pseudo": True, "dual_quaternions": False, "positive_quaternions": True}
+    # The group, its options, the lifts of a point, and what a hyperbolic tangent does.
+    spaces: list[tuple[str, dict[str, bool], int, str | None]] = [
+        ("SE(2)", {}, 2, None),
+        ("SE(2)", {}, 3, "tanh"),
+        ("SE(3)", {}, 2, None),
+        ("SE(3)", seven, 4, None),
+        ("SE(3)", seven, 4, "tanh"),
+    ]
+    for group, of_group, lifts, nonlinearity in spaces:
+        dim = int(group[3])
+        for what, (options, normalization) in _LIE_KINDS.items():
+            made = groups.SE2(**of_group) if dim == 2 else groups.SE3(**of_group)
+            both = {"lie_algebra_nonlinearity": nonlinearity}
+            theirs = network(group=made, liftsamples=lifts, **_LIE_SIZES, **options, **both).eval()
+            randomise(theirs, 0.4)
+            both |= {"lift_samples": lifts, "positive_quaternions": "use_pseudo" in of_group}
+            ours = from_published(
+                theirs.state_dict(), "lie_transformer", group=group, normalization=normalization, **both
+            )
+            x, f = torch.randn(2, 5, dim), torch.randn(2, 5, 3)
+            drawn = torch.rand(2, 5, 1) if dim == 2 else _of_one_half(torch.randn(2, 5, lifts, 4))
+            y, z = _of_lifted(x, f, drawn, theirs, ours)
+            turn = torch.rand(1) if dim == 2 else torch.randn(4)
+            turn = turn if dim == 2 else turn / turn.norm()
+            angle = 2 * math.pi * turn
+            moved = rotate(angle if dim == 2 else turn, x) + 1, f, drawn + turn if dim == 2 else product(turn, drawn)
+            errors = [error(*pair) for pair in zip(_of_lifted(*moved, theirs, ours), (y, z), strict=True)]
+            name = ", ".join([group, *(["quaternions"] if of_group else []), *([nonlinearity] if nonlinearity else [])])
+            yield row(f"{name}, {what}: output", error(z, y), "rotations that are given to it", *errors)
+
+
+def _of_one_half(q: Tensor) -> Tensor:
+    return torch.where(q[..., :1] < 0, -q, q)
+
+
+def _of_lifted(x: Tensor, f: Tensor, drawn: Tensor, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
+    """The outputs of both networks where theirs draws what is given: parts of a turn, or quaternions of any length."""
+    there, batch = torch.ones(x.shape[:2], dtype=torch.bool), torch.arange(2).repeat_interleave(5)
+    with mock.patch.multiple(torch, rand=lambda *_, **__: drawn, randn=lambda *_, **__: drawn.clone()):
+        y = theirs((x, f, there))
+    lifts = drawn
+    if x.shape[-1] == 2:
+        lifts = 2 * math.pi * (drawn + torch.arange(1, ours.lift.num_samples + 1) / ours.lift.num_samples) - math.pi
+    return y, ours(f.flatten(0, 1), x.flatten(0, 1), batch=batch, lifts=lifts.flatten(0, 1))
 
 
 def _of_clouds(x: Tensor, networks: tuple[Any, Any], rest: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

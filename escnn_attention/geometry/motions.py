@@ -6,10 +6,15 @@ numbers :math:`(x, q)`, with a unit quaternion, real part first. Both quaternion
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 __all__ = ["MOTION_SIZES", "inverse_of_v", "product", "quotient", "rotate", "rotation_vector"]
+
+_JUMP = 7e-3
+"""How far beyond a half turn the logarithm of an angle jumps, as in the published implementation of LieConv."""
 
 MOTION_SIZES = {2: 3, 3: 7}
 """The numbers of a motion of the plane and of space."""
@@ -45,9 +50,14 @@ def rotate(rotation: Tensor, x: Tensor) -> Tensor:
 
 
 def rotation_vector(rotation: Tensor) -> Tensor:
-    """The logarithm of rotations, at most a half turn: ``(..., 1)`` of angles, ``(..., 3)`` of quaternions."""
+    r"""The logarithm of rotations, about a half turn at most: ``(..., 1)`` of angles, ``(..., 3)`` of quaternions.
+
+    Angles are between :math:`-\pi + 0.007` and :math:`\pi + 0.007`: rounding has no say in half turns, which evenly
+    spaced rotations of the plane have between them.
+    """
     if rotation.shape[-1] == 1:
-        return torch.atan2(rotation.sin(), rotation.cos())
+        angle = torch.atan2(rotation.sin(), rotation.cos())
+        return torch.where(angle < _JUMP - math.pi, angle + 2 * math.pi, angle)
     rotation = torch.where(rotation[..., :1] < 0, -rotation, rotation)
     real, axis = rotation[..., :1], rotation[..., 1:]
     square = axis.square().sum(-1, keepdim=True)
@@ -63,7 +73,7 @@ def inverse_of_v(omega: Tensor, x: Tensor) -> Tensor:
         + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) \omega \times (\omega \times x)
 
     Args:
-        omega: ``(..., 1)`` or ``(..., 3)``, of length :math:`\theta` at most π.
+        omega: ``(..., 1)`` or ``(..., 3)``, of length :math:`\theta` below 2π.
         x: ``(..., d)``.
     """
     square = omega.square().sum(-1, keepdim=True)

@@ -16,7 +16,7 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from escnn_attention._checks import check_option
+from escnn_attention._checks import check_length, check_option
 from escnn_attention.geometry.motions import MOTION_SIZES, inverse_of_v, quotient, rotation_vector
 
 __all__ = ["LiftedMotion", "LogMotion", "LogPolar", "Offset", "Pair", "Relation"]
@@ -188,14 +188,19 @@ class LiftedMotion(Relation):
         V^{-1} = 1 - \tfrac12 [\omega]_\times
             + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
 
-    It jumps where :math:`\theta = \pi`. In space there is the quaternion in its place, which jumps nowhere:
-    :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part first.
+    It jumps where :math:`\theta = \pi`, in the plane 0.007 beyond, so that half turns are all alike. In space there is
+    the quaternion in its place, which jumps nowhere: :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part first.
+
+    What is seen, r, may be limited in its length, so that far away points do not look unlike all others:
+    :math:`\tanh(\lVert r \rVert / l)\, r / \lVert r \rVert`, with :math:`10^{-6}` added to the length.
 
     Args:
         rotation: ``"vector"`` for the logarithm, ``"quaternion"``.
+        limit: the length l beyond which the lengths of what is seen hardly grow, to 1; None for no limit.
 
     Raises:
-        ValueError: an unknown rotation; points that are not motions, or a quaternion in the plane.
+        ValueError: an unknown rotation; a limit that is not positive; points that are not motions, or a quaternion in
+            the plane.
 
     Example:
         >>> import torch
@@ -203,10 +208,13 @@ class LiftedMotion(Relation):
         >>> query, key = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 0.0, 0.5])  # positions and angles
         >>> LiftedMotion()(query, key).round(decimals=3)
         tensor([0.9590, 1.7550, 0.0000])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021; its published implementation for the limit, of 7.
     """
 
-    def __init__(self, rotation: Literal["vector", "quaternion"] = "vector"):
+    def __init__(self, rotation: Literal["vector", "quaternion"] = "vector", limit: float | None = None):
         self.rotation = check_option("rotation", rotation, ("vector", "quaternion"))
+        self.limit = None if limit is None else check_length("limit", limit)
 
     def size(self, dim: int) -> int:
         sizes = {MOTION_SIZES[3]: 7} if self.rotation == "quaternion" else {MOTION_SIZES[2]: 3, MOTION_SIZES[3]: 6}
@@ -219,13 +227,16 @@ class LiftedMotion(Relation):
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         translation, rotation = quotient(key, query)
-        if self.rotation == "quaternion":
-            return torch.cat([translation, rotation], dim=-1)
-        omega = rotation_vector(rotation)
-        return torch.cat([inverse_of_v(omega, translation), omega], dim=-1)
+        if self.rotation == "vector":
+            rotation = rotation_vector(rotation)
+            translation = inverse_of_v(rotation, translation)
+        seen = torch.cat([translation, rotation], dim=-1)
+        return seen if self.limit is None else _limited(seen, self.limit)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.rotation == 'vector' else repr(self.rotation)})"
+        options = [] if self.rotation == "vector" else [repr(self.rotation)]
+        options += [] if self.limit is None else [f"limit={self.limit:g}"]
+        return f"{type(self).__name__}({', '.join(options)})"
 
 
 class LogPolar(Relation):
@@ -260,6 +271,13 @@ class LogPolar(Relation):
         dot = (x * y).sum(-1)
         cross = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
         return torch.stack(torch.broadcast_tensors(ratio, dot, cross), dim=-1)
+
+
+def _limited(x: Tensor, limit: float) -> Tensor:
+    """Vectors of lengths that a hyperbolic tangent limits, with every derivative where they are zero."""
+    square = x.square().sum(-1, keepdim=True)
+    length = torch.where(square == 0, 0.0, torch.where(square == 0, 1.0, square).sqrt()) + 1e-6
+    return x * (torch.tanh(length / limit) / length)
 
 
 def _polar(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

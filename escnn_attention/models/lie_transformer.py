@@ -106,6 +106,8 @@ class LieTransformer(CloudNetwork):
         backend: see :class:`~escnn_attention.PointSelfAttention`.
         lift_samples: with all rotations of the plane or of space, the number of rotations that are drawn for each
             point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
+        positive_quaternions: draw them with positive real parts, where ``relation`` is
+            ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.nn.PointLift`.
 
     Attributes:
         in_type: the type of the features.
@@ -147,6 +149,7 @@ class LieTransformer(CloudNetwork):
         pool: Literal["mean", "max"] = "mean",
         backend: str = "auto",
         lift_samples: int | None = None,
+        positive_quaternions: bool = False,
     ):
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
@@ -154,7 +157,7 @@ class LieTransformer(CloudNetwork):
             in_type = FieldType(gspace, check_int("in_type", in_type) * [gspace.trivial_repr])
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         super().__init__(gspace, in_type)
-        self.lift = _lift(in_type, lift_samples, relation)
+        self.lift = _lift(in_type, lift_samples, relation, positive_quaternions)
         if self.lift is not None:
             in_type, relation = self.lift.out_type, relation or LiftedMotion()
         hidden = FieldType(in_type.gspace, check_int("fields", fields) * [in_type.gspace.regular_repr])
@@ -209,9 +212,14 @@ class LieTransformer(CloudNetwork):
         return network if self.lift is None else LiftedNetwork(copy.deepcopy(self.lift.plain), network).eval()
 
 
-def _lift(in_type: FieldType, lift_samples: int | None, relation: Relation | None) -> PointLift | None:
+def _lift(
+    in_type: FieldType, lift_samples: int | None, relation: Relation | None, positive_quaternions: bool
+) -> PointLift | None:
     """The lift of a continuous fiber group, if the options fit the group."""
     group = in_type.fibergroup
+    if not (isinstance(relation, LiftedMotion) and relation.rotation == "quaternion"):
+        why = 'no quaternions are seen without relation=LiftedMotion("quaternion")'
+        check_unused("positive_quaternions", positive_quaternions, False, why)
     if not group.continuous:
         check_unused(
             "lift_samples", lift_samples, None, f"the fiber group {group.name} is finite, and has all its poses"
@@ -225,4 +233,4 @@ def _lift(in_type: FieldType, lift_samples: int | None, relation: Relation | Non
     if relation is not None and not isinstance(relation, LiftedMotion):
         raise ValueError(f"relation: got {relation}, needed a LiftedMotion between lifted points, or None")
     check_int("lift_samples", lift_samples)
-    return PointLift(in_type, lift_samples)
+    return PointLift(in_type, lift_samples, positive_quaternions)

@@ -7,7 +7,7 @@ from escnn.group import SO2, SO3
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention._checks import check_int
+from escnn_attention._checks import check_bool, check_int, check_unused
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import numbers_of
 from escnn_attention.groups.motion_space import MotionSpace
@@ -38,6 +38,10 @@ class PointLift(torch.nn.Module):
     Args:
         in_type: scalars over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
         num_samples: the number S of lifts of a point.
+        positive_quaternions: of the two quaternions of a rotation that is drawn take that with the positive real part,
+            in place of any. For layers that see :class:`~escnn_attention.LiftedMotion` ``("quaternion")``, to which
+            both are not the same: the half of them is no set that rotations keep, so that the mean over the lifts is an
+            invariant only as far as the layers learn that. What is given as ``lifts`` stays as it is.
 
     Attributes:
         in_type: the type of the input.
@@ -49,7 +53,8 @@ class PointLift(torch.nn.Module):
 
     Raises:
         TypeError: a type or number is none.
-        ValueError: another gspace, features that are not scalars, or a number below 1.
+        ValueError: another gspace, features that are not scalars, a number below 1, or ``positive_quaternions`` in the
+            plane.
 
     Example:
         >>> import torch
@@ -68,7 +73,7 @@ class PointLift(torch.nn.Module):
     Sequences", 2018, for the sequence, and Shoemake, "Uniform Random Rotations", 1992, for the map to quaternions.
     """
 
-    def __init__(self, in_type: FieldType, num_samples: int = 1):
+    def __init__(self, in_type: FieldType, num_samples: int = 1, positive_quaternions: bool = False):
         super().__init__()
         check_scalars(check_type("in_type", in_type), type(self).__name__)
         gspace = in_type.gspace
@@ -81,7 +86,9 @@ class PointLift(torch.nn.Module):
         self.in_type = in_type
         self.out_type = FieldType(space, len(in_type) * [space.trivial_repr])
         self.num_samples = check_int("num_samples", num_samples)
-        self.plain = PlainPointLift(gspace.dimensionality, num_samples)
+        if check_bool("positive_quaternions", positive_quaternions) and gspace.dimensionality == 2:
+            check_unused("positive_quaternions", True, False, "rotations of the plane are angles")
+        self.plain = PlainPointLift(gspace.dimensionality, num_samples, positive_quaternions)
 
     def forward(
         self,
@@ -116,7 +123,8 @@ class PointLift(torch.nn.Module):
         return GeometricTensor(y, self.out_type, coords), *others  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        return f"{self.in_type}, num_samples={self.num_samples}"
+        positive = ", positive_quaternions=True" if self.plain.positive_quaternions else ""
+        return f"{self.in_type}, num_samples={self.num_samples}{positive}"
 
 
 def _check_lifts(lifts: Tensor, mask: Tensor | None) -> None:

@@ -38,11 +38,12 @@ class PointLift(torch.nn.Module):
     Args:
         dim: 2 or 3.
         num_samples: the lifts S of a point.
+        positive_quaternions: whether the real parts of quaternions that are drawn are not negative.
     """
 
-    def __init__(self, dim: int, num_samples: int):
+    def __init__(self, dim: int, num_samples: int, positive_quaternions: bool = False):
         super().__init__()
-        self.dim, self.num_samples = dim, num_samples
+        self.dim, self.num_samples, self.positive_quaternions = dim, num_samples, positive_quaternions
 
     def forward(
         self,
@@ -64,6 +65,8 @@ class PointLift(torch.nn.Module):
         rotations = self._checked(lifts, coords)
         if rotations is None:
             rotations = self.draw(len(coords)) if self.training else self.spread(ranks(batch, mask, coords))
+            if self.positive_quaternions:  # the same rotations
+                rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
         precise = working_precision(coords.dtype)
         rotations = rotations.to(coords.device, precise).flatten(0, 1)
         of_points = (None if t is None else t.repeat_interleave(number, 0) for t in (batch, mask, measure))

@@ -49,6 +49,12 @@ def test_rotations_are_those_of_their_vectors(dim):
         assert omega.norm() <= math.pi
 
 
+def test_rounding_has_no_say_in_half_turns():
+    angles = torch.tensor([[math.pi], [-math.pi], [3 * math.pi], [-math.pi - 1e-14], [-math.pi + 1e-14]])
+    torch.testing.assert_close(rotation_vector(angles), torch.full((5, 1), math.pi))
+    torch.testing.assert_close(rotation_vector(torch.tensor([[-math.pi + 0.008]])), torch.tensor([[-math.pi + 0.008]]))
+
+
 @pytest.mark.parametrize("dim", [2, 3])
 def test_products_and_quotients_are_those_of_matrices(dim):
     g = motions(dim)

@@ -215,9 +215,30 @@ class TestLiftedMotion:
         angle = LiftedMotion()(query, key)[3:].norm()
         torch.testing.assert_close(2 * torch.acos(seen[3].abs()), angle)
 
+    def test_lengths_are_limited(self):
+        query, key = torch.randn(2, 7, dtype=torch.float64)
+        query[3:], key[3:] = (torch.nn.functional.normalize(q[3:], dim=0) for q in (query, key))
+        for rotation in ("vector", "quaternion"):
+            whole, seen = (LiftedMotion(rotation, limit)(query, key) for limit in (None, 2.0))
+            length = whole.norm() + 1e-6
+            torch.testing.assert_close(seen, torch.tanh(length / 2) / length * whole, rtol=1e-14, atol=1e-14)
+            assert (seen - whole).abs().max() > 0.1
+        # Of a point and itself there is a motion of no length, and derivatives.
+        query = query[[0, 1, 3]].clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(
+            LiftedMotion(limit=2.0)(query, query.detach()).sum(), query, create_graph=True
+        )
+        (second,) = torch.autograd.grad(gradient.square().sum(), query)
+        assert gradient.isfinite().all()
+        assert second.isfinite().all()
+        assert repr(LiftedMotion("quaternion", 2)) == "LiftedMotion('quaternion', limit=2)"
+        assert repr(LiftedMotion(limit=0.5)) == "LiftedMotion(limit=0.5)"
+
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match=r"^rotation: got 'matrix', needed one of 'vector', 'quaternion'"):
             LiftedMotion("matrix")
+        with pytest.raises(ValueError, match=r"^limit: got 0, needed a positive length"):
+            LiftedMotion(limit=0)
         with pytest.raises(ValueError, match=r"^relation: LiftedMotion\(\) is for .* of 3 or 7 numbers, got .* 2"):
             LiftedMotion().size(2)
         with pytest.raises(ValueError, match=r"^relation: LiftedMotion\('quaternion'\) is for .* of 7 numbers"):

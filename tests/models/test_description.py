@@ -71,7 +71,7 @@ ENCODINGS = [
     ConvolutionalEncoding(FourierEncoding(4), sharpness=2.0, content=0.5, width=3, reach=0.5),
     PairKernel("concat", "raw", "mlp", hidden=6, biases=True, last_activation=True),
     *(encodings.NoEncoding(), encodings.AbsoluteEncoding(7)),
-    *(Offset(), Pair(), LogPolar(), LiftedMotion("quaternion"), Samples(12, "ico", turn="random")),
+    *(Offset(), Pair(), LogPolar(), LiftedMotion("quaternion", limit=2.0), Samples(12, "ico", turn="random")),
 ]
 
 

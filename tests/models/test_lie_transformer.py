@@ -5,7 +5,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType
 
-from escnn_attention import Offset
+from escnn_attention import LiftedMotion, Offset
 from escnn_attention.geometry.motions import product, rotate
 from escnn_attention.models import LieTransformer, LieTransformerBlock
 
@@ -54,6 +54,18 @@ def test_is_invariant_when_lifts_move_along(make, options):
     # Mirror images are others.
     mirrored = network(x, coords * torch.tensor([-1.0, *[1.0] * (coords.shape[1] - 1)]), lifts=lifts.view(shape))
     assert (mirrored - expected).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_lifts_that_are_drawn_may_move_along(number):
+    torch.manual_seed(0)
+    network = small(gspaces.rot2dOnR2(-1), lift_samples=number)
+    x, coords = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    lifts = network.lift.plain.draw(5).squeeze(-1)
+    for angle in (0.1, 2.0, -1.3, 0.7):
+        moved = rotate(torch.tensor([angle], dtype=torch.float64), coords)
+        y = network(x, moved, lifts=lifts + angle)
+        torch.testing.assert_close(y, network(x, coords, lifts=lifts), rtol=1e-11, atol=1e-11)
 
 
 def test_lifts_of_a_cloud_are_no_matter_of_its_batch_and_are_random_in_training():
@@ -109,6 +121,9 @@ def test_bad_arguments():
         small(gspaces.rot2dOnR2(-1))
     with pytest.raises(ValueError, match=r"^relation: got Offset\(\), needed a LiftedMotion"):
         small(gspaces.rot2dOnR2(-1), lift_samples=2, relation=Offset())
+    for options in ({}, {"relation": LiftedMotion()}):
+        with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but no quaternions are seen"):
+            small(gspaces.rot3dOnR3(), lift_samples=2, positive_quaternions=True, **options)
     with pytest.raises(ValueError, match=r"^in_type: LieTransformer needs trivial"):
         LieTransformer(gspace, FieldType(gspace, [gspace.irrep(1)]), 1, fields=4, num_blocks=1, num_heads=2)
 

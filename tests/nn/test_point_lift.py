@@ -59,6 +59,10 @@ def test_what_is_drawn_and_what_is_not():
     assert torch.equal(lift(x)[0].coords, lift(x)[0].coords)
     assert torch.equal(torch.get_rng_state(), state)
     assert "num_samples=2" in repr(lift)
+    assert "positive" not in repr(lift)
+    positive = PointLift(spaces.scalars(SPACES[3](), 1), 2, positive_quaternions=True)
+    assert "num_samples=2, positive_quaternions=True" in repr(positive)
+    assert (positive(GeometricTensor(torch.randn(9, 1), positive.in_type, torch.randn(9, 3)))[0].coords[:, 3] > 0).all()
 
 
 def test_bad_arguments():
@@ -70,6 +74,10 @@ def test_bad_arguments():
         PointLift(plane.type(plane.irrep(1)))
     with pytest.raises(ValueError, match=r"^num_samples: got 0"):
         PointLift(spaces.scalars(plane, 1), 0)
+    with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but rotations of the plane are angles"):
+        PointLift(spaces.scalars(plane, 1), 1, True)
+    with pytest.raises(TypeError, match=r"^positive_quaternions: got 1, needed True or False"):
+        PointLift(spaces.scalars(SPACES[3](), 1), 1, 1)
     lift = PointLift(spaces.scalars(plane, 1), 2)
     x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 2))
     with pytest.raises(ValueError, match=r"^lifts: got shape \(3, 1\), needed angles of shape \(3, 2\)"):

@@ -71,6 +71,21 @@ def test_everything_is_lifted():
     assert len(cloud.edge_index.T) == len(expected)
 
 
+def test_quaternions_that_are_drawn_may_be_of_one_half():
+    torch.manual_seed(0)
+    coords = torch.randn(20, 3)
+    for training in (True, False):
+        any_half, positive = (PointLift(3, 2, half).train(training) for half in (False, True))
+        state = torch.get_rng_state()
+        q = any_half(coords, coords).coords[:, 3:]
+        torch.set_rng_state(state)
+        p = positive(coords, coords).coords[:, 3:]
+        assert 0 < (q[:, 0] < 0).sum() < 40
+        torch.testing.assert_close(p, q * q[:, :1].sign(), rtol=0, atol=0)
+    given = -torch.ones(20, 2, 4)
+    assert (positive(coords, coords, lifts=given).coords[:, 3:] < 0).all()
+
+
 def test_quaternions_may_have_any_length():
     lift, coords, q = PointLift(3, 1), torch.randn(2, 3), torch.randn(2, 1, 4)
     one, other = (lift(coords, coords, lifts=c * q).coords for c in (1.0, 7.0))

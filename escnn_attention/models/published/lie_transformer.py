@@ -28,6 +28,8 @@ __all__ = ["from_lie_transformer"]
 
 _GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "Trivial(3)")
 _LIFTED = ("SE(2)", "SE(3)")  # points with rotations of their own
+_LIMIT = 7.0
+"""The length that a hyperbolic tangent limits motions on, of which no tensor tells, a constant of the code."""
 _EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
 _DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
 _CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
@@ -40,6 +42,8 @@ def from_lie_transformer(
     lift_samples: int = 1,
     normalization: Normalization | None = None,
     pool: Literal["mean", "max"] = "mean",
+    positive_quaternions: bool = False,
+    lie_algebra_nonlinearity: str | None = None,
 ) -> LieTransformer:
     """The network that tensors of the published code of the LieTransformer belong to.
 
@@ -49,6 +53,8 @@ def from_lie_transformer(
         lift_samples: the lifts of a point, of ``"SE(2)_canonical"``, ``"SE(2)"`` and ``"SE(3)"``.
         normalization: what becomes of the scores: by default a softmax, and with the kernel of QM9 their count.
         pool: the pooling, ``"mean"`` or ``"max"``.
+        positive_quaternions: whether quaternions are drawn with positive real parts.
+        lie_algebra_nonlinearity: ``"tanh"``, by which the length of a motion is limited, or None.
     """
     check_option("group", group, _GROUPS)
     assert group is not None
@@ -63,7 +69,7 @@ def from_lie_transformer(
         raise checkpoint.missing(f"{start}1.ema.input_linear.weight", ", needed a block")
     width, ins = checkpoint.shape(f"{start}0.module.weight", 2)
     kernel, heads, located = _kernel(checkpoint, f"{start}1.")
-    gspace, options = _space(group, lift_samples, located)
+    gspace, options = _space(group, lift_samples, located, lie_algebra_nonlinearity)
     last = f"{start}{blocks + 1}.linear.module"
     readout: Readout = "points" if f"{last}.weight" in checkpoint.tensors else "clouds"
     last = last if readout == "points" else f"{start}{blocks + 2}.8"
@@ -81,6 +87,7 @@ def from_lie_transformer(
         normalization=counts if normalization is None else normalization,
         readout=readout,
         pool=pool,
+        positive_quaternions=positive_quaternions,
         **options,
     )
     with torch.no_grad():
@@ -89,15 +96,22 @@ def from_lie_transformer(
     return network.eval()
 
 
-def _space(group: str, lift_samples: int, located: int) -> tuple[GSpace, dict[str, Any]]:
+def _space(group: str, lift_samples: int, located: int, nonlinearity: str | None) -> tuple[GSpace, dict[str, Any]]:
     """The gspace, and what the kernel sees of two points, by as many numbers."""
     samples = check_int("lift_samples", lift_samples)
+    if nonlinearity is not None:
+        check_option("lie_algebra_nonlinearity", nonlinearity, ("tanh",))
+        if group not in _LIFTED:
+            needed = "needed None, or one of the groups " + " and ".join(_LIFTED)
+            raise ValueError(
+                f"lie_algebra_nonlinearity: got 'tanh', and {group} has no rotations that are drawn; {needed}"
+            )
     if group == "SE(2)_canonical":
         return gspaces.trivialOnR2() if samples == 1 else gspaces.rot2dOnR2(samples), {"relation": Offset()}
     if group in _LIFTED:
         gspace = gspaces.rot2dOnR2(-1) if group == "SE(2)" else gspaces.rot3dOnR3()
         quaternions = group == "SE(3)" and located == LiftedMotion("quaternion").size(7)
-        relation = LiftedMotion("quaternion" if quaternions else "vector")
+        relation = LiftedMotion("quaternion" if quaternions else "vector", _LIMIT if nonlinearity else None)
         return gspace, {"relation": relation, "lift_samples": samples}
     if samples != 1:
         raise ValueError(f"lift_samples: got {samples}, and {group} has one lift of a point")

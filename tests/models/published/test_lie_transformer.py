@@ -208,29 +208,39 @@ def test_networks_give_the_published_outputs(group, kernel, readout, normalizati
 
 
 @pytest.mark.parametrize(
-    ("group", "kernel", "readout", "location"),
+    ("group", "kernel", "readout", "location", "nonlinearity"),
     [
-        ("SE(2)", "mlp", "clouds", 3),
-        ("SE(2)", "2232", "points", 3),
-        ("SE(3)", "mlp", "points", 6),
-        ("SE(3)", "2232", "points", 7),
+        ("SE(2)", "mlp", "clouds", 3, None),
+        ("SE(2)", "2232", "points", 3, "tanh"),
+        ("SE(3)", "mlp", "points", 6, None),
+        ("SE(3)", "2232", "points", 7, None),
+        ("SE(3)", "2232", "points", 7, "tanh"),
     ],
 )
-def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, readout, location):
+def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, readout, location, nonlinearity):
     dim, number = GROUPS[group]
     tensors = network(group, kernel, readout, location)
-    ours = from_published(tensors, "lie_transformer", group=group, lift_samples=number)
+    options = {"lift_samples": number, "lie_algebra_nonlinearity": nonlinearity, "positive_quaternions": location == 7}
+    ours = from_published(tensors, "lie_transformer", group=group, **options)
     features, x, batch = torch.randn(5, INS), torch.randn(5, dim), torch.tensor([0, 0, 1, 1, 1])
     lifts = torch.randn(5, number) if dim == 2 else F.normalize(torch.randn(5, number, 4), dim=-1)
     options = {"normalization": "softmax" if kernel == "mlp" else "count", "pool": "mean"}
     parts = [batch == i for i in (0, 1)]
+    places = [lifted(x[p], lifts[p], location) for p in parts]
+    if nonlinearity == "tanh":
+        lengths = [place.norm(dim=-1, keepdim=True) + 1e-6 for place in places]
+        places = [torch.tanh(n / 7) / n * place for n, place in zip(lengths, places, strict=True)]
     expected = torch.stack(
-        [output(tensors, group, features[p], x[p], **options, place=lifted(x[p], lifts[p], location)) for p in parts]
+        [output(tensors, group, features[p], x[p], **options, place=q) for p, q in zip(parts, places, strict=True)]
     )
     torch.testing.assert_close(ours(features, x, batch=batch, lifts=lifts), expected, rtol=1e-12, atol=1e-12)
     exported = ours.export()(features, x, None, batch, None, None, lifts)
     torch.testing.assert_close(exported, expected, rtol=1e-12, atol=1e-12)
     assert (ours(features, x, batch=batch) - expected).abs().max() > 1e-4
+    assert ours.lift.plain.positive_quaternions is (location == 7)
+    other = from_published(tensors, "lie_transformer", group=group, lift_samples=number)
+    limited = (other(features, x, batch=batch, lifts=lifts) - expected).abs().max() > 1e-4
+    assert limited if nonlinearity else not limited
 
 
 def test_defaults_and_dynamics():
@@ -271,6 +281,12 @@ def test_bad_state_dicts():
         load({}, lift_samples=2)
     with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 6, 4\)"):
         load({}, group="SE(3)", lift_samples=2)
+    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'relu', needed one of 'tanh'"):
+        load({}, lie_algebra_nonlinearity="relu")
+    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'tanh', and T\(2\) has no rotations"):
+        load({}, lie_algebra_nonlinearity="tanh")
+    with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but no quaternions"):
+        load({}, positive_quaternions=True)
     with pytest.raises(ValueError, match=r"^net.0.module.weight: makes 5 channels"):
         load({"net.0.module.weight": torch.ones(5, INS)})
     wide = network("T(3)", "2232", "points") | {"net.1.ema.kernel.feature_featurisation.fc_o.weight": torch.ones(4, 8)}
