@@ -28,7 +28,7 @@ def execute_all(
     seed: int = 0,
     seeds: int = 1,
     accelerator: str = "auto",
-    draw: Callable[[Sequence[Run], Sequence[dict[str, Any]]], None] | None = None,
+    draw: Callable[[Sequence[Run], Sequence[Sequence[dict[str, Any]]]], None] | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Train and test all runs with every seed, and write and show the table after each.
 
@@ -44,7 +44,7 @@ def execute_all(
         seed: the first of the seeds, see :func:`execute`. If it is not 0 the files are marked with the seeds.
         seeds: how many there are, one after the other.
         accelerator: as Lightning's.
-        draw: makes a figure of the runs that are done and the first result of each.
+        draw: makes a figure of the runs that are done and the results of each, one for each seed.
 
     Returns:
         for each run one result for each seed, see :func:`execute`.
@@ -80,7 +80,7 @@ def execute_all(
             console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
     done = [(run, found[i]) for i, run in enumerate(runs) if found[i]]
     if draw is not None and done:
-        draw([run for run, _ in done], [results[0] for _, results in done])
+        draw(*zip(*done, strict=True))
     if failed:
         raise SystemExit("\n".join([f"{len(failed)} of {len(runs) * seeds} runs failed:", *failed]))
     return list(found.values())
@@ -103,10 +103,15 @@ def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[st
     ]
 
 
+def mean_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error, which of a single value is 0."""
+    return statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
 def mean_and_error(values: Sequence[float], digits: int) -> str:
     """The mean and its standard error, with so many digits; of a single value itself."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
+    mean, error = mean_error(values)
+    return f"{mean:.{digits}f}" if len(values) == 1 else f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def _flat(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:

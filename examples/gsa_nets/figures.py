@@ -23,13 +23,13 @@ from examples.experiments.runs import Run
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
 
 
-def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> None:
-    """Figure 3: accuracy on the validation images, epoch by epoch."""
+def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Figure 3: accuracy on the validation images, epoch by epoch, of the first seed."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     colors = itertools.cycle(_COLORS)
     twins = itertools.cycle((("0.35", "--"), ("0.35", ":")))
-    for run, result in zip(runs, results, strict=False):
+    for run, (result, *_) in zip(runs, results, strict=False):
         color, line = (next(colors), "-") if run.kind == "attention" else next(twins)
         curve = [row for row in result["curve"] if row["valid_accuracy"] is not None]
         axes.plot(

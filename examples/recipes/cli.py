@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from examples.experiments.options import Out, Seeds, training_command
-from examples.experiments.report import execute_all
+from examples.experiments.report import execute_all, marked
 from examples.recipes import tables
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -27,8 +28,12 @@ class Network(str, Enum):
 
 @training_command(app)
 def rotmnist(out: Out = _OUT, **training: Any) -> None:
-    """Rotated MNIST: what attention adds to steerable convolutions, and what it does alone."""
-    execute_all("rotmnist", tables.rotmnist(), out, **training)
+    """Rotated MNIST, a table and a figure: what attention adds to steerable convolutions, and what it does alone."""
+    from examples.recipes.figures import draw_accuracies
+
+    name = marked("rotmnist", None, training["seed"], training["seeds"])
+    draw = functools.partial(draw_accuracies, out / f"{name}.png")
+    execute_all("rotmnist", tables.rotmnist(), out, draw=draw, **training)
 
 
 @app.command()

@@ -152,7 +152,7 @@ def test_figure_3_has_a_curve_for_every_run(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(figure(**options)) or drawn[0])
     runs = tables.table_1(small=False)
     curves = [{"epoch": 1, "valid_accuracy": 0.5}, {"epoch": 2, "valid_accuracy": None}]
-    figures.draw_curves(tmp_path / "figure3.png", runs, [{"curve": curves} for _ in runs])
+    figures.draw_curves(tmp_path / "figure3.png", runs, [[{"curve": curves}] for _ in runs])
     lines = drawn[0].axes[0].lines
     assert [line.get_label() for line in lines] == [run.label for run in runs]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(runs)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("jsonargparse")
 pytest.importorskip("sklearn")
 
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from escnn_attention.models import HybridNet
@@ -16,7 +17,7 @@ from escnn_attention.training.errors import UserError
 from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
 from examples.experiments.twins import parameters
-from examples.recipes import ablations, cli, tables
+from examples.recipes import ablations, cli, figures, tables
 from tests import samples
 
 TINY = ["--seeds", "2", "--epochs", "1", "--group", "c2", "--limit-train", "32", "--limit-test", "10"]
@@ -35,8 +36,9 @@ def test_the_hybrid_and_its_twin_differ_in_their_attention_only():
     ours, theirs = hybrid.configuration(), steerable.configuration()
     network, twin = (config["model"].pop("network")["init_args"] for config in (ours, theirs))
     assert ours == theirs
-    assert any(network["attention"])
+    assert any(network["attention"]) or network["class_token"]
     assert not any(twin["attention"])
+    assert "class_token" not in twin
     assert network["gspace"] == twin["gspace"]
     # A network knows the rotations of its group, and gets the others.
     for run in (steerable, hybrid, alone):
@@ -54,6 +56,24 @@ def test_rotmnist_writes_its_table(tmp_path, monkeypatch):
     assert "steerable CNN" in _call("rotmnist", *options)
     (row,) = json.loads((tmp_path / "out" / "rotmnist.json").read_text(encoding="utf-8"))
     assert (row["label"], row["group"], row["kind"]) == ("steerable CNN", "C8", "convolution")
+    assert (tmp_path / "out" / "rotmnist.png").stat().st_size > 1000
+
+
+def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    curves = [
+        [{"seconds": 90.0, "valid_accuracy": a}, {"seconds": 60.0, "valid_accuracy": a + 0.02}] for a in (0.9, 0.96)
+    ]
+    found = [
+        {"accuracy": a, "parameters": 60_000, "curve": curve} for a, curve in zip((0.97, 0.99), curves, strict=True)
+    ]
+    figures.draw_accuracies(tmp_path / "figure.png", tables.rotmnist()[:1], [found])
+    left, right = drawn[0].axes
+    np.testing.assert_allclose(left.lines[0].get_xydata(), [[1, 93], [2, 95]])
+    np.testing.assert_allclose(left.collections[0].get_paths()[0].get_extents().get_points()[:, 1], [90, 98])
+    np.testing.assert_allclose(right.containers[0].lines[0].get_xydata(), [[60, 98]])
+    assert len(right.texts) == len(figures.PUBLISHED)
 
 
 def test_every_variant_is_another_network():
