@@ -53,18 +53,14 @@ def _rotations_and_flips() -> GSpace:
     return gspaces.flipRot2dOnR2(4)
 
 
+def _some_rotations() -> GSpace:
+    return gspaces.rot2dOnR2(8)
+
+
 def _many_rotations() -> GSpace:
     return gspaces.rot2dOnR2(16)
 
 
-_HYBRID = {
-    "in_channels": 1,
-    "num_classes": 10,
-    "widths": (19, 19),
-    "convolutions": (3, 0),
-    "attention": (0, 2),
-    "kernel_size": 7,
-}
 # The networks of `escnn-attention compare`, and its images.
 _OF_DIGITS = {"in_channels": 1, "num_classes": 10}
 _HEADS = {
@@ -98,6 +94,18 @@ _GSA_ROTMNIST = {
     "convolutions": (1, 0, 0),
     "attention": (0, 2, 1),
     "num_heads": 10,
+}
+_STEERABLE_ROTMNIST = {
+    **_OF_DIGITS,
+    "widths": (8, 10, 18),
+    "convolutions": (1, 2, 2),
+    "attention": (0, 0, 0),
+    "conv_kernel": 5,
+}
+_HYBRID_ROTMNIST = {
+    **_STEERABLE_ROTMNIST,
+    "widths": (8, 10, 16),
+    "class_token": {"num_heads": 4, "head_fields": 6},
 }
 _MOLECULES = {
     "in_type": 15,
@@ -144,7 +152,7 @@ _NETWORKS = {
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
     "gsa-net-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _GSA_ROTMNIST),
     "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
-    "hybrid-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _HYBRID),
+    "hybrid-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _HYBRID_ROTMNIST),
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
     "point-transformer-charged-particles": _Named(
         PointTransformer, gspaces.octaOnR3, "ChargedParticles", _PARTICLES, task="point-forecast"
@@ -155,6 +163,7 @@ _NETWORKS = {
     "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES, task="point-regression"),
     "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10"),
     "steerable-digits": _Named(HybridNet, _many_rotations, "Digits", _STEERABLE_DIGITS, _DIGITS),
+    "steerable-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _STEERABLE_ROTMNIST),
 }
 
 
@@ -169,8 +178,8 @@ def list_models(*, pretrained: bool = False) -> list[str]:
 
     Example:
         >>> from escnn_attention import models
-        >>> [name for name in models.list_models() if "rotmnist" in name]
-        ['attentive-p4-cnn-rotmnist', 'gsa-net-rotmnist', 'hybrid-rotmnist', 'p4-cnn-rotmnist']
+        >>> [name for name in models.list_models() if name.endswith("rotmnist") and "p4" not in name]
+        ['gsa-net-rotmnist', 'hybrid-rotmnist', 'steerable-rotmnist']
     """
     check_bool("pretrained", pretrained)
     with_weights = {path.parent.name for path in _WEIGHTS.glob(f"*/{WEIGHTS}")}
@@ -200,8 +209,9 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         ('HybridNet', 'C8')
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``hybrid-rotmnist`` and ``gsa-net-rotmnist``, which have about as many parameters as the paper's R4 network
-    (:meth:`GSANet.rotmnist`), and the networks of digits, which are those that ``escnn-attention compare`` trains.
+    ``gsa-net-rotmnist``, which has fewer parameters than the paper's R4 network (:meth:`GSANet.rotmnist`),
+    ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits, which are those that
+    ``escnn-attention compare`` trains.
     """
     _check_name(name)
     if pretrained is not None and check_bool("pretrained", pretrained):

@@ -31,9 +31,10 @@ from examples.experiments.report import mean_and_error
 RECIPE = "the recipe"
 _NORMS = {"projection": "group", "norm_scope": "position"}
 _POINTWISE = {"projection": "pointwise", "norm_scope": "sample"}
+_TOKEN = {"num_heads": 4, "head_fields": 4}
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "steerable": {RECIPE: {}},
+    "steerable": {RECIPE: {}, "logits read by a class token": {"class_token": _TOKEN}},
     "hybrid": {
         RECIPE: {},
         "encoding by an MLP, not as a convolution": {"encoding": "mlp"},
@@ -43,12 +44,14 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "pointwise projections": {"block": _POINTWISE},
         "LayerScale of 0.1": {"block": {"projection": "group", "norm_scope": "sample", "layer_scale": 0.1}},
         "two convolutions, two blocks": {"convolutions": [1, 1], "attention": [0, 2]},
+        "logits read by a class token": {"class_token": _TOKEN},
     },
     "gsa-net": {
         RECIPE: {},
         "encoding by an MLP, not as a convolution": {"encoding": "mlp"},
         "layer norms of each position": {"block": _NORMS},
         "blocks of GSA-Nets": {"norm": "gsa"},
+        "logits read by a class token": {"class_token": _TOKEN},
     },
 }
 """What is changed of a network, by its name and that of the change: arguments of :class:`HybridNet`."""

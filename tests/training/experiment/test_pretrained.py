@@ -64,7 +64,7 @@ def test_a_name_knows_its_data_and_the_command_prints_the_accuracy(folder, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pretrained", "hybrid-rotmnist"], "no weights of 'hybrid-rotmnist'"),
+        (["--pretrained", "resnet44-cifar10"], "no weights of 'resnet44-cifar10'"),
         (["--pretrained", "hybrid"], "needed one of"),
         (["--pretrained", "./nothing", *DATA], "there is no folder"),
         (["--pretrained", "FOLDER"], "--data: FOLDER does not say"),
