@@ -242,6 +242,8 @@ def clouds(draw: Draw) -> Drawn:
         options["normalization"] = "count"
     if draw.yes(0.3):
         options["length_scale"] = draw.uniform(0.5, 2)
+    if draw.yes(0.3):
+        options["edge_dim"] = draw.randint(1, 3)
     if group.order <= 12 and options.get("kernel_features") is None and draw.yes(0.15):
         types = [draw.alike(space, "regular"), draw.alike(space, "regular")]
         options["projection"] = "pointwise"
@@ -310,6 +312,15 @@ def at_points(
         edges = edges[:, own | torch.tensor([draw.yes() for _ in own])]
         edges = edges[:, draw.sample(range(edges.shape[1]), edges.shape[1])]
         arguments["edge_index"] = edges
+    features = None
+    if (edge_dim := options.get("edge_dim")) is not None:
+        features = draw.tensor(edges.shape[1], edge_dim)
+        arguments["edge_attr"] = features
+        if rule != "edges":
+            tables = draw.tensor(int(batch.max()) + 1, number, number, edge_dim)
+            rank = torch.tensor([int((batch[:i] == batch[i]).sum()) for i in range(number)])
+            features = tables[batch[edges[1]], rank[edges[1]], rank[edges[0]]]
+            arguments["edge_attr"] = tables
 
     def error(layer: Layer, x: GeometricTensor) -> float:
         with torch.no_grad():
@@ -321,7 +332,7 @@ def at_points(
         return worst / float(spaces.size_of(y))
 
     def formula(layer: Layer, x: GeometricTensor) -> Tensor:
-        y = points.written_out(layer, x, edges, arguments.get("measure"))
+        y = points.written_out(layer, x, edges, arguments.get("measure"), features)
         return torch.where(there[:, None], y, 0.0)
 
     group = fibers(space, options.get("samples"))

@@ -21,6 +21,7 @@ SO2, SO3, ON_R3 = gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3(), gspaces.rot2dOnR3(
 FIELDS, SCALARS, SCALES = spaces.regular(D4, 2), spaces.scalars(D4, 2), ea.Scales(2, 2)
 EDGES = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7, 8, 1], [1, 2, 0, 3, 5, 6, 7, 8, 4, 1]])
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+TABLES = torch.linspace(-1, 1, 50).view(2, 5, 5, 1)
 MASK = torch.tensor([True, True, True, False, True, True, True, False, True])
 
 
@@ -171,6 +172,12 @@ CASES = {
     "PointSelfAttention, radius": on_points(points(radius=1.5), batch=BATCH, mask=MASK),
     "PointSelfAttention, neighbours": on_points(points(num_neighbours=3, space=ON_R3), batch=BATCH, mask=MASK),
     "PointSelfAttention, edges": on_points(points("separable"), edge_index=EDGES),
+    "PointSelfAttention, features of edges": on_points(
+        points(edge_dim=2), edge_index=EDGES, edge_attr=torch.linspace(-1, 1, 20).view(10, 2)
+    ),
+    "PointSelfAttention, tables": on_points(
+        points("rotary", keys="own", edge_dim=1), batch=BATCH, mask=MASK, edge_attr=TABLES
+    ),
     "PointSelfAttention, Fourier": on_points(points(ea.FourierEncoding(4)), measure=torch.linspace(1, 2, 9)),
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
@@ -244,6 +251,9 @@ CASES = {
     ),
     "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
     "PointTransformer": on_points(point_transformer(), batch=BATCH, mask=MASK),
+    "PointTransformer, features of edges": on_points(
+        point_transformer(attention={"edge_dim": 1}), batch=BATCH, mask=MASK, edge_attr=TABLES
+    ),
     "PointTransformer, spectrum": on_points(point_transformer(poses="spectrum"), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(
         lambda: models.PointTransformer(

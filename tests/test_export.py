@@ -103,7 +103,7 @@ def test_who_sees_whom_is_written_down(options, written_down, monkeypatch):
     mask = torch.arange(7) != 5
     cases = [{"batch": torch.tensor([0, 1, 0, 1, 2, 2, 0]), "mask": mask}, {"mask": mask}]
     if not {"radius", "num_neighbours"} & set(options):
-        edges = torch.tensor([[0, 0, 1, 2, 5, 3, 4, 6], [1, 1, 0, 2, 3, 3, 4, 6]])
+        edges = torch.tensor([[0, 0, 1, 2, 5, 3, 4, 6, 1], [1, 1, 0, 2, 3, 3, 4, 6, 1]])
         cases.append({"edge_index": edges, "mask": mask, "measure": torch.linspace(1, 2, 7, dtype=torch.float64)})
     with torch.no_grad():
         found = [plain(x, coords, **named) for named in cases]
@@ -122,13 +122,15 @@ def check_points(name: str, onnx: bool = False) -> None:
     """A program of PyTorch's, or what ONNX is made of it, for other numbers of points, clouds and edges."""
     plain, inputs, named = on_points(CASES[name])
     shapes = [{0: Dim.AUTO}, {0: Dim.AUTO}]
-    free = {key: {value.dim() - 1: Dim.AUTO} for key, value in named.items()}
+    free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in named}
+    if "edge_attr" in named:
+        free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
     program = torch.export.export(
         plain, tuple(inputs), named, dynamic_shapes={**dict(zip(("x", "coords"), shapes, strict=True)), **free}
     )
     assert not any("escnn" in operator for operator in operators(program))
     more = [torch.cat([t, t.flip(0)]) for t in inputs]
-    twice = {key: torch.cat([value, value], dim=-1) for key, value in named.items()}
+    twice = {key: torch.cat([value, value]) for key, value in named.items() if key != "edge_index"}
     if "batch" in twice:
         twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
     if "edge_index" in twice:
@@ -158,7 +160,7 @@ def test_programs_take_any_number_of_points(name):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["PointSelfAttention", "PointTransformer"])
+@pytest.mark.parametrize("name", ["PointSelfAttention", "PointTransformer", "PointSelfAttention, features of edges"])
 def test_onnx_takes_any_number_of_points(name):
     check_points(name, onnx=True)
 

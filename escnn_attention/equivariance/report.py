@@ -16,7 +16,7 @@ from scipy.ndimage import gaussian_filter
 
 from escnn_attention.equivariance.parts import elements_of, inner_layers, layers_of, maps_grid
 
-__all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report"]
+__all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report", "features_of_pairs"]
 
 WHOLE = "whole module"
 
@@ -311,12 +311,13 @@ def _device(module: torch.nn.Module) -> torch.device:
 def _errors(
     name: str, layer: EquivariantModule, x: GeometricTensor, elements: Sequence[GroupElement], exact: bool
 ) -> tuple[list[EquivarianceRow], GeometricTensor]:
-    output = layer(x)
+    arguments = features_of_pairs(layer, x.tensor)
+    output = layer(x, **arguments)
     scale, norm = output.tensor.abs().max().item(), output.tensor.norm().item()
     rows = []
     for g in elements:
         transformed = output.transform(g).tensor
-        of_transformed = layer(x.transform(g)).tensor
+        of_transformed = layer(x.transform(g), **arguments).tensor
         if transformed.shape != of_transformed.shape:
             raise ValueError(
                 f"{name}: for {g} the output of the transformed input has shape {tuple(of_transformed.shape)}, the "
@@ -336,6 +337,12 @@ def _errors(
             )
         )
     return rows, output
+
+
+def features_of_pairs(layer: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Random features of all pairs of points of a cloud with features ``(N, C)``, for a layer that takes some."""
+    edge_dim = getattr(layer, "edge_dim", None)
+    return {} if edge_dim is None else {"edge_attr": torch.randn(1, len(x), len(x), edge_dim).to(x)}
 
 
 def _inexact_inside(

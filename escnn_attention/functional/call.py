@@ -37,6 +37,8 @@ class Call:
         dropout: the probability with which a key is dropped from a query's attention.
         normalization: ``"softmax"``; or, between points, ``"count"``, scores divided by the measure of the keys.
         values: between points, what becomes of the values that are attended to; None for their sum.
+        edges: between points, ``(2, M, F)``: by what the features of an edge add to the scores of each head, and by
+            what they change the factor 1 of its weights; None without.
     """
 
     q: Tensor
@@ -49,3 +51,4 @@ class Call:
     dropout: float = 0.0
     normalization: Normalization = "softmax"
     values: Values | None = None
+    edges: Tensor | None = None

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.edges import features_of_shown
 
 __all__ = [
     "Chunk",
@@ -30,6 +31,7 @@ __all__ = [
     "WholeClouds",
     "among",
     "cloud_slices",
+    "numbers_if_one",
     "numbers_of",
     "where_present",
 ]
@@ -43,12 +45,14 @@ class Chunk(NamedTuple):
         keys: ``(G, K)``.
         padded: whether there is any -1.
         first: where queries and keys are all points from this one on, row by row, its number; None elsewhere.
+        edges: ``(G, K)``, the numbers of the edges from the keys, of numbered lists; None elsewhere.
     """
 
     queries: Tensor
     keys: Tensor
     padded: bool
     first: int | None = None
+    edges: Tensor | None = None
 
 
 class Neighbours(ABC):
@@ -72,12 +76,13 @@ class Lists(Neighbours):
     Args:
         edges: ``(2, E)``, from keys in the first row to queries in the second.
         num_points: N.
+        numbered: whether chunks tell which edge is which.
 
     Raises:
         ValueError: an edge is from or to a point that is not there.
     """
 
-    def __init__(self, edges: Tensor, num_points: int):
+    def __init__(self, edges: Tensor, num_points: int, numbered: bool = False):
         if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_points:
             raise ValueError(
                 f"edge_index: got points from {int(edges.min())} to {int(edges.max())}, needed numbers from 0 to "
@@ -86,6 +91,7 @@ class Lists(Neighbours):
         keys, queries = edges.long()
         order = queries.argsort(stable=True)
         self._keys = keys[order]
+        self._numbers = order if numbered else None
         self._degree = torch.bincount(queries, minlength=num_points)
 
     def _chunks(self, limit: int) -> list[Chunk]:
@@ -95,8 +101,10 @@ class Lists(Neighbours):
         lengths = degree[: int((degree > 0).sum())].tolist()
         out = []
         for i, j in _cuts(lengths, [1] * len(lengths), limit):
-            keys = _rows(self._keys, start[i:j], degree[i:j], lengths[i])
-            out.append(Chunk(order[i:j, None], keys, lengths[j - 1] < lengths[i]))
+            lists = (start[i:j], degree[i:j], lengths[i])
+            numbers = None if self._numbers is None else _rows(self._numbers, *lists)
+            keys = _rows(self._keys, *lists)
+            out.append(Chunk(order[i:j, None], keys, lengths[j - 1] < lengths[i], edges=numbers))
         return out
 
 
@@ -162,6 +170,11 @@ class Neighbourhood:
     def is_global(self) -> bool:
         """Whether every point sees its whole cloud."""
         return self.radius is None and self.num_neighbours is None
+
+    @property
+    def length(self) -> float:
+        """The radius, or 1 where there is none."""
+        return self.radius or 1.0
 
     def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
         """The neighbours of every point.
@@ -244,14 +257,22 @@ def numbers_of(name: str, values: Tensor) -> Tensor:
     Raises:
         ValueError: ``torch.vmap`` goes over the tensor, and each of several calls would decide for itself.
     """
+    found = numbers_if_one(values)
+    if found is None:
+        raise ValueError(
+            f"{name}: got a tensor that torch.vmap goes over, and who sees whom depends on its numbers; needed all "
+            "clouds end to end in one call, with the number of the cloud of each point in batch, or vmap over the "
+            "features alone"
+        )
+    return found
+
+
+def numbers_if_one(values: Tensor) -> Tensor | None:
+    """The numbers of a tensor as :func:`numbers_of` gives them; None where ``torch.vmap`` goes over it."""
     values = values.detach()  # which a transform wraps like any other result
     while torch._C._functorch.is_functorch_wrapped_tensor(values):
         if torch._C._functorch.is_batchedtensor(values):
-            raise ValueError(
-                f"{name}: got a tensor that torch.vmap goes over, and who sees whom depends on its numbers; needed all "
-                "clouds end to end in one call, with the number of the cloud of each point in batch, or vmap over the "
-                "features alone"
-            )
+            return None
         values = torch._C._functorch.get_unwrapped(values)
     return values
 
@@ -276,21 +297,23 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
 
 
 def where_present(
-    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor],
     mask: Tensor,
     x: Tensor,
     coords: Tensor,
     edge_index: Tensor | None,
     batch: Tensor | None,
     measure: Tensor | None,
+    edge_attr: Tensor | None = None,
 ) -> Tensor:
     """A layer on the points that a mask shows, and zeros at the others.
 
     Whatever the points that are not there hold, it reaches nothing, gradients included.
     """
     there = mask.nonzero().squeeze(-1)
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
-    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure)
+    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
     return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.edges import features_of_shown
 
 __all__ = ["only_visible", "times_seen"]
 
@@ -61,7 +62,8 @@ def only_visible(
     edge_index: Tensor | None,
     batch: Tensor | None,
     measure: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
+    edge_attr: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """The arguments of a layer on points, such that those that a mask hides see themselves, and nobody else sees them.
 
     Features and coordinates of these are zero: whatever they hold, it reaches nothing.
@@ -70,15 +72,16 @@ def only_visible(
         >>> import torch
         >>> from escnn_attention.geometry.pairs import only_visible
         >>> mask, x = torch.tensor([True, False, True]), torch.tensor([[1.0], [torch.nan], [2.0]])
-        >>> features, _, edges, batch, _ = only_visible(mask, x, x, torch.tensor([[0, 1], [2, 2]]), None, None)
+        >>> features, _, edges, batch, *_ = only_visible(mask, x, x, torch.tensor([[0, 1], [2, 2]]), None, None)
         >>> features.flatten().tolist(), edges.tolist(), batch.tolist()
         ([1.0, 0.0, 2.0], [[0, 1], [2, 1]], [0, 2, 0])
     """
     x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
     if edge_index is not None:
         keys, queries = edge_index
         edge_index = torch.stack([torch.where(mask[queries], keys, queries), torch.where(mask[keys], queries, keys)])
     cloud = torch.zeros_like(mask, dtype=torch.long) if batch is None else batch
     alone = torch.where(mask, cloud, 0).max() + 1 + torch.arange(mask.shape[0], device=mask.device)
     measure = None if measure is None else torch.where(mask, measure, 1.0)
-    return x, coords, edge_index, torch.where(mask, cloud, alone), measure
+    return x, coords, edge_index, torch.where(mask, cloud, alone), measure, edge_attr

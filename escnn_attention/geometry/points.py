@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from escnn_attention.geometry.cache import cached
-from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours
+from escnn_attention.geometry.clouds import Chunk, Lists, Neighbourhood, Neighbours
+from escnn_attention.geometry.edges import pair_rows
 from escnn_attention.geometry.pairs import times_seen
 from escnn_attention.geometry.positions import Blocks, Positions
 
@@ -46,6 +47,8 @@ class Points(Positions):
         edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
         batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
         rule: by which points are neighbours.
+        edge_attr: features of the edges, ``(E, F)``, or of all pairs of points of each cloud, ``(B, n, n, F)``; None
+            without.
     """
 
     def __init__(
@@ -55,29 +58,42 @@ class Points(Positions):
         edge_index: Tensor | None,
         batch: Tensor | None,
         rule: Neighbourhood,
+        edge_attr: Tensor | None = None,
     ):
         self.coordinates = coordinates
         self.num_positions = coordinates.shape[0]
         self.scale = 1.0
         self.complete = True  # What fills up keeps values that are not finite apart.
         self.batch = batch
-        self._places, self._edge_index, self._rule = places, edge_index, rule
+        self.edge_index, self.edge_attr = edge_index, edge_attr
+        self._places, self._rule = places, rule
 
     @property
     def whole(self) -> bool:
         """Whether every point sees its whole cloud."""
-        return self._edge_index is None and self._rule.is_global
+        return self.edge_index is None and self._rule.is_global
 
     def neighbours(self) -> Neighbours:
         """Which points each point sees."""
-        if self._edge_index is not None:
-            return cached(Lists, self._edge_index, self.num_positions)
+        if self.edge_index is not None:
+            return cached(Lists, self.edge_index, self.num_positions, self.edge_attr is not None)
         # The rule of another layer may be equal.
         return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
 
+    def edge_rows(self, some: Chunk) -> Tensor:
+        """Which rows of the features of edges, of all tables one below the other, the pairs of a chunk have.
+
+        Returns:
+            ``(G, A, K)``; -1 where a query or a key fills up.
+        """
+        if some.edges is not None:
+            return some.edges.unsqueeze(1)
+        assert self.edge_attr is not None
+        return pair_rows(some.queries, some.keys, self.batch, self._places, self.edge_attr.shape)
+
     def times_seen(self) -> Tensor | None:
         """How many times every point sees every other: see :func:`~escnn_attention.geometry.pairs.times_seen`."""
-        return times_seen(self._places, self._edge_index, self.batch, self._rule)
+        return times_seen(self._places, self.edge_index, self.batch, self._rule)
 
     def in_order(self, order: Tensor) -> Points:
         """The points in another order, where every point sees its whole cloud."""

@@ -63,14 +63,15 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         batch: Tensor | None = None,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """The output of the head.
 
         Args:
             input: the features, as a GeometricTensor with coordinates, or as a tensor ``(N, in_type.size)``.
             coords: ``(N, d)``, where ``input`` is a tensor.
-            edge_index, batch, mask, measure: as in :meth:`PointSelfAttention.forward`. Pooling leaves out the points
-                that a mask hides, and means and sums weigh points by their measure.
+            edge_index, batch, mask, measure, edge_attr: as in :meth:`PointSelfAttention.forward`. Pooling leaves out
+                the points that a mask hides, and means and sums weigh points by their measure.
 
         Raises:
             TypeError, ValueError: as the layers raise; features or ``coords`` of another shape, a cloud without points,
@@ -78,7 +79,7 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         """
         x = self._as_cloud(input, coords)
         with shared_geometry():
-            return self._forward(x, edge_index, batch, mask, measure)
+            return self._forward(x, edge_index, batch, mask, measure, edge_attr)
 
     def _as_cloud(self, input: GeometricTensor | Tensor, coords: Tensor | None) -> GeometricTensor:
         """The features at points, if they fit the network."""
@@ -95,9 +96,10 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         batch: Tensor | None,
         mask: Tensor | None,
         measure: Tensor | None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         num_clouds = count_clouds(batch, x.coords, mask)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         features = x.tensor
         if self.positions is not None:
             offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
@@ -105,7 +107,7 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
         y = GeometricTensor(y.tensor if self.waves is None else y.tensor + self.waves(x.coords), y.type, x.coords)
         for block in self.blocks:
-            y = block(y, edge_index, batch, mask=mask, measure=measure)
+            y = block(y, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
         y = y if self.norm is None else self.norm(y)
         return read(self.head, y.tensor, batch, num_clouds, mask, measure)
 
@@ -130,8 +132,8 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.
 
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to the output, gives the same
-        values and needs no escnn, neither to run nor to be loaded.
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to the output,
+        gives the same values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
         return PointNetwork(

@@ -175,7 +175,7 @@ class LieTransformer(CloudNetwork):
         )
         self.head = LiftedHead(fields, in_type.fibergroup.order(), num_outputs, pool, readout)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input: GeometricTensor | Tensor,
         coords: Tensor | None = None,

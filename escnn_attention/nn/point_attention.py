@@ -19,7 +19,7 @@ from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_types
-from escnn_attention.nn.clouds import check_points_mode
+from escnn_attention.nn.clouds import check_edge_dim, check_points_mode
 from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
 from escnn_attention.nn.options import check_options, option_names
 from escnn_attention.nn.point_module import PointLayer
@@ -69,6 +69,10 @@ class PointSelfAttention(PointLayer):
             :class:`~escnn_attention.geometry.relations.LogMotion`, or one of your own.
         length_scale: the length that is 1 to the encoding, in the units of the coordinates; by default ``radius``, or
             1. Choose the distances that matter: the encodings vary on lengths of about 1.
+        edge_dim: the number of features :math:`e_{ij}` of an edge from key j to query i, which no element of the
+            group changes, such as the kind of a bond or the product of two charges: ``edge_attr`` on application. For
+            each head m they add :math:`w_m \cdot e_{ij}` to the scores and multiply the weight of the value by
+            :math:`1 + u_m \cdot e_{ij}`, which may turn attraction into repulsion; w and u are learned. None without.
         samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
             it is finite.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
@@ -123,6 +127,7 @@ class PointSelfAttention(PointLayer):
         dropout: float = 0.0,
         qk_norm: bool = False,
         registers: int = 0,
+        edge_dim: int | None = None,
         bias: bool = True,
         samples: Samples | int | None = None,
         backend: str = "auto",
@@ -131,7 +136,6 @@ class PointSelfAttention(PointLayer):
         check_points_mode(query, normalization, keys, backend)
         relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
         backend = _check_motion(relation, keys, backend)
-        length_scale = (neighbourhood.radius or 1.0) if length_scale is None else length_scale
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
         # Scalars look the same from every pose: they need none.
@@ -141,12 +145,11 @@ class PointSelfAttention(PointLayer):
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
-        features = 0 if tables["relative"] is None else torch.as_tensor(tables["relative"])
-        constant = _constant_pose(kernel, query, keys, normalization)
-        sizes = (size, heads.number, heads.channels, seen, features)
+        constant, relative = _constant_pose(kernel, query, keys, normalization), tables["relative"]
+        sizes = (size, heads.number, heads.channels, seen, 0 if relative is None else torch.as_tensor(relative))
         plain = PointAttention(
             project_in=heads.read(in_type, needs, scalars=lifts),
-            values=self._values(size, heads, num_poses, tables["relative"]),
+            values=self._values(size, heads, num_poses, relative),
             project_out=heads.write(out_type),
             encoding=bind_kernel(kernel, normalization, *sizes, poses=constant is None),
             relation=relation,
@@ -158,10 +161,11 @@ class PointSelfAttention(PointLayer):
             keys=keys,
             normalization=normalization,
             dropout=check_probability("dropout", dropout),
-            length_scale=check_length("length_scale", length_scale),
+            length_scale=check_length("length_scale", neighbourhood.length if length_scale is None else length_scale),
             backend=backend,
             query_weight=_query_weight(out_type, group, query, lifts),
             transformation=random_transformation(in_type, out_type, group),
+            edge_dim=check_edge_dim(edge_dim),
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm, registers), heads.channels)
 
@@ -207,8 +211,8 @@ class PointAttentiveConv(PointSelfAttention):
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
         options: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``relation``, ``length_scale``,
-            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``bias`` and ``samples`` as in
-            :class:`PointSelfAttention`.
+            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``edge_dim``, ``bias`` and
+            ``samples`` as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.

@@ -11,12 +11,13 @@ from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
+from escnn_attention.equivariance.report import features_of_pairs
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.module import FieldModule
-from escnn_attention.plain.point_attention import PointAttention
+from escnn_attention.plain.point_attention import PointAttention, check_edge_attr
 
 __all__ = ["PointLayer", "PointModule", "check_at_points"]
 
@@ -58,12 +59,12 @@ def check_at_points(
     """The mean errors of elements for random features at points, each error below its limit: else it says why."""
     module = copy.deepcopy(module).double().eval()
     x = GeometricTensor(torch.randn(len(coords), module.in_type.size, dtype=coords.dtype), module.in_type, coords)
-    errors = []
+    arguments, errors = features_of_pairs(module, x.tensor), []
     with torch.no_grad():
-        y = module(x)
+        y = module(x, **arguments)
         limit = atol + rtol * float(y.tensor.abs().max())
         for element in elements:
-            error = (module(x.transform(element)).tensor - y.transform_fibers(element).tensor).abs()
+            error = (module(x.transform(element), **arguments).tensor - y.transform_fibers(element).tensor).abs()
             assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}{why}"
             errors.append((element, float(error.mean())))
     return errors
@@ -86,6 +87,11 @@ class PointLayer(PointModule):
         self.num_heads = plain.num_heads
         self.head_fields = head_fields
 
+    @property
+    def edge_dim(self) -> int | None:
+        """The number of features of an edge; None without."""
+        return self.plain.edge_dim
+
     def forward(
         self,
         x: GeometricTensor,
@@ -94,6 +100,7 @@ class PointLayer(PointModule):
         *,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the layer to features at points.
 
@@ -109,6 +116,9 @@ class PointLayer(PointModule):
             mask: ``(N,)``, False for points that are not there: they are not attended to, and their output is zero.
             measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points. Quadrature
                 weights make attention that of the continuous field that the points sample.
+            edge_attr: the features of edges, of a layer with an ``edge_dim`` F: ``(E, F)``, those of each edge of
+                ``edge_index``; or without edges ``(B, n, n, F)``, tables of what query i sees of key j (second and
+                third axis) for the points of each of B clouds in their order, of which a cloud may have fewer than n.
 
         Returns:
             features ``(N, out_type.size)`` of type ``out_type`` at the same coordinates.
@@ -117,7 +127,8 @@ class PointLayer(PointModule):
             TypeError: ``x`` is not a GeometricTensor, what comes with it no tensor, or an index not of integers.
             ValueError: another gspace or type, no points, no coordinates or such that are not finite, a shape that does
                 not fit, a point that does not exist or to which no edge leads, edges between clouds, edges for a layer
-                that has a ``radius`` or ``num_neighbours`` of its own.
+                that has a ``radius`` or ``num_neighbours`` of its own, features of edges that are missing, not finite
+                or not for this layer.
         """
         name = type(self).__name__
         x = check_points(x, self.in_type, self)
@@ -126,15 +137,16 @@ class PointLayer(PointModule):
             raise ValueError(
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
-        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        check_edge_attr(edge_attr, edge_index, self.edge_dim)
+        y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.
 
-        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None)`` to features, gives the same values
-        and needs no escnn, neither to run nor to be loaded.
+        It maps ``(x, coords, edge_index=None, batch=None, mask=None, measure=None, edge_attr=None)`` to features, gives
+        the same values and needs no escnn, neither to run nor to be loaded.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()
@@ -156,12 +168,14 @@ class PointLayer(PointModule):
             parts.append(f"relation={core.relation}")
         if core.normalization != "softmax":
             parts.append(f"normalization={core.normalization!r}")
-        if core.length_scale != (rule.radius or 1.0):
+        if core.length_scale != rule.length:
             parts.append(f"length_scale={core.length_scale}")
         if core.qk_norm is not None:
             parts.append("qk_norm=True")
         if core.registers is not None:
             parts.append(f"registers={core.registers.extra_repr()}")
+        if core.edge_dim is not None:
+            parts.append(f"edge_dim={core.edge_dim}")
         if core.dropout:
             parts.append(f"dropout={core.dropout}")
         return ", ".join(parts)

@@ -46,6 +46,7 @@ class PointBlock(PointModule):
         *,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`.
 
@@ -53,22 +54,45 @@ class PointBlock(PointModule):
         """
         x = check_points(x, self.in_type, self)
         if mask is None:
-            return self._of_all(x, edge_index, batch, measure)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
+            return self._of_all(x, edge_index, batch, measure, edge_attr)
+        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
 
         def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
             return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor
 
-        y = where_present(layer, mask, x.tensor, x.coords, edge_index, batch, measure)
+        y = where_present(layer, mask, x.tensor, x.coords, edge_index, batch, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)
 
     def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> GeometricTensor:
         """The block on points that are all there, none of them hidden by a mask."""
-        attended = self.attention(self.norm(x), edge_index, batch, measure=measure)
+        attended = self._attend(self.norm(x), edge_index, batch, measure, edge_attr)
         y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
         return y + self.drop_path(self.feed_forward(y), batch)
+
+    @property
+    def edge_dim(self) -> int | None:
+        """The number of features of an edge, of the attention; None without."""
+        return getattr(self.attention, "edge_dim", None)
+
+    def _attend(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> GeometricTensor:
+        """The attention of the block, which may know of no features of edges if it was given."""
+        of_edges = {} if edge_attr is None else {"edge_attr": edge_attr}
+        y: GeometricTensor = self.attention(x, edge_index, batch, measure=measure, **of_edges)
+        return y
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
@@ -115,7 +139,7 @@ class PointTransformerBlock(PointBlock):
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).
         options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``, ``encoding``,
-            ``relation``, ``length_scale``, ``normalization``, ``qk_norm`` and ``backend``, as in
+            ``relation``, ``length_scale``, ``normalization``, ``qk_norm``, ``edge_dim`` and ``backend``, as in
             :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys`` nor ``backend``.
 
     Shape:

@@ -18,7 +18,7 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_types
-from escnn_attention.nn.clouds import check_points_mode
+from escnn_attention.nn.clouds import check_edge_dim, check_points_mode
 from escnn_attention.nn.heads import finished, is_scalar, made_for, normalised_needs
 from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points
@@ -65,7 +65,7 @@ class SphereSelfAttention(PointLayer):
         encoding: the positional encoding, by name or as an object, or a :class:`PairKernel`; neither rotary nor
             absolute.
         length_scale: the distance that is 1 to the encoding; by default that of ``radius``, or 1.
-        normalization, dropout, qk_norm, bias: as in :class:`PointSelfAttention`.
+        normalization, dropout, qk_norm, edge_dim, bias: as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
@@ -112,6 +112,7 @@ class SphereSelfAttention(PointLayer):
         normalization: Normalization = "softmax",
         dropout: float = 0.0,
         qk_norm: bool = False,
+        edge_dim: int | None = None,
         bias: bool = True,
     ):
         check_types(in_type, out_type)
@@ -150,6 +151,7 @@ class SphereSelfAttention(PointLayer):
             dropout=check_probability("dropout", dropout),
             length_scale=check_length("length_scale", length_scale),
             backend="neighbours",
+            edge_dim=check_edge_dim(edge_dim),
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm), head_fields)
         self.samples = samples
@@ -162,10 +164,11 @@ class SphereSelfAttention(PointLayer):
         *,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the layer; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1."""
         check_sphere(check_points(x, self.in_type, self), mask)
-        return super().forward(x, edge_index, batch, mask=mask, measure=measure)
+        return super().forward(x, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the layer nearly commutes with random rotations.

@@ -53,7 +53,7 @@ class SphereTransformerBlock(PointBlock):
         drop_path: the probability with which a branch is left out in training, for a sphere as a whole
             (:class:`DropPath`).
         options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``encoding``,
-            ``length_scale``, ``normalization`` and ``qk_norm``, as in :class:`SphereSelfAttention`.
+            ``length_scale``, ``normalization``, ``qk_norm`` and ``edge_dim``, as in :class:`SphereSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
@@ -125,9 +125,14 @@ class SphereTransformerBlock(PointBlock):
         )
 
     def _of_all(
-        self, x: GeometricTensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> GeometricTensor:
-        attended = self.dropout(self.attention(self.norms[0](x), edge_index, batch, measure=measure))
+        attended = self.dropout(self._attend(self.norms[0](x), edge_index, batch, measure, edge_attr))
         y = self.shortcut(x) + self._branch(attended, 0, batch)
         z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
         return y + self._branch(self.dropout(z), 1, batch)

@@ -83,9 +83,18 @@ class PointTransformerBlock(PointModule):
         self.after = torch.nn.Identity() if after is None else after
 
     def of_all(
-        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> Tensor:
-        y = self.shortcut(x) + self.after(self.attention(self.norm(x), coords, edge_index, batch, None, measure))
+        # Attention that is not of this package may know of no features of edges.
+        of_edges = () if edge_attr is None else (edge_attr,)
+        attended = self.attention(self.norm(x), coords, edge_index, batch, None, measure, *of_edges)
+        y = self.shortcut(x) + self.after(attended)
         return y + self._feed(y, coords)
 
     def _feed(self, y: Tensor, coords: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
@@ -46,6 +48,7 @@ class PointAttention(PointModule, HeadModule):
         log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
         transformation: by what the samples are transformed in training; None where they are fixed.
+        edge_dim: the number of features of an edge; None without.
         query, keys, normalization, dropout, backend, length_scale: as in
             :class:`escnn_attention.PointSelfAttention`.
     """
@@ -84,6 +87,7 @@ class PointAttention(PointModule, HeadModule):
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
+        edge_dim: int | None = None,
     ):
         super().__init__(project_in, project_out, encoding, needs, constant_pose)
         self.relation = relation
@@ -97,6 +101,9 @@ class PointAttention(PointModule, HeadModule):
         self.backend = backend
         self.query_weight = query_weight
         self.transformation = transformation
+        self.edge_dim = edge_dim
+        readout = None if edge_dim is None else torch.randn(2, self.num_heads, edge_dim) / math.sqrt(edge_dim)
+        self.edge_readout = None if readout is None else Parameter(readout)
         self.register_exact("inverse_action", inverse_action)
         self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
         half = order = None
@@ -116,7 +123,13 @@ class PointAttention(PointModule, HeadModule):
         self.register_exact("log_measure", log_measure)
 
     def of_all(
-        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> Tensor:
         # Drawn in training only: what a trained layer gives is no matter of chance.
         element = self.transformation.draw() if self.transformation is not None and self.training else None
@@ -129,7 +142,7 @@ class PointAttention(PointModule, HeadModule):
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.
             points = (points.unsqueeze(-1) * self.transformation.space(element).to(points)).sum(-2)
-        y = self.attend(x, Points(points, coords, edge_index, batch, self.neighbourhood), measure)
+        y = self.attend(x, Points(points, coords, edge_index, batch, self.neighbourhood, edge_attr), measure)
         return y if self.transformation is None or element is None else self.transformation.outputs(y, element)
 
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
@@ -142,6 +155,7 @@ class PointAttention(PointModule, HeadModule):
 
     def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> Call:
         """The attention to compute, of features ``(N, in)`` at the given points."""
+        check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
         q, k, v = self.to_heads(x.unsqueeze(0))
         # A single query without a pose contributes to every output pose by itself.
         query: QueryMode = "all" if q.shape[3] == 1 else self.query
@@ -167,6 +181,7 @@ class PointAttention(PointModule, HeadModule):
             self.dropout if self.training else 0.0,
             self.normalization,
             None if self.values is None else self.values.bind(self.quotient, self.relative),
+            self.edge_readout,
         )
 
     def relate(self) -> Relate:
@@ -234,6 +249,23 @@ class SeenMotion:
         offset = key - query  # G, A, K, d
         seen = torch.einsum("hpij,gakj->ghapki", self._linear.to(offset.dtype), offset)
         return (seen + self._constant.to(offset.dtype)[:, None, :, None]).to(self._linear.dtype)
+
+
+def check_edge_attr(edge_attr: Tensor | None, edge_index: Tensor | None, edge_dim: int | None) -> None:
+    """Features of edges are there if they are to be, of as many numbers, for the edges or for all pairs of points."""
+    if edge_dim is None:
+        if edge_attr is not None:
+            raise ValueError("edge_attr: got features of edges, and the layer has no edge_dim; leave one of them out")
+        return
+    shape = ("edges", edge_dim) if edge_index is not None else ("clouds", "points", "points", edge_dim)
+    needed = f"needed ({', '.join(map(str, shape))}) {'with' if edge_index is not None else 'without'} edge_index"
+    if edge_attr is None:
+        raise ValueError(f"edge_attr: got None, and the layer has edge_dim={edge_dim}; {needed}")
+    got = tuple(edge_attr.shape)
+    if len(got) != len(shape) or got[-1] != edge_dim:
+        raise ValueError(f"edge_attr: got shape {got}, {needed}")
+    if not exporting() and (got[0] != edge_index.shape[1] if edge_index is not None else got[1] != got[2]):
+        raise ValueError(f"edge_attr: got shape {got}, {needed}")
 
 
 def from_poses(x: Tensor, inverse: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
+from escnn_attention.geometry.edges import ranks
 
-__all__ = ["LiftedCloud", "LiftedNetwork", "PointLift", "ranks"]
+__all__ = ["LiftedCloud", "LiftedNetwork", "PointLift"]
 
 
 class LiftedCloud(NamedTuple):
@@ -121,18 +122,6 @@ class PointLift(torch.nn.Module):
 
 _GOLDEN = {1: 0.6180339887498949, 3: 0.8191725133961645}
 """The inverse of the generalised golden ratio of so many dimensions."""
-
-
-def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
-    """``(N,)``, how many points of its own cloud, those that a mask hides left out, are before each point."""
-    places = torch.arange(len(coords), device=coords.device)
-    if batch is None and mask is None:
-        return places
-    cloud = torch.zeros_like(places) if batch is None else batch
-    if mask is not None:
-        cloud = torch.where(mask, cloud, cloud.max() + 1)
-    ordered, order = cloud.sort(stable=True)
-    return torch.empty_like(places).index_copy(0, order, places - torch.searchsorted(ordered, ordered))
 
 
 def _lifted_edges(edge_index: Tensor, number: int) -> Tensor:

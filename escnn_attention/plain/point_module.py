@@ -25,17 +25,24 @@ class PointModule(torch.nn.Module, ABC):
         batch: Tensor | None = None,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
         if mask is None:
-            return self.of_all(x, coords, edge_index, batch, measure)
+            return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
         if exporting():
-            y = self.of_all(*only_visible(mask, x, coords, edge_index, batch, measure))
+            y = self.of_all(*only_visible(mask, x, coords, edge_index, batch, measure, edge_attr))
             return torch.where(mask[:, None], y, 0.0)
-        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure)
+        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
 
     @abstractmethod
     def of_all(
-        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> Tensor:
         """The module on points that are all there, none of them hidden by a mask."""

@@ -299,7 +299,7 @@ class PointNetwork(torch.nn.Module):
 
     Args:
         embedding: at every point.
-        blocks: of ``(x, coords, edge_index, batch, mask, measure)``.
+        blocks: of ``(x, coords, edge_index, batch, mask, measure, edge_attr)``.
         norm: at every point.
         head: of ``(x, batch, num_clouds, measure)``.
         positions: None, or the length that is 1 for positions, which the features are to tell of.
@@ -331,6 +331,7 @@ class PointNetwork(torch.nn.Module):
         batch: Tensor | None = None,
         mask: Tensor | None = None,
         measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
         if x.dim() != 2 or coords.dim() != 2 or x.shape[0] != coords.shape[0]:
@@ -346,7 +347,7 @@ class PointNetwork(torch.nn.Module):
         y = y if self.waves is None else y + self.waves(coords)
         with shared_geometry():
             for block in self.blocks:
-                y = block(y, coords, edge_index, batch, mask, measure)
+                y = block(y, coords, edge_index, batch, mask, measure, edge_attr)
         return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
 
 

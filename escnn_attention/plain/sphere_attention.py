@@ -39,10 +39,16 @@ class SphereAttention(PointAttention):
         self.axes = axes
 
     def of_all(
-        self, x: Tensor, coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, measure: Tensor | None
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
     ) -> Tensor:
         angles = angles_of(coords.to(working_precision(self.inverse_action.dtype)))
-        frames = Points(frames_at(*angles).flatten(1), coords, edge_index, batch, self.neighbourhood)
+        frames = Points(frames_at(*angles).flatten(1), coords, edge_index, batch, self.neighbourhood, edge_attr)
         return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, measure), *angles)
 
     def relate(self) -> Relate:

@@ -13,7 +13,7 @@ from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours, Wh
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
     """The keys of every point, from chunks in which each query occurs once at most, and no key twice."""
     rows: dict[int, set[int]] = {}
-    for queries, keys, padded, first in neighbours.chunks(limit):
+    for queries, keys, padded, first, _ in neighbours.chunks(limit):
         if first is not None:
             assert queries is keys
             assert queries.flatten().tolist() == [*range(first, first + queries.numel())]
@@ -159,3 +159,15 @@ def test_edges_of_narrow_integers():
         assert torch.equal(a.queries, b.queries)
         assert torch.equal(a.keys, b.keys)
         assert a.keys.dtype == torch.long
+
+
+def test_numbered_lists_know_their_edges():
+    edges = torch.tensor([[0, 2, 1, 0, 2, 1], [1, 1, 2, 1, 0, 1]])
+    for limit in (1, 100):
+        found = {}
+        for some in Lists(edges, 4, numbered=True).chunks(limit):
+            for query, keys, numbers in zip(some.queries, some.keys, some.edges, strict=True):
+                assert torch.equal(numbers < 0, keys < 0)
+                found |= {n: (k, int(query)) for k, n in zip(keys.tolist(), numbers.tolist(), strict=True) if n >= 0}
+        assert [found[n] for n in range(6)] == [tuple(edge) for edge in edges.T.tolist()]
+    assert all(some.edges is None for some in Lists(edges, 4).chunks(100))

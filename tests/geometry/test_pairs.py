@@ -43,7 +43,7 @@ def test_edges_that_are_there_twice_count_twice():
 def test_hidden_points_are_clouds_of_their_own():
     mask = torch.tensor([True, False, True, True, False, True])
     measure = torch.tensor([1.0, torch.nan, 1.0, 2.0, torch.nan, 1.0])
-    x, coords, _, batch, measure = only_visible(mask, COORDS * torch.nan, COORDS, None, BATCH, measure)
+    x, coords, _, batch, measure, _ = only_visible(mask, COORDS * torch.nan, COORDS, None, BATCH, measure)
     assert batch[mask].tolist() == BATCH[mask].tolist()
     assert len(set(batch[~mask].tolist())) == 2
     assert not set(batch[~mask].tolist()) & set(batch[mask].tolist())

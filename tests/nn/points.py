@@ -67,8 +67,14 @@ def worst_error(layer, x: GeometricTensor, **arguments) -> float:
     return error_of(layer, x, generators(layer.space), **arguments)
 
 
-def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.Tensor | None = None) -> torch.Tensor:
-    """The layer by its formula: a loop over queries, poses and keys."""
+def written_out(
+    layer,
+    x: GeometricTensor,
+    edges: torch.Tensor,
+    measure: torch.Tensor | None = None,
+    edge_attr: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The layer by its formula: a loop over queries, poses and keys. Features of edges are one row for each."""
     core, group = layer.plain, fibers(layer.space)
     order, heads = group.order, layer.num_heads
     q, k, v = (t.squeeze(1) for t in core.to_heads(x.tensor.unsqueeze(0)))  # M, N, P, C
@@ -78,7 +84,7 @@ def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.T
     out = q.new_zeros(heads, len(points), order, channels)
     encoding = core.encoding
     for i in range(len(points)):
-        keys = [int(j) for j, target in edges.T.tolist() if target == i]
+        keys = [(e, j) for e, (j, target) in enumerate(edges.T.tolist()) if target == i]
         for h in range(order):
             for m in range(heads):
                 for t in [h] if core.query == "own" else range(order):
@@ -86,7 +92,7 @@ def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.T
                     if core.query == "all" and q.shape[2] == 1 and t > 0:
                         continue
                     scores, values, mass = [], [], []
-                    for j in keys:
+                    for e, j in keys:
                         for p in range(poses):
                             if core.keys == "own" and poses > 1 and p != tilde:
                                 continue
@@ -95,8 +101,12 @@ def written_out(layer, x: GeometricTensor, edges: torch.Tensor, measure: torch.T
                             seen = core.relation(a, b)
                             s = score(encoding, m, q[m, i, tilde], k[m, j, p], seen, pose, a, b, group, h, tilde)
                             mass.append(1.0 if measure is None else float(measure[j]))
+                            factor = 1.0
+                            if edge_attr is not None:
+                                added, change = core.edge_readout[:, m] @ edge_attr[e]
+                                s, factor = s + added, 1 + change
                             scores.append(s)
-                            value = v[m, j, p]
+                            value = factor * v[m, j, p]
                             if core.values is not None:
                                 matrices = core.values.weight[m, pose if poses > 1 else 0]
                                 value = torch.einsum("f,fic,c->i", core.values.kernel(seen), matrices, value)

@@ -9,7 +9,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import PointSelfAttention
+from escnn_attention import PointSelfAttention, PointTransformerBlock
 from tests.nn.points import cloud, mixed
 
 
@@ -126,3 +126,47 @@ def test_bad_inputs():
     other = FieldType(space, [space.regular_repr])
     with pytest.raises(ValueError, match="type"):
         layer(GeometricTensor(torch.randn(4, 4), other, torch.randn(4, 2)))
+
+
+def test_bad_features_of_edges():
+    fields = FieldType(gspaces.rot2dOnR2(4), 2 * [gspaces.rot2dOnR2(4).regular_repr])
+    layer, without = PointSelfAttention(fields, fields, edge_dim=2), PointSelfAttention(fields, fields)
+    x, edges = GeometricTensor(torch.randn(4, 8), fields, torch.randn(4, 2)), torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    batch, mask = torch.tensor([0, 0, 0, 1]), torch.tensor([True, True, True, False])
+    tables, rows = torch.randn(2, 3, 3, 2), torch.randn(4, 2)
+    layer(x, batch=batch, edge_attr=tables)
+    layer(x, edges, edge_attr=rows)
+    nan = torch.where(torch.arange(3)[:, None] == 1, torch.nan, tables)
+    for error, message, arguments in (
+        (ValueError, r"got None, .* edge_dim=2; needed \(clouds, points, points, 2\) without edge_index", {}),
+        (ValueError, r"got None, .* edge_dim=2; needed \(edges, 2\) with edge_index", {"edge_index": edges}),
+        (TypeError, "got list", {"edge_attr": [1.0]}),
+        (TypeError, "got torch.int64, needed floating-point", {"edge_attr": tables.long(), "batch": batch}),
+        (ValueError, r"shape \(3, 2\) for 4 edges", {"edge_attr": rows[:3], "edge_index": edges}),
+        (ValueError, r"shape \(2, 3, 3, 2\) for 4 edges", {"edge_attr": tables, "edge_index": edges}),
+        (ValueError, r"shape \(4, 2\) for 1 clouds of up to 4 points", {"edge_attr": rows}),
+        (ValueError, "for 1 clouds of up to 4 points", {"edge_attr": tables}),
+        (ValueError, "for 2 clouds of up to 3 points", {"edge_attr": tables[:1], "batch": batch}),
+        (ValueError, "for 2 clouds of up to 3 points", {"edge_attr": tables[:, :, :2], "batch": batch}),
+        (ValueError, r"needed \(clouds, points, points, 2\)", {"edge_attr": tables[..., :1], "batch": batch}),
+        (ValueError, r"needed \(edges, 2\)", {"edge_attr": rows[:, :1], "edge_index": edges}),
+        (ValueError, "not finite", {"edge_attr": nan, "batch": batch}),
+        (ValueError, "not finite", {"edge_attr": rows / 0, "edge_index": edges}),
+    ):
+        with pytest.raises(error, match=f"edge_attr: .*{message}"):
+            layer(x, **arguments)
+    # What belongs to no pair of points that are there may be anything.
+    layer(x, batch=batch, edge_attr=torch.where(torch.arange(2).view(2, 1, 1, 1) == 1, nan, tables), mask=mask)
+    padded = torch.full((2, 5, 5, 2), torch.nan)
+    padded[:, :3, :3] = tables
+    assert torch.equal(layer(x, batch=batch, edge_attr=padded).tensor, layer(x, batch=batch, edge_attr=tables).tensor)
+    for module in (without, PointTransformerBlock(fields, fields)):
+        with pytest.raises(ValueError, match="edge_attr: got features of edges, and the layer has no edge_dim"):
+            module(x, edges, edge_attr=rows)
+    with pytest.raises(ValueError, match=r"edge_attr: got shape \(3, 2\), needed \(edges, 2\)"):
+        layer.export()(x.tensor, x.coords, edges, edge_attr=rows[:3])
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="edge_dim"):
+            PointSelfAttention(fields, fields, edge_dim=wrong)
+    with pytest.raises(TypeError, match="edge_dim"):
+        PointSelfAttention(fields, fields, edge_dim=1.5)

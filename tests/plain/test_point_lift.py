@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from escnn_attention.geometry.motions import product, rotate, rotation_vector
-from escnn_attention.plain.point_lift import PointLift, ranks
+from escnn_attention.plain.point_lift import PointLift
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -41,17 +41,6 @@ def test_lifts_fill_the_rotations_evenly(dim):
 def test_lifts_of_a_point_in_the_plane_are_equally_far_from_each_other():
     for rotations in (PointLift(2, 5).draw(4), PointLift(2, 5).spread(torch.arange(4))):
         torch.testing.assert_close(rotations.diff(dim=1), torch.full((4, 4, 1), 2 * math.pi / 5))
-
-
-def test_ranks():
-    coords = torch.randn(7, 2)
-    assert ranks(None, None, coords).tolist() == list(range(7))
-    batch = torch.tensor([1, 0, 1, 1, 0, 2, 1])
-    assert ranks(batch, None, coords).tolist() == [0, 0, 1, 2, 1, 0, 3]
-    mask = torch.tensor([True, True, False, True, True, True, True])
-    of_seen = ranks(batch, mask, coords)
-    assert of_seen[mask].tolist() == ranks(batch[mask], None, coords[mask]).tolist() == [0, 0, 1, 1, 0, 2]
-    assert ranks(None, mask, coords)[mask].tolist() == list(range(6))
 
 
 def test_everything_is_lifted():

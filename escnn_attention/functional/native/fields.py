@@ -146,6 +146,7 @@ _POINTS = Fields(
     Field("features", "const void*", "(feature_heads, H, F, G, A, K); there with reads", optional=True),
     Field("pose", "const void*", "(pose_heads, H, C, padded_key_poses)", optional=True),
     Field("extra", "const void*", "(M, S, extra_poses, G, A, K)", optional=True),
+    Field("factors", "const void*", "(M, G, A, K), which multiply weights", optional=True),
     Field("queries", "const int64_t*", "(G, A), points; -1 at the end of a row fills up"),
     Field("keys", "const int64_t*", "(G, K), points; -1 at the end of a row fills up"),
     Field("log_measure", "const void*", "(points, P)", optional=True),
@@ -159,6 +160,7 @@ _POINTS = Fields(
     Field("grad_features", "void*", "as features, zero at first where anything fills up", optional=True),
     Field("grad_pose", "void*", "as pose, zero at first", optional=True),
     Field("grad_extra", "void*", "as extra, zero at first where anything fills up", optional=True),
+    Field("grad_factors", "void*", "as factors, zero at first", optional=True),
     # Room for the backward pass, which needs none group by group.
     Field("weights", "void*", "(M, G * A, H, row_stride); not group by group", optional=True),
     Field("grad_scores", "void*", "(M, G * A, H or J, row_stride); not group by group", optional=True),

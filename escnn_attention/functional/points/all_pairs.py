@@ -6,12 +6,16 @@ all pairs are there at once: memory grows with the square of the number of point
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.points.bias import PairBias
 from escnn_attention.functional.points.chunks import Chunks
+from escnn_attention.functional.points.edges import with_table
 from escnn_attention.geometry.points import Points
 
 __all__ = ["attention"]
@@ -29,13 +33,16 @@ def attention(call: Call) -> Tensor:
     unseen = log_times = None
     if times is not None:
         unseen = (times == 0).unsqueeze(0)
-        log_times = times.clamp(min=1).log().unsqueeze(0)
+        log_times = times.to(working_precision(q.dtype)).clamp(min=1).log().unsqueeze(0)
         measure, v = _isolate_nonfinite(k, v, measure)
     coords = positions.coordinates.unsqueeze(0)
     seen = bias.tables.relate(coords.unsqueeze(2), coords.unsqueeze(1))
     asking = q.permute(0, 2, 3, 1, 4).unsqueeze(rule.weights.own_axis)
     terms = bias.scores(asking, lambda: rule.weights.near(k), seen, True)
-    p = rule.weights.probabilities(terms, lambda: k, unseen, measure, log_times)
+    parts = (
+        rule.weights.probabilities(t, lambda: k, unseen, measure, log_times) for t in with_table(terms, call, times)
+    )
+    p = functools.reduce(torch.add, parts)
     return rule.weights.weighted_sum(p, v, call.values, seen).to(call.v.dtype).transpose(0, 1).unsqueeze(1)
 
 

@@ -152,6 +152,7 @@ class PairScores(NamedTuple):
         reads: ``(G, M, H or 1, J, A, F)``, how much of every feature a query sees.
         features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location.
         extra: ``(M, H or 1, J or 1, P or 1, G, A, K)``, numbers by themselves.
+        factors: ``(M, G, A, K)``, which multiply the weights that scores have become.
     """
 
     q: Tensor | None
@@ -159,6 +160,7 @@ class PairScores(NamedTuple):
     reads: Tensor | None = None
     features: Tensor | None = None
     extra: Tensor | None = None
+    factors: Tensor | None = None
 
     def scores(self, keys: Callable[[], Tensor]) -> Tensor:
         """The sum of the terms, for keys ``(G, M, H', J', P, K, C)``."""

@@ -25,8 +25,8 @@ _MANY = 64
 def why_unsupported(call: Call) -> str | None:
     """Why a call is not that of all points of clouds to each other."""
     assert isinstance(call.bias, PairBias)
-    if call.values is not None or call.normalization != "softmax":
-        return "it is for softmax attention with an encoding"
+    if call.values is not None or call.edges is not None or call.normalization != "softmax":
+        return "it is for softmax attention with an encoding, and for edges without features"
     if reason := call.bias.why_no_table():
         return reason
     if not isinstance(call.positions, Points) or not call.positions.whole:

@@ -19,6 +19,7 @@ from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, PairScores
+from escnn_attention.functional.points.edges import with_edges
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
@@ -60,7 +61,7 @@ class Chunks:
         asking = queries(q).permute(0, 2, 3, 1, 4)  # G, M, J, A, C
         asking = asking.unsqueeze(self.weights.own_axis)
         terms = self.bias.scores(asking, lambda: self.weights.near(keys(k)), seen, some.queries is some.keys)
-        return self.combine(terms, k, v, some, seen)
+        return self.combine(with_edges(terms, self.call, some), k, v, some, seen)
 
     def rows(self, some: Chunk, index: Tensor) -> _Rows:
         """What takes the rows of an index from tensors."""

@@ -68,6 +68,7 @@ class _CompiledChunks(Chunks):
             features=None if features is None else features.squeeze(5),
             pose=pose,
             extra=extra,
+            factors=terms.factors,
             queries=some.queries,
             keys=some.keys,
             log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),

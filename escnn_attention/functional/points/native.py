@@ -53,6 +53,7 @@ class Arguments(NamedTuple):
         pose: ``(M or 1, H, C, P)``, what a pose of the keys is worth to a query, or None; in the loop P is filled up
             to whole vectors.
         extra: ``(M, S, P or 1, G, A, K)``, with S = H, or H · J where all query poses contribute; None without.
+        factors: ``(M, G, A, K)``, which multiply the weights of values, or None.
         queries: ``(G, A)``, points; -1 fills up.
         keys: ``(G, K)``, points; -1 fills up.
         log_measure: ``(points, P)`` or None.
@@ -73,6 +74,7 @@ class Arguments(NamedTuple):
     features: Tensor | None
     pose: Tensor | None
     extra: Tensor | None
+    factors: Tensor | None
     queries: Tensor
     keys: Tensor
     log_measure: Tensor | None
@@ -120,7 +122,7 @@ class Arguments(NamedTuple):
         return self.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
 
 
-_LEAVES = Arguments._fields[:7]  # Those that have gradients.
+_LEAVES = Arguments._fields[:8]  # Those that have gradients.
 _GRADIENTS = [f"grad_{name}" for name in _LEAVES]
 _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
@@ -136,9 +138,8 @@ def prepared(arguments: Arguments) -> Arguments:
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
-    exact: dict[str, Any] = {
-        name: None if t is None else t.to(dtype).contiguous() for name, t in zip(_LEAVES, arguments[:7], strict=True)
-    }
+    leaves = zip(_LEAVES, arguments[:8], strict=True)
+    exact: dict[str, Any] = {name: None if t is None else t.to(dtype).contiguous() for name, t in leaves}
     return arguments._replace(
         **exact,
         queries=arguments.queries.long().contiguous(),
@@ -168,7 +169,7 @@ def _backward_pass(
     whole = () if call.padded else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
-        for name, t, need in zip(_LEAVES, call[:7], needed, strict=True)
+        for name, t, need in zip(_LEAVES, call[:8], needed, strict=True)
     ]
     filled: dict[str, Tensor | None] = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
     filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
@@ -203,6 +204,7 @@ def _plainly(call: Arguments) -> Tensor:
         of_queries(call.reads),
         None if call.features is None else call.features.unsqueeze(5),
         None if call.extra is None else call.extra.unflatten(1, (call.num_poses, call.summed_poses)),
+        call.factors,
     )
     k, v = ((call.v if t is None else t).transpose(0, 1) for t in (call.k, call.v))
     measure = None if call.log_measure is None else of_keys(call.log_measure)
@@ -214,7 +216,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the loop on further tensors, which it reads or fills."""
     v, features, pose, extra = call.v, call.features, call.pose, call.extra
     values: dict[str, Any] = {
-        **dict(zip(_LEAVES, call[:7], strict=True)),
+        **dict(zip(_LEAVES, call[:8], strict=True)),
         **tensors,
         "queries": call.queries,
         "keys": call.keys,

@@ -61,7 +61,7 @@ class Weights:
         log_measure: Tensor | None,
         log_times: Tensor | None = None,
     ) -> Tensor:
-        """Probabilities, or shares of the scores, after dropout.
+        """Probabilities, or shares of the scores, after dropout, times the factors of the terms.
 
         Args:
             terms: of the scores.
@@ -76,7 +76,8 @@ class Weights:
         if log_times is not None:
             times = log_times[:, None, None, None, :, None]
             mu = times if mu is None else mu + times
-        return F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
+        p = F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
+        return p if terms.factors is None else p * terms.factors.transpose(0, 1)[:, :, None, None, :, None]
 
     def weighted_sum(self, p: Tensor, values: Tensor, mix: Values | None = None, seen: Tensor | None = None) -> Tensor:
         """The output ``(G · A, M, H, C)`` of probabilities and the values ``(G, K, M, P, C)`` of each group.

@@ -30,7 +30,8 @@ class PointDynamics(TrajectoryModule):
 
     Raises:
         TypeError: another network.
-        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames,
+            or features of pairs.
 
     Example:
         >>> import torch
@@ -63,6 +64,8 @@ class PointDynamics(TrajectoryModule):
     def forward(self, clouds: Clouds) -> Tensor:
         """The trajectories ``(N, T, 2, d)`` from the first frames, as many frames as the clouds have."""
         frames = self.frames(clouds)
+        if clouds.edge_attr is not None:
+            raise ValueError("edge_attr: got features of pairs, and a HamiltonianNetwork takes none; leave them out")
         return self.network(
             frames[:, 0, 0],
             frames[:, 0, 1],

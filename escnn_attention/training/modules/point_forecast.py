@@ -28,7 +28,7 @@ class PointForecast(TrajectoryModule):
     Args:
         network: of ``(features, coords, batch=batch)`` to ``(N, d)``, such as a
             :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
-            features are ``(N, C + d)``.
+            features are ``(N, C + d)``. Where the data has features of pairs of bodies, it takes them as ``edge_attr``.
         step: the time from one frame to the next, T where there are two; by default what the data says (``step``).
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
@@ -65,7 +65,7 @@ class PointForecast(TrajectoryModule):
         frames = self.frames(clouds)
         velocities = frames[:, 0, 1]
         features = torch.cat([clouds.features, velocities], dim=1)
-        misses: Tensor = self.network(features, clouds.coords, batch=clouds.batch)
+        misses = self.output(features, clouds)
         if misses.shape != clouds.coords.shape:
             raise ValueError(f"network: got an output {tuple(misses.shape)}, needed {tuple(clouds.coords.shape)}")
         return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses

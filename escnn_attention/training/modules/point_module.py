@@ -13,7 +13,10 @@ __all__ = ["PointModule", "TrajectoryModule"]
 
 
 class PointModule(Scheduled):
-    """Trains a network of ``(features, coords, batch=batch)`` on :class:`~escnn_attention.training.Clouds`."""
+    """Trains a network of ``(features, coords, batch=batch)`` on :class:`~escnn_attention.training.Clouds`.
+
+    Where these have ``edge_attr`` the network gets it, too.
+    """
 
     def training_step(self, batch: Clouds, batch_index: int) -> Tensor:
         loss = self._loss(self(batch), batch)
@@ -28,7 +31,12 @@ class PointModule(Scheduled):
 
     def forward(self, clouds: Clouds) -> Tensor:
         """What the network says of a batch."""
-        output: Tensor = self.network(clouds.features, clouds.coords, batch=clouds.batch)
+        return self.output(clouds.features, clouds)
+
+    def output(self, features: Tensor, clouds: Clouds) -> Tensor:
+        """What the network says of the points of a batch with these features, and of their pairs with those it has."""
+        of_pairs = {} if clouds.edge_attr is None else {"edge_attr": clouds.edge_attr}
+        output: Tensor = self.network(features, clouds.coords, batch=clouds.batch, **of_pairs)
         return output
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:

@@ -40,7 +40,7 @@ def case(
     channels: int = 4,
     sum_query_poses: bool = False,
     normalize_by_count: bool = False,
-    terms: set[str] = frozenset({"q", "features", "pose", "extra", "measure"}),
+    terms: set[str] = frozenset({"q", "features", "pose", "extra", "factors", "measure"}),
     own_features: bool = False,
     shared_pose: bool = False,
     extra_poses: int | None = None,
@@ -66,6 +66,7 @@ def case(
         else None,
         pose=draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
         extra=draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
+        factors=draw(heads, len(groups), most, number) if "factors" in terms else None,
         queries=asking,
         keys=keys,
         log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
@@ -82,12 +83,12 @@ def case(
 
 def leaves_of(call: Arguments) -> list[torch.Tensor]:
     """The tensors that there are gradients for."""
-    return [t for t in call[:7] if t is not None]
+    return [t for t in call[:8] if t is not None]
 
 
 def with_leaves(call: Arguments, function: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
     """The same, where there is something else in place of each of these tensors."""
-    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:7], strict=False) if t is not None})
+    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:8], strict=False) if t is not None})
 
 
 def written_out(call: Arguments) -> torch.Tensor:
@@ -107,6 +108,8 @@ def written_out(call: Arguments) -> torch.Tensor:
             p = s * (mu.exp() / mu.exp().expand_as(s[0, 0, 0]).sum())
         else:
             p = (s + mu).flatten(-2).softmax(-1).view_as(s)
+        if call.factors is not None:
+            p = p * call.factors[:, g, a, : len(keys)].unflatten(0, (-1, 1, 1, 1))
         out.append(torch.einsum("mhjpk,mkpc->mhc", p, v[:, keys]))
     return torch.stack(out, dim=1)
 
@@ -159,7 +162,8 @@ def assert_close(call: Arguments) -> None:
         {"q", "pose", "measure"},
         {"extra"},
         {"q", "extra", "measure"},
-        {"q", "features", "pose", "extra", "measure"},
+        {"q", "factors"},
+        {"q", "features", "pose", "extra", "factors", "measure"},
     ],
 )
 def test_the_formula(terms, sum_query_poses, normalize_by_count):
@@ -177,7 +181,7 @@ def test_random_shapes(data):
     num_poses = data.draw(small)
     sum_query_poses = data.draw(st.booleans())
     key_poses = data.draw(small)
-    terms = data.draw(st.sets(st.sampled_from(["q", "features", "extra", "measure"]), min_size=1))
+    terms = data.draw(st.sets(st.sampled_from(["q", "features", "extra", "factors", "measure"]), min_size=1))
     if not terms & {"q", "extra"}:
         terms = terms | {"q"}
     if "q" in terms and data.draw(st.booleans()):
@@ -220,7 +224,7 @@ def test_keys_of_several_groups():
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
-@pytest.mark.parametrize("frozen", Arguments._fields[:7])
+@pytest.mark.parametrize("frozen", Arguments._fields[:8])
 def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     """What needs none has its part in those of the others all the same."""
     call = case(sum_query_poses=sum_query_poses)
@@ -248,7 +252,7 @@ def test_derivatives_of_the_second_order():
     leaves = leaves_of(call)
 
     def function(*tensors):
-        return attend(Arguments(*tensors, *call[7:]))
+        return attend(Arguments(*tensors, *call[8:]))
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)

@@ -80,9 +80,10 @@ TASKS = {
                 in_type={"scalar": 1, "vector": 1},
                 out_type="vector",
                 pool=None,
+                attention={"normalization": "count", "edge_dim": 1},
             )
         },
-        CHARGED,
+        {**CHARGED, "init_args": {**CHARGED["init_args"], "edge_features": "charges"}},
     ),
     "point-classification": (
         {"network": changed(in_type=1, out_type=12), "num_classes": 3, "num_targets": 4},
@@ -329,6 +330,42 @@ def test_a_forecast_turns_and_moves_with_its_input():
     # The control: velocities that stay as they were.
     still = torch.stack([turned[:, :, 0], frames[:, :, 1]], dim=2)
     assert (module(other._replace(point_targets=still)) - expected).abs().max() > 0.1
+
+
+def test_networks_get_the_features_of_pairs():
+    """Two particles whose charges change their signs move alike if only the product is known, and not otherwise."""
+    g = gspaces.rot2dOnR2(4)
+    network = PointTransformer(
+        g,
+        {"scalar": 2, "vector": 1},
+        "vector",
+        fields=2,
+        num_blocks=1,
+        num_heads=1,
+        pool=None,
+        attention={"edge_dim": 1},
+    )
+    module = PointForecast(network, step=1.0)
+    frames = torch.randn(7, 2, 2, 2, generator=torch.Generator().manual_seed(1))
+    clouds = batch(torch.zeros(3), frames)
+    tables = torch.randn(3, 4, 4, 1, generator=torch.Generator().manual_seed(2))
+    found = module(clouds._replace(edge_attr=tables))
+    velocities = frames[:, 0, 1]
+    features = torch.cat([clouds.features, velocities], dim=1)
+    expected = network(features, clouds.coords, batch=clouds.batch, edge_attr=tables)
+    torch.testing.assert_close(found, clouds.coords + velocities + expected)
+    assert (module(clouds._replace(edge_attr=-tables)) - found).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="edge_attr: got None"):
+        module(clouds)
+    invariants = PointTransformer(g, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"edge_dim": 1})
+    regression = PointRegression(invariants)
+    expected = invariants(clouds.features, clouds.coords, batch=clouds.batch, edge_attr=tables)
+    assert torch.equal(regression(clouds._replace(edge_attr=tables)), expected)
+    dynamics = PointDynamics(
+        HamiltonianNetwork(PointTransformer(g, 2, 1, fields=2, num_blocks=1, num_heads=1)), step=0.1
+    )
+    with pytest.raises(ValueError, match="edge_attr: got features of pairs"):
+        dynamics(clouds._replace(edge_attr=tables))
 
 
 def test_bad_arguments():

@@ -15,6 +15,7 @@ extern "C" struct Arguments {
     const void* features;  // (feature_heads, H, F, G, A, K); there with reads, or null
     const void* pose;  // (pose_heads, H, C, padded_key_poses), or null
     const void* extra;  // (M, S, extra_poses, G, A, K), or null
+    const void* factors;  // (M, G, A, K), which multiply weights, or null
     const int64_t* queries;  // (G, A), points; -1 at the end of a row fills up
     const int64_t* keys;  // (G, K), points; -1 at the end of a row fills up
     const void* log_measure;  // (points, P), or null
@@ -28,6 +29,7 @@ extern "C" struct Arguments {
     void* grad_features;  // as features, zero at first where anything fills up, or null
     void* grad_pose;  // as pose, zero at first, or null
     void* grad_extra;  // as extra, zero at first where anything fills up, or null
+    void* grad_factors;  // as factors, zero at first, or null
     void* weights;  // (M, G * A, H, row_stride); not group by group, or null
     void* grad_scores;  // (M, G * A, H or J, row_stride); not group by group, or null
     int64_t heads;  // M

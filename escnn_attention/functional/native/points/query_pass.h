@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "factors.h"
 #include "key_pass.h"
 #include "normalization.h"
 #include "packing.h"
@@ -18,12 +19,14 @@ template <class T> struct QueryPass {
               task(layout),
               normalization(layout),
               scores(layout),
+              factors(layout),
               key_pass(layout),
               keys(call.channels, call.row_stride),
               values(call.channels, call.row_stride),
               score_rows(GROUP, call.row_stride),
               weight_rows(GROUP, call.row_stride),
-              grad_weight_rows(GROUP, call.row_stride) {
+              grad_weight_rows(GROUP, call.row_stride),
+              grad_factored_rows(call.factors ? GROUP : 0, call.row_stride) {
         if (!call.grad || !call.group_by_group) return;
         group_weights = Rows<T>(call.group_queries * call.num_poses, call.row_stride);
         group_grad_scores = Rows<T>(call.group_queries * layout.grad_rows, call.row_stride);
@@ -52,6 +55,7 @@ template <class T> struct QueryPass {
                 constexpr int R = number;
                 T factor[R];
                 weigh<R>(rows, factor);
+                for (int i = 0; call.factors && i < R; i++) factors.multiply(task, rows[i], score_rows[i], score_rows[i]);
                 add_values<R>(rows, score_rows, factor);
             });
         for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++)
@@ -69,6 +73,7 @@ template <class T> struct QueryPass {
                     }
                 });
                 const ScoreRow row = task.row(slot, pose, 0);
+                if (call.factors) factors.multiply(task, row, summed, summed);
                 add_values<1>(&row, weight_rows, &one);
             }
     }
@@ -89,19 +94,23 @@ template <class T> struct QueryPass {
             return task.each_own([&](auto number, const ScoreRow* rows) {
                 constexpr int R = number;
                 find_grad_weights<R>(rows);
-                const T* grad_weights[R];
-                for (int i = 0; i < R; i++) grad_weights[i] = grad_weight_rows[i];
-                differentiate<R>(rows, grad_weights, grad_tables);
+                const T *of_factored[R], *grad_weights[R];
+                for (int i = 0; i < R; i++) {
+                    of_factored[i] = grad_weight_rows[i];
+                    grad_weights[i] = without_factors(rows[i], i);
+                }
+                differentiate<R>(rows, of_factored, grad_weights, grad_tables);
                 if (call.grad_q) add_to_queries<R>(rows);
             });
         for (int64_t slot = 0; slot < int64_t(task.members.size()); slot++) {
             for (int64_t pose = 0; pose < call.num_poses; pose++) {
                 const ScoreRow row = task.row(slot, pose, 0);
                 find_grad_weights<1>(&row);
+                const T* without = without_factors(row, 0);
                 task.each_query_pose(slot, pose, [&](auto number, const ScoreRow* rows) {
-                    const T* grad_weights[number];
-                    for (int i = 0; i < number; i++) grad_weights[i] = grad_weight_rows[0];
-                    differentiate<number>(rows, grad_weights, grad_tables);
+                    const T *of_factored[number], *grad_weights[number];
+                    for (int i = 0; i < number; i++) of_factored[i] = grad_weight_rows[0], grad_weights[i] = without;
+                    differentiate<number>(rows, of_factored, grad_weights, grad_tables);
                 });
             }
             if (call.grad_q)
@@ -117,11 +126,22 @@ template <class T> struct QueryPass {
         }
         matmul<T, R>(grad, call.channels, values, start, task.padded, grad_weight_rows);
     }
-    template <int R> void differentiate(const ScoreRow* rows, const T* const* grad_weights, T* grad_tables) {
+    // From the gradient of weights that are multiplied by factors to that of weights, in row i.
+    const T* without_factors(const ScoreRow& row, int i) const {
+        if (!call.factors) return grad_weight_rows[i];
+        factors.multiply(task, row, grad_weight_rows[i], grad_factored_rows[i]);
+        return grad_factored_rows[i];
+    }
+    // `of_factored` are the gradients of weights that are multiplied by factors.
+    template <int R>
+    void differentiate(const ScoreRow* rows, const T* const* of_factored, const T* const* grad_weights,
+                       T* grad_tables) {
         scores.template forward<R>(task, rows, keys, normalization.added(), score_rows);
         normalization.template backward<R>(task, rows, score_rows, weight_rows, grad_weights);
         scores.template backward<R>(task, rows, score_rows, grad_tables);
         for (int i = 0; i < R; i++) {
+            if (call.grad_factors) factors.backward(task, rows[i], weight_rows[i], of_factored[i]);
+            if (call.factors) factors.multiply(task, rows[i], weight_rows[i], weight_rows[i]);
             put(weight_rows[i], weights_of(rows[i]), call.sum_query_poses && rows[i].query_pose > 0);
             put(score_rows[i], grad_scores_of(rows[i]), call.sum_query_poses && rows[i].pose > 0);
         }
@@ -157,9 +177,10 @@ template <class T> struct QueryPass {
     Task<T> task;
     Normalization<T> normalization;
     Scores<T> scores;
+    const Factors<T> factors;
     const KeyPass<T> key_pass;
     const Rows<T> keys, values;                               // packed
-    const Rows<T> score_rows, weight_rows, grad_weight_rows;  // of up to GROUP rows
+    const Rows<T> score_rows, weight_rows, grad_weight_rows, grad_factored_rows;  // of up to GROUP rows
     Rows<T> group_weights, group_grad_scores;
 };
 

@@ -20,6 +20,8 @@ class Clouds(NamedTuple):
         batch: (N,) int64, the number of the cloud that each point is of, from 0 to B − 1, in order.
         targets: (B, …), one of each cloud: int64 for classes, float32 for numbers.
         point_targets: (N, …), one of each point, where the data has them.
+        edge_attr: (B, n, n, channels) float32, where the data has them: the features of all pairs of points of each
+            cloud, of the point that attends and of that which it attends to.
 
     Example:
         >>> import torch
@@ -33,6 +35,7 @@ class Clouds(NamedTuple):
     batch: Tensor
     targets: Tensor
     point_targets: Tensor | None = None
+    edge_attr: Tensor | None = None
 
 
 class CloudSource(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory
+from escnn_attention.training.data.clouds.batch import Clouds, CloudSource
 from escnn_attention.training.data.clouds.data_module import CloudBatches, GeneratedClouds
 from escnn_attention.training.data.clouds.motions import Motions
 from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
@@ -147,7 +147,8 @@ class ChargedParticles(GeneratedClouds):
     - ``coords`` (B·n, 3): the positions in frame ``start_frame``;
     - ``features`` (B·n, 1): the charges;
     - ``targets`` (B,): the energy in this frame;
-    - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity.
+    - ``point_targets`` (B·n, 2, 2, 3): in ``start_frame`` and in ``end_frame``, position and velocity;
+    - ``edge_attr`` (B, n, n, 1), if asked for: the product of the charges of two particles, 0 of one with itself.
 
     With the defaults it is the benchmark of EGNN and of what came after it, its physics and its numbers of systems;
     the systems themselves are drawn by a generator of this package. The error there is the mean square over all
@@ -161,6 +162,8 @@ class ChargedParticles(GeneratedClouds):
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
             them in each epoch. Forces are products of two charges, and stay as they are. Networks that are given such
             products know it.
+        edge_features: ``"charges"`` for the products of charges, which a network with ``edge_dim=1`` takes; None for
+            no features of pairs.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
             ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
             :class:`~.data_module.PointClouds`.
@@ -199,17 +202,20 @@ class ChargedParticles(GeneratedClouds):
         start_frame: int = 30,
         end_frame: int = 40,
         conjugate_train: bool = False,
+        edge_features: Literal["charges"] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(num_train, num_valid, num_test, **options)
         integers(num_bodies=num_bodies, start_frame=start_frame, end_frame=end_frame)
         at_least(2, num_bodies=num_bodies)
         one_of((False, True), conjugate_train=conjugate_train)
+        one_of(("charges", None), edge_features=edge_features)
         at_least(0, start_frame=start_frame)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies
         self.conjugate_train = conjugate_train
+        self.edge_features: Literal["charges"] | None = edge_features
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
         self.step = TIME_STEP * STEPS_OF_A_FRAME * (end_frame - start_frame)
 
@@ -220,12 +226,33 @@ class ChargedParticles(GeneratedClouds):
         batches = super()._batches(part)
         return _Conjugated(batches, self.seed) if self.conjugate_train and part == "train" else batches
 
-    def _make(self, part: str) -> CloudsInMemory:
+    def _make(self, part: str) -> CloudSource:
         draw = functools.partial(random_systems, num_bodies=self.num_bodies)
         systems = Systems(*self._in_blocks(part, draw))
         positions, velocities = simulate(systems, self.steps)
         energies = energy(Systems(systems.charges, positions[:, 0], velocities[:, 0]))
-        return as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
+        clouds = as_clouds(systems.charges[..., None], energies, np.stack([positions, velocities], axis=2))
+        return clouds if self.edge_features is None else _WithProducts(clouds)
+
+
+class _WithProducts:
+    """Systems of charged particles with the products of their charges.
+
+    Args:
+        source: the systems.
+    """
+
+    def __init__(self, source: CloudSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: Sequence[int]) -> Clouds:
+        clouds = self.source.take(indices)
+        charges = clouds.features.view(len(indices), -1)
+        products = charges[:, :, None] * charges[:, None]
+        return clouds._replace(edge_attr=(products - torch.diag_embed(charges.square())).unsqueeze(-1))
 
 
 class _Conjugated(CloudBatches):

@@ -164,9 +164,31 @@ def test_conjugated_systems_move_alike():
     assert torch.equal(valid.features, expected.features)
 
 
+def test_products_of_charges():
+    """Of all pairs, of no particle with itself, for moved and conjugated systems alike."""
+    options = {"num_train": 6, "num_valid": 2, "num_test": 2, "batch_size": 3, "start_frame": 0, "end_frame": 1}
+    options |= {"edge_features": "charges", "num_bodies": 4, "conjugate_train": True, "rotate_train": True}
+    data = ChargedParticles(**options)
+    data.setup("fit")
+    for batch in (next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))):
+        charges = batch.features.view(-1, 4)
+        assert batch.edge_attr.shape == (len(charges), 4, 4, 1)
+        for system, products in zip(charges, batch.edge_attr, strict=True):
+            for i in range(4):
+                for j in range(4):
+                    assert products[i, j, 0] == (system[i] * system[j] if i != j else 0)
+        assert {-1.0, 0.0, 1.0} == set(batch.edge_attr.unique().tolist())
+    plain = ChargedParticles(**{**options, "edge_features": None})
+    plain.setup("fit")
+    without = next(iter(plain.train_dataloader()))
+    assert without.edge_attr is None
+    assert torch.equal(without.features, next(iter(data.train_dataloader())).features)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"edge_features": "masses"}, "edge_features must be one of 'charges', None, got 'masses'"),
         ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
         ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),
         ({"num_bodies": 2.5}, "num_bodies must be an integer, got 2.5"),

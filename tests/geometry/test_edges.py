@@ -1,0 +1,51 @@
+"""Where the features of pairs of points stand."""
+
+import torch
+
+from escnn_attention.geometry.edges import features_of_shown, pair_rows, ranks
+
+BATCH = torch.tensor([1, 0, 1, 1, 0, 2, 1])
+MASK = torch.tensor([True, True, False, True, True, True, True])
+
+
+def test_ranks():
+    coords = torch.randn(7, 2)
+    assert ranks(None, None, coords).tolist() == list(range(7))
+    assert ranks(BATCH, None, coords).tolist() == [0, 0, 1, 2, 1, 0, 3]
+    of_seen = ranks(BATCH, MASK, coords)
+    assert of_seen[MASK].tolist() == ranks(BATCH[MASK], None, coords[MASK]).tolist() == [0, 0, 1, 1, 0, 2]
+    assert ranks(None, MASK, coords)[MASK].tolist() == list(range(6))
+
+
+def test_every_pair_has_its_row():
+    """By the numbers of cloud, query and key, written into the table."""
+    number = torch.arange(4)
+    table = 100 * torch.arange(3)[:, None, None] + 10 * number[:, None] + number
+    points = torch.arange(7)[None]
+    rows = pair_rows(points, points, BATCH, torch.zeros(7, 2), table.shape)[0]
+    rank = [0, 0, 1, 2, 1, 0, 3]
+    for i in range(7):
+        for j in range(7):
+            if BATCH[i] == BATCH[j]:
+                assert table.flatten()[rows[i, j]] == 100 * BATCH[i] + 10 * rank[i] + rank[j]
+
+
+def test_tables_without_points_that_are_hidden_are_those_of_the_others():
+    table = torch.randn(3, 4, 4, 2)
+    points, left = torch.arange(7)[None], torch.arange(6)[None]
+    rows = pair_rows(points, points, BATCH, torch.zeros(7, 2), table.shape)[0][MASK][:, MASK]
+    moved = features_of_shown(table, MASK, None, BATCH)
+    found = pair_rows(left, left, BATCH[MASK], torch.zeros(6, 2), moved.shape)[0]
+    alike = BATCH[MASK][:, None] == BATCH[MASK]
+    assert torch.equal(moved.flatten(0, 2)[found[alike]], table.flatten(0, 2)[rows[alike]])
+    assert moved.count_nonzero() == 2 * (2 * 2 + 3 * 3 + 1)
+
+
+def test_what_is_hidden_reaches_nothing(monkeypatch):
+    table = torch.randn(1, 7, 7, 1)
+    table[0, 2], table[0, :, 2] = torch.nan, torch.nan
+    assert features_of_shown(table, MASK, None, None).isfinite().all()
+    edges, features = torch.tensor([[0, 2, 3], [1, 1, 2]]), torch.tensor([[1.0], [torch.nan], [torch.inf]])
+    assert features_of_shown(features, MASK, edges, None).tolist() == [[1.0]]
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert features_of_shown(features, MASK, edges, None).tolist() == [[1.0], [0.0], [0.0]]
