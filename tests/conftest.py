@@ -4,8 +4,6 @@ import atexit
 import gc
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import pytest
 from tests.sampling import mark_undrawn
 
 if TYPE_CHECKING:
+    from tests.fresh_python import FreshPython
     from tests.without_escnn import WithoutEscnn
 
 # The first use of a group or a kernel basis takes escnn seconds: no limit on the time of a single example.
@@ -70,52 +69,46 @@ def double() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def quick_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH with the package, and where escnn finds no torch_geometric, which takes longer than all else."""
+def quick_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where escnn finds no torch_geometric, which takes longer to import than all else."""
     folder = tmp_path_factory.mktemp("path")
     (folder / "torch_geometric.py").write_text("raise ImportError\n")
-    paths = [str(folder), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
+    return folder
+
+
+@pytest.fixture(scope="session")
+def quick_path(quick_folder: Path) -> str:
+    """A PYTHONPATH with the package, that begins with this folder."""
+    paths = [str(quick_folder), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]
     return os.pathsep.join(filter(None, paths))
 
 
 @pytest.fixture(scope="session")
-def start_python(quick_path: str) -> Callable[..., subprocess.Popen]:
-    """Start code in a fresh Python that can import the package."""
+def fresh_python(quick_folder: Path) -> FreshPython:
+    """Starts processes that have imported neither the package nor escnn."""
+    from tests.fresh_python import FreshPython
 
-    def start(code: str, *arguments: object) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-c", f"import sys\n{code}", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": quick_path, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start
+    return FreshPython(quick_folder)
 
 
 @pytest.fixture(scope="session")
-def run_python(start_python: Callable[..., subprocess.Popen]) -> Callable[..., str]:
+def run_python(fresh_python: FreshPython) -> Callable[..., str]:
     """Run code in a fresh Python that can import the package, and return what it prints."""
 
     def run(code: str, *arguments: object) -> str:
-        process = start_python(code, *arguments)
-        output, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        return output
+        done = fresh_python.run(code, *arguments)
+        assert done.status == 0, done.errors
+        return done.output
 
     return run
 
 
 @pytest.fixture(scope="session")
-def without_escnn(
-    start_python: Callable[..., subprocess.Popen], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WithoutEscnn]:
+def without_escnn(fresh_python: FreshPython) -> Iterator[WithoutEscnn]:
     """Calls an exported network, and runs code, where escnn is not installed."""
     from tests.without_escnn import WithoutEscnn
 
-    calls = WithoutEscnn(start_python, tmp_path_factory.mktemp("without_escnn"))
+    calls = WithoutEscnn(fresh_python)
     yield calls
     calls.close()
 

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
+import contextlib
+import io
+import sys
+import traceback
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
-_SERVE = """
-import sys
-sys.modules["escnn"] = None
-import contextlib
-import io
-import traceback
-import torch
-
-for line in sys.stdin:
-    file = line.strip()
-    printed = io.StringIO()
-    try:
-        network, arguments, named = torch.load(file, weights_only=False)
-        with torch.no_grad(), contextlib.redirect_stdout(printed):
-            found = exec(network, {}) if isinstance(network, str) else network(*arguments, **named)
-        assert not any(name.startswith("escnn.") for name in sys.modules)
-        error = None
-    except Exception:
-        found, error = None, traceback.format_exc()
-    torch.save((found, printed.getvalue(), error), file)
-    print("done", flush=True)
-"""
+from tests.fresh_python import FreshPython
 
 
 class WithoutEscnn:
-    """Calls networks and runs code in a process of its own, which all tests share: to start one takes seconds."""
+    """Calls networks and runs code in a process of its own, which all tests share."""
 
-    def __init__(self, start_python: Callable[..., subprocess.Popen], folder: Path) -> None:
-        self._start, self._file = start_python, folder / "call.pt"
-        self._process: subprocess.Popen | None = None
+    def __init__(self, python: FreshPython) -> None:
+        self._python = python
+        self._process: BaseProcess | None = None
+        self._connection: Any = None
 
     def __call__(self, network: torch.nn.Module, *arguments: Any, **named: Any) -> torch.Tensor:
         """What the network gives there, without gradients."""
@@ -50,17 +32,49 @@ class WithoutEscnn:
 
     def _ask(self, *request: Any) -> tuple[Any, str]:
         if self._process is None:
-            self._process = self._start(_SERVE)
-        torch.save(request, self._file)
-        self._process.stdin.write(f"{self._file}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer == "done\n", self._process.stderr.read()
-        found, printed, error = torch.load(self._file, weights_only=False)
+            self._connection, theirs = self._python.pipe()
+            self._process = self._python.start(_serve, theirs)
+            theirs.close()
+        self._connection.send_bytes(_packed(request))
+        found, printed, error = _unpacked(self._connection.recv_bytes())
         assert error is None, error
         return found, printed
 
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            self._process.communicate(timeout=60)
+            self._connection.close()
+            self._process.join(60)
+
+
+def _packed(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def _unpacked(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=False)
+
+
+def _serve(connection: Any) -> None:
+    sys.modules["escnn"] = None  # type: ignore[assignment]
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(_packed(_answer(request)))
+
+
+def _answer(request: bytes) -> tuple[Any, str, str | None]:
+    """What a network gives, or what code prints, or what went wrong."""
+    printed = io.StringIO()
+    try:
+        network, arguments, named = _unpacked(request)
+        with torch.no_grad(), contextlib.redirect_stdout(printed):
+            found = exec(network, {}) if isinstance(network, str) else network(*arguments, **named)
+        assert not any(name.startswith("escnn.") for name in sys.modules)
+    except Exception:
+        return None, printed.getvalue(), traceback.format_exc()
+    return found, printed.getvalue(), None

@@ -1,4 +1,4 @@
-"""Keeps three faults of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps four faults of escnn away from whoever imports :mod:`escnn_attention`.
 
 escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
 :mod:`~escnn_attention._escnn.lie_learn` stands in for it.
@@ -9,13 +9,19 @@ escnn's cache on disk raises ``TypeError: np.matrix is not supported``; bases th
 scikit-learn escnn uses scipy's singular value decomposition, which is exact, deterministic and accepts the matrix.
 :func:`apply` selects that path always.
 
-And where it reads irreps of the octahedral and icosahedral groups, which it keeps on disk, it prints a line for each of
+Where it reads irreps of the octahedral and icosahedral groups, which it keeps on disk, it prints a line for each of
 them.
+
+And it reads Clebsch-Gordan coefficients from its cache on disk wherever it needs one, hundreds of times for a
+convolution of regular fields, which is most of the time that this takes to be built. Here each is read once.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from joblib.memory import MemorizedFunc
 
@@ -25,7 +31,7 @@ __all__ = ["apply"]
 
 
 def apply() -> None:
-    """Import escnn, with or without lie_learn, and let it compute its bases with scipy.
+    """Import escnn, with or without lie_learn, and let it compute its bases with scipy, quietly, and remember them.
 
     Called when :mod:`escnn_attention` is imported; calling it again changes nothing.
     """
@@ -34,7 +40,7 @@ def apply() -> None:
         # no finite group needs them, and the documented installation leaves py3nj out on purpose.
         warnings.filterwarnings("ignore", message=".*py3nj.*")
         import_escnn()
-    from escnn.group import _numerical
+    from escnn.group import _clebsh_gordan, _numerical
     from escnn.group.groups import ico, octa
 
     _numerical.randomized_svd = None
@@ -42,3 +48,19 @@ def apply() -> None:
         for kept in vars(module).values():
             if isinstance(kept, MemorizedFunc):
                 kept._verbose = 0
+    coefficients = _clebsh_gordan._clebsh_gordan_tensor
+    if isinstance(coefficients, MemorizedFunc):
+        _clebsh_gordan._clebsh_gordan_tensor = _remembered(coefficients)
+
+
+def _remembered(kept: Callable[..., Any]) -> Callable[..., Any]:
+    """An array of a function, kept in memory, and so for reading only."""
+
+    @functools.cache
+    @functools.wraps(kept)
+    def remembered(*arguments: Any, **named: Any) -> Any:
+        array = kept(*arguments, **named)
+        array.flags.writeable = False
+        return array
+
+    return remembered

@@ -2,9 +2,12 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from escnn import gspaces
+from escnn.group import _clebsh_gordan
 from escnn.group.groups import ico, octa
+from joblib.memory import MemorizedFunc
 
 from escnn_attention._escnn.lie_learn import is_usable
 
@@ -102,3 +105,26 @@ def test_irreps_of_polyhedra_are_read_without_a_word(capfd):
     assert len(irreps[0]) == len(irreps[1]) == group.order()
     assert capfd.readouterr() == ("", "")
     assert ico._build_ico_irrep_picklable._verbose == octa._build_octa_irrep_picklable._verbose == 0
+
+
+def test_coefficients_are_read_once(monkeypatch):
+    read, call = [], MemorizedFunc.__call__
+
+    def watched(kept, *arguments, **named):
+        read.append(kept.func.__name__)
+        return call(kept, *arguments, **named)
+
+    monkeypatch.setattr(MemorizedFunc, "__call__", watched)
+    remembered = _clebsh_gordan._clebsh_gordan_tensor
+    remembered.cache_clear()
+    group = gspaces.flipRot2dOnR2(5).fibergroup
+    first, again = (group._clebsh_gordan_coeff((1, 1), (1, 1), (1, 2)) for _ in range(2))
+    assert first is again
+    assert read == ["_clebsh_gordan_tensor"]
+    with pytest.raises(ValueError, match="read-only"):
+        first += 1
+    # As escnn alone has it, which reads it each time.
+    alone = remembered.__wrapped__.__wrapped__
+    for _ in range(2):
+        np.testing.assert_array_equal(alone((1, 1), (1, 1), (1, 2), "DihedralGroup", N=5), first)
+    assert len(read) == 3

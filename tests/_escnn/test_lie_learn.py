@@ -145,13 +145,12 @@ print("works")
 @pytest.mark.parametrize(
     ("state", "first"), [(MISSING, ESCNN_FIRST), (BROKEN, "")], ids=["missing, escnn first", "broken, plugin first"]
 )
-def test_escnn_is_imported_without_lie_learn(state, first, start_python, tmp_path):
-    process = start_python("\n".join(["import sys", state, first, WORKS]), tmp_path)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert output.endswith("works\n")
-    assert output.startswith("escnn: ") == bool(first)  # without the package escnn cannot be imported
-    assert "compiled for another" not in errors
+def test_escnn_is_imported_without_lie_learn(state, first, fresh_python, tmp_path):
+    done = fresh_python.run("\n".join([state, first, WORKS]), tmp_path)
+    assert done.status == 0, done.errors
+    assert done.output.endswith("works\n")
+    assert done.output.startswith("escnn: ") == bool(first)  # without the package escnn cannot be imported
+    assert "compiled for another" not in done.errors
 
 
 def test_what_is_imported_is_left_alone():

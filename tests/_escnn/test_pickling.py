@@ -17,7 +17,6 @@ def product_space():
 
 
 GSPACES = spaces.ALL | {
-    "full octahedral": gspaces.fullOctaOnR3,
     "SO(2)": gspaces.rot2dOnR2,
     "O(2)": gspaces.flipRot2dOnR2,
     "SO(3)": gspaces.rot3dOnR3,
@@ -30,6 +29,13 @@ COPIES = {
     "torch": lambda x: torch_copy(x),
 }
 copies = pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+every_gspace = pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in GSPACES.items()),
+        pytest.param(gspaces.fullOctaOnR3, id="full octahedral", marks=pytest.mark.exhaustive),  # built for seconds
+    ],
+)
 
 
 def torch_copy(x):
@@ -69,7 +75,7 @@ def same(a, b):
 
 @copies
 @pytest.mark.sampled
-@pytest.mark.parametrize("make", GSPACES.values(), ids=GSPACES)
+@every_gspace
 def test_types_are_copied_by_what_they_are(make, copied):
     gspace = make()
     field_type = nn.FieldType(gspace, representations(gspace))
@@ -90,7 +96,7 @@ def test_types_are_copied_by_what_they_are(make, copied):
 
 @copies
 @pytest.mark.sampled
-@pytest.mark.parametrize("make", GSPACES.values(), ids=GSPACES)
+@every_gspace
 def test_elements_are_copied(make, copied):
     elements = list(make().fibergroup.testing_elements())[:10]
     for old, new in zip(elements, copied(elements), strict=True):

@@ -188,7 +188,7 @@ class TestLiftedMotion:
     """The motion between points that are motions."""
 
     def test_is_that_between_the_poses_of_a_finite_group(self):
-        for space in (gspaces.rot2dOnR2(5), gspaces.icoOnR3()):
+        for space in (gspaces.rot2dOnR2(5), gspaces.octaOnR3()):
             group = fibers(space)
             dim = group.dimension
             linear, constant = LogMotion().tables(group.inverse_action)
