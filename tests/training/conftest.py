@@ -1,7 +1,9 @@
 import multiprocessing
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from escnn_attention.training.comparison.compare import Comparison, compare
 from escnn_attention.training.comparison.images import ImageData, load_images
 from escnn_attention.training.comparison.progress import Reporter
 from escnn_attention.training.comparison.settings import Settings
@@ -38,20 +41,33 @@ def digits() -> ImageData:
     return load_images("digits")
 
 
+@pytest.fixture(scope="session")
+def tiny_in() -> Callable[[Path], Settings]:
+    """A comparison in a folder that takes seconds: small networks, few images, one epoch."""
+    options = {"group": "c4", "parameters": 600, "epochs": 1, "batch_size": 25, "limit_train": 50, "limit_test": 20}
+    return lambda folder: Settings(networks=("cnn",), output=folder, accelerator="cpu", **options)
+
+
 @pytest.fixture
-def tiny(tmp_path: Path) -> Settings:
-    """A comparison that takes seconds: small networks, few images, one epoch."""
-    return Settings(
-        networks=("cnn",),
-        group="c4",
-        parameters=600,
-        epochs=1,
-        batch_size=25,
-        limit_train=50,
-        limit_test=20,
-        output=tmp_path / "run",
-        accelerator="cpu",
-    )
+def tiny(tiny_in: Callable[[Path], Settings], tmp_path: Path) -> Settings:
+    return tiny_in(tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Comparison]:
+    """``compare``, of which the folder is a copy where another test has compared the same."""
+    kept: dict[Settings, tuple[Settings, Comparison]] = {}
+
+    def run(settings: Settings) -> Comparison:
+        wherever = replace(settings, output=None)
+        if wherever not in kept:
+            original = replace(settings, output=tmp_path_factory.mktemp("compared") / "run")
+            kept[wherever] = original, compare(original)
+        original, comparison = kept[wherever]
+        shutil.copytree(original.folder, settings.folder)
+        return comparison
+
+    return run
 
 
 @pytest.fixture

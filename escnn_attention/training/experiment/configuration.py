@@ -78,8 +78,8 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
 
 def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
     """The configuration of a command as plain values."""
-    # With nulls: one that is given in place of another default is part of the configuration.
-    dumped = yaml.safe_load(parser.dump(config, skip_unset=False))
+    # With nulls: one that is given in place of another default is part of the configuration. What was parsed is valid.
+    dumped = yaml.safe_load(parser.dump(config, skip_unset=False, skip_validation=True))
     found: dict[str, Any] = dumped if subcommand is None else dumped[subcommand]
     return found
 

@@ -125,12 +125,12 @@ def after_kills(fork, folder, draw=None, sample=None):
     return wrong, seen
 
 
-def test_killed_at_some_operations(fork, tmp_path, pytestconfig):
-    """At others in every run; the seed is in the header."""
+def test_killed_at_some_operation(fork, tmp_path, pytestconfig):
+    """At another in every run; the seed is in the header."""
     draw = random.Random(pytestconfig.option.hypothesis_seed)
-    wrong, seen = after_kills(fork, tmp_path, draw, sample=2)
+    wrong, seen = after_kills(fork, tmp_path, draw, sample=1)
     assert wrong == []
-    assert len(seen) == 2
+    assert len(seen) == 1
 
 
 @pytest.mark.exhaustive
