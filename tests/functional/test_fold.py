@@ -69,6 +69,7 @@ class TestMeasure:
         plain = attention(q, k, v, grid, terms, query=query, backend=backend)
         assert (plain - expected).norm() > 1e-2 * expected.norm()
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("backend", ["reference", "native", "blocked", "dense"])
     @pytest.mark.parametrize("encoding", ["spatial", "waves", "rotary", "none"])
     def test_offsets_that_hardly_count_make_the_window_smaller(self, backend, encoding):

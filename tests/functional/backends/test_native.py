@@ -41,12 +41,13 @@ def test_agrees_with_the_reference_in_bands_of_any_size(arguments, chunk):
     ],
     ids=str,
 )
-def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, window):
-    for order, key_poses, channels in ((1, 1, 1), (5, 10, 9), (6, 6, 6), (7, 7, 3)):
-        arguments = (*case(order, key_poses, order, shape, window, {"spatial", "pose"}, channels=channels), query)
-        assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
+@pytest.mark.parametrize(("order", "key_poses", "channels"), [(1, 1, 1), (5, 10, 9), (6, 6, 6), (7, 7, 3)])
+def test_rows_longer_than_a_vector_and_groups_that_are_not_full(query, shape, window, order, key_poses, channels):
+    arguments = (*case(order, key_poses, order, shape, window, {"spatial", "pose"}, channels=channels), query)
+    assert_same(outputs_and_gradients("native", *arguments), outputs_and_gradients("reference", *arguments))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("kinds", [{"waves", "pose"}, {"waves"}, {"pose", "shared"}, set()])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])

@@ -29,7 +29,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 
 
 @interpreted
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "shape", "window", "kinds"),
@@ -75,7 +75,7 @@ def agree_or_refuse(arguments):
 
 
 @interpreted
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(cases(max_side=3, max_dim=1))
 def test_agrees_with_the_reference_on_random_calls(arguments):
     agree_or_refuse(arguments)
@@ -120,7 +120,7 @@ def test_scores_of_any_size(query, size):
 
 
 @interpreted
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "positions", "output", "other"),
