@@ -5,9 +5,13 @@ from collections import OrderedDict
 
 import torch
 from escnn.nn import EquivariantModule, SequentialModule
+from hypothesis import settings
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from escnn_attention.plain.kernels import PoseKernel
+
+# Each example of these tests builds a network.
+few_examples = settings(max_examples=settings.default.max_examples * 2 // 5)
 
 
 def count(module):

@@ -11,7 +11,7 @@ from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, equiva
 from escnn_attention.models import AllCNNC
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
+from tests.models.networks import assert_exported, broken, count, few_examples, norms, sequence, settled
 
 EXACT = 1e-10
 Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -44,6 +44,7 @@ def test_grids_are_the_published_ones():
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
+@few_examples
 @given(st.data())
 def test_equivariant_for_any_group_size_and_attention(data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]

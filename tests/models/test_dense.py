@@ -9,7 +9,7 @@ from escnn_attention import FeatureAttention, equivariance_report
 from escnn_attention.models import DenseBlock
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, settled
+from tests.models.networks import assert_exported, broken, few_examples, settled
 
 EXACT = 1e-10
 P4 = gspaces.rot2dOnR2(4)
@@ -30,6 +30,7 @@ def test_is_the_formula(kernel_size):
     assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
 
 
+@few_examples
 @given(st.data())
 def test_equivariant(data):
     gspace = (spaces.PLANE | spaces.VOLUME)[

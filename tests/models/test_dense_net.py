@@ -10,7 +10,7 @@ from escnn_attention import FeatureAttention, equivariance_report
 from escnn_attention.models import GroupDenseNet
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, count, norms, sequence, settled
+from tests.models.networks import assert_exported, broken, count, few_examples, norms, sequence, settled
 
 EXACT = 1e-10
 Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -81,6 +81,7 @@ def test_exact_at_the_published_size():
     assert equivariance_report(network.as_fields(), (1, 3, 96, 96), layers=False).relative_error < EXACT
 
 
+@few_examples
 @given(st.data())
 def test_equivariant_for_any_group_size_and_attention(data):
     gspace = (spaces.PLANE | spaces.VOLUME)[

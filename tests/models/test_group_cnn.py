@@ -11,7 +11,7 @@ from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAt
 from escnn_attention.models import GroupCNN
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, check_trains, count, norms, sequence, settled
+from tests.models.networks import assert_exported, broken, check_trains, count, few_examples, norms, sequence, settled
 
 EXACT = 1e-10
 P4 = gspaces.rot2dOnR2(4)
@@ -43,6 +43,7 @@ def test_parameters_are_those_of_table_1(width, attention, published, paper):
     assert abs(number / 1e3 - float(paper[:-1])) < 0.0051  # the paper rounds 50.415 up
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("order", [1, 2, 4, 8])
 @pytest.mark.parametrize("attention", KINDS)
 def test_parameters_of_any_group(order, attention):
@@ -103,6 +104,7 @@ def test_in_train_mode(attention):
         torch.testing.assert_close(network(x.transform(g)), y, atol=1e-12, rtol=1e-10)
 
 
+@few_examples
 @given(st.data())
 def test_equivariant_for_any_group_size_and_attention(data):
     flat = data.draw(st.booleans())

@@ -10,7 +10,7 @@ from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, equiva
 from escnn_attention.models import ResidualBlock
 from escnn_attention.models.convolutions import options_of
 from tests import spaces
-from tests.models.networks import assert_exported, broken, settled
+from tests.models.networks import assert_exported, broken, few_examples, settled
 
 EXACT = 1e-10
 P4 = gspaces.rot2dOnR2(4)
@@ -46,6 +46,7 @@ def test_is_the_formula(halve, wider):
     assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
 
 
+@few_examples
 @given(st.data())
 def test_equivariant(data):
     names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
