@@ -48,9 +48,10 @@ def draw_accuracies(path: Path, runs: Sequence[Run], results: Sequence[Sequence[
     left.set(
         xlabel="minutes of training", ylabel="accuracy (%)", title="validation images, while training", xlim=(0, None)
     )
-    right.set(xlabel="parameters (thousands)", title="all test images (crosses: published)", xlim=(0, None))
+    right.set(xlabel="parameters (thousands)", title="all test images (crosses: published)")
     best = max(100 * result["accuracy"] for found in results for result in found)
-    left.set_ylim(min(95.0, best - 4), min(100.0, best + 0.5))
+    left.set_ylim(best - 2.5, min(100.0, best + 0.3))
+    right.set_xlim(0, 1.25 * right.dataLim.xmax)
     for axes in (left, right):
         axes.grid(color="0.9", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
