@@ -166,6 +166,12 @@ CASES = {
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),
     "PatchEmbedding": Case(lambda: ea.PatchEmbedding(SCALARS, spaces.mixed(D4), 3)),
     "PerScale": Case(lambda: ea.PerScale(ea.SiLU(FIELDS), SCALES), shape=(2, 9, 9)),
+    "PointAttentionPool": on_points(
+        lambda: ea.PointAttentionPool(spaces.mixed(D4), 3, 2, head_fields=2, tokens=2),
+        batch=BATCH,
+        mask=MASK,
+        measure=torch.linspace(1, 2, 9),
+    ),
     "PointAttentiveConv": on_points(points(layer=ea.PointAttentiveConv, kernel_features=3), batch=BATCH),
     "PointSelfAttention": on_points(points(), batch=BATCH),
     "PointSelfAttention, all": on_points(points(query="all")),
@@ -182,6 +188,9 @@ CASES = {
     "PointSelfAttention, rotary": on_points(points("rotary", keys="own")),
     "PointSelfAttention, rotary values": on_points(points(ea.RotaryEncoding(values=True)), batch=BATCH),
     "PointSelfAttention, registers": on_points(points(registers=2), batch=BATCH),
+    "PointSelfAttention, shared": on_points(
+        points(ea.FourierEncoding(4), keys="own", shared_scores=True), batch=BATCH, mask=MASK
+    ),
     "PointSelfAttention, motions": on_points(
         points(ea.PairKernel(hidden=4), space=C4, relation=ea.LogMotion()), batch=BATCH
     ),

@@ -1,7 +1,7 @@
 """The equivariant modules, one concept a file."""
 
 from escnn_attention.nn.activations import GELU, SiLU
-from escnn_attention.nn.attention_pool import AttentionPool
+from escnn_attention.nn.attention_pool import AttentionPool, PointAttentionPool
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.batch_norm import FieldBatchNorm
 from escnn_attention.nn.branches import DropPath, LayerScale
@@ -48,6 +48,7 @@ __all__ = [
     "LiftingSelfAttention",
     "PatchEmbedding",
     "PerScale",
+    "PointAttentionPool",
     "PointAttentiveConv",
     "PointLift",
     "PointSelfAttention",

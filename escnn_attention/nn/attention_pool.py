@@ -1,18 +1,28 @@
-"""Class tokens: invariants that attention reads of a feature map."""
+"""Class tokens: invariants that attention reads of a feature map or of a cloud."""
 
 from __future__ import annotations
 
-from escnn.nn import FieldType
+import copy
+from typing import TypeVar
+
+import torch
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
 
 from escnn_attention._checks import check_int
+from escnn_attention.geometry.cache import cached
 from escnn_attention.groups.fibers import fibers, frames
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_shape, check_type
+from escnn_attention.nn.arguments import check_points, check_shape, check_type
+from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.plain.attention_pool import AttentionPool as PlainAttentionPool
+from escnn_attention.plain.attention_pool import PointAttentionPool as PlainPointAttentionPool
 from escnn_attention.plain.projections import ToPoses
 
-__all__ = ["AttentionPool"]
+__all__ = ["AttentionPool", "PointAttentionPool"]
+
+_Plain = TypeVar("_Plain", PlainAttentionPool, PlainPointAttentionPool)
 
 
 class AttentionPool(MaskedModule):
@@ -67,16 +77,132 @@ class AttentionPool(MaskedModule):
         tokens: int = 1,
         samples: Samples | int | None = None,
     ):
-        check_type("in_type", in_type)
-        out, tokens = check_int("out", out), check_int("tokens", tokens)
-        group, groups = fibers(in_type.gspace, as_samples(samples)), 2 * check_int("num_heads", num_heads)
-        fields = groups * check_int("head_fields", head_fields)
-        # A bias of the keys adds the same to all scores of a token; values have one in the readout.
-        project_in = ToPoses(frames(in_type, group=group), in_type.size, fields, group.order, groups=groups)
-        scalars = FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr])
-        super().__init__(in_type, scalars, PlainAttentionPool(project_in, group.log_measure, tokens, out))
+        plain = _pool(PlainAttentionPool, in_type, out, num_heads, head_fields, tokens, samples)
+        super().__init__(in_type, FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr]), plain)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape: a single position."""
         batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
         return (batch, self.out_type.size, *(1 for _ in space))
+
+
+class PointAttentionPool(torch.nn.Module):
+    r"""Class tokens of clouds: learned queries attend to all points and poses of a cloud, and give invariants.
+
+    .. math::
+        y_t = W \Big( \sum_{i, \hat h} \mathrm{softmax}_{(i, \hat h)}\big( \langle q_t, k_i(\hat h) \rangle / \sqrt C
+            + \log\mu_i \big)\, v_i(\hat h) \Big)_{\text{heads}} + b
+
+    with keys and values as of :class:`PointSelfAttention`. It is :class:`AttentionPool` between points: a pooling that
+    chooses, in place of a mean over points and poses. Where the points are is no matter to a token but for what the
+    features say of it.
+
+    Args:
+        in_type: the type of the input: any fields.
+        out: the number of invariants of each token.
+        num_heads: the number M of heads.
+        head_fields: the number C of regular fields of a head.
+        tokens: the number of tokens.
+        samples: which elements stand for a continuous fiber group; None where it is finite.
+
+    Attributes:
+        in_type: the type of the input.
+        plain: the torch module that does the work on tensors.
+
+    Shape:
+        ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(B, tokens * out)`` for B clouds: a tensor.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a number that is not positive.
+        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PointAttentionPool
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR3(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr, g.irrep(1)])
+        >>> x = nn.GeometricTensor(torch.randn(7, 6), fields, torch.randn(7, 3))
+        >>> pool = PointAttentionPool(fields, 10, num_heads=2)
+        >>> pool(x, batch=torch.tensor([0, 0, 0, 0, 1, 1, 1])).shape
+        torch.Size([2, 10])
+
+    Source: Touvron et al., "Going deeper with Image Transformers", ICCV 2021, Section 3 (class attention); Lee et al.,
+    "Set Transformer", ICML 2019, Section 3.2 (pooling by multihead attention).
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out: int,
+        num_heads: int = 1,
+        *,
+        head_fields: int = 8,
+        tokens: int = 1,
+        samples: Samples | int | None = None,
+    ):
+        super().__init__()
+        self.plain = _pool(PlainPointAttentionPool, in_type, out, num_heads, head_fields, tokens, samples)
+        self.in_type = in_type
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """What the tokens read of features at points.
+
+        Args:
+            x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``.
+            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
+            mask: ``(N,)``, False for points that are not there, whatever they hold.
+            measure: ``(N,)``, the positive measure of each point: one of measure 2 counts as two points.
+
+        Returns:
+            invariants ``(B, tokens * out)``.
+
+        Raises:
+            TypeError, ValueError: as :meth:`PointSelfAttention.forward`; a cloud without points.
+        """
+        x = check_points(x, self.in_type, self)
+        cached(check_cloud, x.coords, None, batch, mask, measure)
+        y: Tensor = self.plain(x.tensor, x.coords, batch, mask, measure)
+        return y
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode.
+
+        It maps ``(x, coords, batch=None, mask=None, measure=None)`` to invariants, gives the same values and needs no
+        escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_type}, tokens={self.plain.tokens.shape[1]}, out={self.plain.readout.out_features}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def _pool(
+    plain: type[_Plain],
+    in_type: FieldType,
+    out: int,
+    num_heads: int,
+    head_fields: int,
+    tokens: int,
+    samples: Samples | int | None,
+) -> _Plain:
+    """Class tokens of fields, on tensors."""
+    check_type("in_type", in_type)
+    out, tokens = check_int("out", out), check_int("tokens", tokens)
+    group, groups = fibers(in_type.gspace, as_samples(samples)), 2 * check_int("num_heads", num_heads)
+    fields = groups * check_int("head_fields", head_fields)
+    # A bias of the keys adds the same to all scores of a token; values have one in the readout.
+    project_in = ToPoses(frames(in_type, group=group), in_type.size, fields, group.order, groups=groups)
+    return plain(project_in, group.log_measure, tokens, out)

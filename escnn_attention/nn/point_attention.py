@@ -23,6 +23,7 @@ from escnn_attention.nn.clouds import check_edge_dim, check_points_mode
 from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
 from escnn_attention.nn.options import check_options, option_names
 from escnn_attention.nn.point_module import PointLayer
+from escnn_attention.nn.pose_terms import check_shared
 from escnn_attention.plain.convolved_values import ConvolvedValues
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ProjectionKind
@@ -61,6 +62,7 @@ class PointSelfAttention(PointLayer):
             a point attends to its whole cloud, or to the edges given on application.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
+        shared_scores: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
@@ -119,6 +121,7 @@ class PointSelfAttention(PointLayer):
         num_neighbours: int | None = None,
         query: QueryMode = "own",
         keys: KeyMode = "all",
+        shared_scores: bool = False,
         encoding: Encoding | PairKernel | str | None = None,
         relation: Relation | None = None,
         length_scale: float | None = None,
@@ -135,12 +138,10 @@ class PointSelfAttention(PointLayer):
         check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
         relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
-        backend = _check_motion(relation, keys, backend)
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
-        # Scalars look the same from every pose: they need none.
-        lifts = projection == "group" and is_scalar(in_type) and group.order > 1 and not relation.sees_poses
         kernel = _choose_encoding(encoding, relation)
+        lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
@@ -162,8 +163,9 @@ class PointSelfAttention(PointLayer):
             normalization=normalization,
             dropout=check_probability("dropout", dropout),
             length_scale=check_length("length_scale", neighbourhood.length if length_scale is None else length_scale),
-            backend=backend,
+            backend=_check_motion(relation, keys, backend, shared_scores),
             query_weight=_query_weight(out_type, group, query, lifts),
+            shared_scores=shared_scores,
             transformation=random_transformation(in_type, out_type, group),
             edge_dim=check_edge_dim(edge_dim),
         )
@@ -243,7 +245,8 @@ class PointAttentiveConv(PointSelfAttention):
         encoding: Encoding | PairKernel | str | None = None,
         **options: Any,
     ):
-        known = [n for n in option_names(PointSelfAttention) if n not in ("keys", "backend", "encoding")]
+        left = ("keys", "shared_scores", "backend", "encoding")
+        known = [n for n in option_names(PointSelfAttention) if n not in left]
         check_options(type(self).__name__, options, [*option_names(PointAttentiveConv), *known])
         kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
         if _is_of_positions(kernel):
@@ -297,6 +300,12 @@ def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Rel
     return kernel
 
 
+def _lifts(in_type: FieldType, heads: Heads, relation: Relation) -> bool:
+    """Whether queries, keys and values are made of scalars alone, which look the same from every pose and need none."""
+    there = heads.projection == "group" and heads.group.order > 1 and not relation.sees_poses
+    return there and is_scalar(in_type)
+
+
 def _drops_out(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization) -> bool:
     """Whether the term of the pose of a key is the same for all keys of a query, and nothing is left of it.
 
@@ -330,8 +339,10 @@ def _tables(group: Fibers, lifts: bool, registers: int) -> dict[str, Any]:
     }
 
 
-def _check_motion(relation: Relation, keys: KeyMode, backend: str) -> str:
-    """The backend for a relation that may see poses, if keys have some."""
+def _check_motion(relation: Relation, keys: KeyMode, backend: str, shared_scores: bool) -> str:
+    """The backend for a relation that may see poses, if keys have some; scores are shared where it is the offset."""
+    if shared_scores and not relation.is_offset:
+        raise ValueError(f"shared_scores: got True with {relation}, needed the offset, relation=None")
     if not relation.sees_poses:
         return backend
     if keys == "own":

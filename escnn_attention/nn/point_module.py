@@ -163,6 +163,8 @@ class PointLayer(PointModule):
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
+        if core.shared_scores:
+            parts.append("shared_scores=True")
         parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
         if not isinstance(core.relation, Offset):
             parts.append(f"relation={core.relation}")

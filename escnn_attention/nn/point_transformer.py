@@ -138,9 +138,10 @@ class PointTransformerBlock(PointBlock):
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).
-        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``, ``encoding``,
-            ``relation``, ``length_scale``, ``normalization``, ``qk_norm``, ``edge_dim`` and ``backend``, as in
-            :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys`` nor ``backend``.
+        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``,
+            ``shared_scores``, ``encoding``, ``relation``, ``length_scale``, ``normalization``, ``qk_norm``,
+            ``edge_dim`` and ``backend``, as in :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys``
+            nor ``shared_scores`` nor ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -195,7 +196,7 @@ class PointTransformerBlock(PointBlock):
         elif kernel_features is None:
             layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
         else:
-            for name, default in (("keys", "all"), ("backend", "auto")):
+            for name, default in (("keys", "all"), ("shared_scores", False), ("backend", "auto")):
                 why = "an attentive convolution (kernel_features) has no such option"
                 check_unused(name, options.pop(name, default), default, why)
             options["kernel_features"] = kernel_features

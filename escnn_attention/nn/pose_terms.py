@@ -7,7 +7,7 @@ import torch
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_bool
-from escnn_attention.encodings import Encoding
+from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.positions import Window
@@ -48,25 +48,31 @@ def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, wei
     )
 
 
-def check_shared(shared_scores: bool, query: QueryMode, keys: KeyMode, encoding: Encoding, group: Fibers) -> None:
-    """All poses may attend by the mean of their scores, if that is asked for.
+def check_shared(
+    shared_scores: bool, query: QueryMode, keys: KeyMode, encoding: Encoding | PairKernel, group: Fibers
+) -> bool:
+    """``shared_scores``: whether all poses attend by the sum of their scores, if they may.
 
     Raises:
         TypeError: ``shared_scores`` is not True or False.
         ValueError: a query pose sees others than its own, the encoding is not added to the keys, or there are samples.
     """
     if not check_bool("shared_scores", shared_scores):
-        return
+        return False
     if (query, keys) != ("own", "own"):
         raise ValueError(f'shared_scores: got True with query={query!r} and keys={keys!r}, needed "own" of both')
-    rotates = type(encoding).rotations is not Encoding.rotations
-    if encoding.absolute or rotates or type(encoding).start is not Encoding.start:
+    if isinstance(encoding, PairKernel) or (
+        encoding.absolute
+        or type(encoding).rotations is not Encoding.rotations
+        or type(encoding).start is not Encoding.start
+    ):
         raise ValueError(
             f"shared_scores: got True, but a {type(encoding).__name__} is of every pose by itself; needed an encoding "
             "that is added to the keys: mlp, separable, fourier, none"
         )
     if group.samples is not None:
         raise ValueError("shared_scores: got True, but samples of a continuous group; leave it at False")
+    return True
 
 
 def constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:

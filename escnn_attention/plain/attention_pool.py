@@ -1,4 +1,4 @@
-"""Class tokens that read a feature map, on plain tensors."""
+"""Class tokens that read a feature map or a cloud, on plain tensors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.point_network import count_clouds
 from escnn_attention.plain.projections import ToPoses
 from escnn_attention.plain.self_attention import rows_of
 
-__all__ = ["AttentionPool"]
+__all__ = ["AttentionPool", "PointAttentionPool"]
 
 
-class AttentionPool(ExactBuffers):
-    """Learned tokens attend to all positions and poses: ``(B, in, *space)`` to ``(B, tokens · out, 1, ..., 1)``.
+class _ClassTokens(ExactBuffers):
+    """Learned tokens, and what they read of all positions and poses.
 
     Args:
         project_in: to keys and values of M heads, in 2M groups of C regular fields.
@@ -38,16 +39,29 @@ class AttentionPool(ExactBuffers):
         self.tokens = Parameter(torch.randn(heads, tokens, channels))
         self.readout = torch.nn.Linear(heads * channels, out)
 
+    def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores ``(M, B, T, N, P)`` and the values ``(M, B, N, P, C)`` of features ``(B, *space, in)``."""
+        keys, values = self.project_in(rows).unflatten(0, (2, -1)).flatten(3, -3).unbind()  # M, B, N, P, C
+        scores = torch.einsum("mtc,mbnpc->mbtnp", self.tokens.to(keys.dtype), keys) / math.sqrt(keys.shape[-1])
+        return scores if self.log_measure is None else scores + self.log_measure.to(scores.dtype), values
+
+
+class AttentionPool(_ClassTokens):
+    """Learned tokens attend to all positions and poses: ``(B, in, *space)`` to ``(B, tokens · out, 1, ..., 1)``.
+
+    Args:
+        project_in: to keys and values of M heads, in 2M groups of C regular fields.
+        log_measure: ``(P,)``, the logarithm of the measure of the poses; None where all are alike.
+        tokens: the number of tokens.
+        out: the numbers that each of them gives.
+    """
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the tokens read of features; positions that a mask ``(B, *space)`` hides are not there."""
         check_grid(x.shape[2:])
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(1), 0.0)
-        rows = self.project_in(rows_of(x))  # 2M, B, *space, P, C
-        keys, values = rows.unflatten(0, (2, -1)).flatten(3, -3).unbind()  # M, B, N, P, C
-        scores = torch.einsum("mtc,mbnpc->mbtnp", self.tokens.to(x.dtype), keys) / math.sqrt(keys.shape[-1])
-        if self.log_measure is not None:
-            scores = scores + self.log_measure.to(scores.dtype)
+        scores, values = self.scores(rows_of(x))
         if mask is not None:
             hidden = ~mask.flatten(1)[:, None, :, None]
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
@@ -55,3 +69,45 @@ class AttentionPool(ExactBuffers):
         read = torch.einsum("mbtnp,mbnpc->btmc", p.to(values.dtype), values).flatten(2)
         out: Tensor = self.readout(read).flatten(1)
         return out[(..., *[None] * (x.dim() - 2))]
+
+
+class PointAttentionPool(_ClassTokens):
+    """Learned tokens attend to all points and poses of a cloud: ``(N, in)`` to ``(B, tokens · out)`` for B clouds.
+
+    Args:
+        project_in: to keys and values of M heads, in 2M groups of C regular fields.
+        log_measure: ``(P,)``, the logarithm of the measure of the poses; None where all are alike.
+        tokens: the number of tokens.
+        out: the numbers that each of them gives.
+    """
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+    ) -> Tensor:
+        """What the tokens read: see :meth:`escnn_attention.PointAttentionPool.forward`."""
+        clouds = count_clouds(batch, coords, mask)
+        cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(1), 0.0)
+        scores, values = (t.squeeze(1) for t in self.scores(x.unsqueeze(0)))
+        scores = scores.permute(2, 0, 1, 3)  # N, M, T, P
+        if measure is not None:
+            counted = measure if mask is None else torch.where(mask, measure, 1.0)
+            scores = scores + counted.to(scores.dtype).log()[:, None, None, None]
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None, None], torch.finfo(scores.dtype).min)
+        # Of every cloud the largest score is taken off, so that no exponential overflows.
+        top = scores.detach().amax(-1)
+        largest = top.new_full((clouds, *top.shape[1:]), torch.finfo(top.dtype).min)
+        largest = largest.scatter_reduce(0, cloud[:, None, None].expand_as(top), top, "amax")
+        weights = (scores - largest[cloud].unsqueeze(-1)).exp()
+        total = weights.new_zeros(largest.shape).index_add(0, cloud, weights.sum(-1))
+        each = torch.einsum("nmtp,mnpc->ntmc", weights.to(values.dtype), values)
+        read = each.new_zeros(clouds, *each.shape[1:]).index_add(0, cloud, each)
+        out: Tensor = self.readout((read / total.transpose(1, 2).unsqueeze(-1).to(read.dtype)).flatten(2))
+        return out.flatten(1)

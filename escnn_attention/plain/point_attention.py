@@ -13,11 +13,13 @@ from torch.nn import Parameter
 from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
+from escnn_attention.encodings.all_poses import FromAllPoses
+from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, QueryMode, compute
 from escnn_attention.functional.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairTables, Relate, in_rows
+from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import LogMotion, Relation
@@ -47,6 +49,7 @@ class PointAttention(PointModule, HeadModule):
         relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
         log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
         query_weight: the measure of a query pose, with ``query="all"``.
+        shared_scores: whether all poses attend by the sum of their scores.
         transformation: by what the samples are transformed in training; None where they are fixed.
         edge_dim: the number of features of an edge; None without.
         query, keys, normalization, dropout, backend, length_scale: as in
@@ -85,6 +88,7 @@ class PointAttention(PointModule, HeadModule):
         length_scale: float,
         backend: str,
         query_weight: float = 1.0,
+        shared_scores: bool = False,
         transformation: RandomTransformation | None = None,
         opposite: np.ndarray | None = None,
         edge_dim: int | None = None,
@@ -100,6 +104,7 @@ class PointAttention(PointModule, HeadModule):
         self.length_scale = length_scale
         self.backend = backend
         self.query_weight = query_weight
+        self.shared_scores = shared_scores
         self.transformation = transformation
         self.edge_dim = edge_dim
         readout = None if edge_dim is None else torch.randn(2, self.num_heads, edge_dim) / math.sqrt(edge_dim)
@@ -148,6 +153,8 @@ class PointAttention(PointModule, HeadModule):
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
         """The layer on features ``(N, in)`` at the given points: ``(N, out)``."""
         y = compute(self.call(x, positions, measure), self.backend)
+        if self.shared_scores:
+            y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
             y = self.query_weight * y
         out: Tensor = self.project_out(y).squeeze(0)
@@ -157,6 +164,12 @@ class PointAttention(PointModule, HeadModule):
         """The attention to compute, of features ``(N, in)`` at the given points."""
         check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
         q, k, v = self.to_heads(x.unsqueeze(0))
+        dropout = self.dropout if self.training else 0.0
+        if self.shared_scores:
+            # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
+            q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
+            bias = self._bias_of_all_poses(measure)
+            return Call(q, k, v, positions, bias, "own", "all", dropout, self.normalization, None, self.edge_readout)
         # A single query without a pose contributes to every output pose by itself.
         query: QueryMode = "all" if q.shape[3] == 1 else self.query
         tables = PairTables(
@@ -170,19 +183,25 @@ class PointAttention(PointModule, HeadModule):
             halves=self._halves(),
             offsets=self.sees_offsets,
         )
-        return Call(
-            q,
-            k,
-            v,
-            positions,
-            self.encoding.pair_bias(tables),
-            query,
-            self.keys,
-            self.dropout if self.training else 0.0,
-            self.normalization,
-            None if self.values is None else self.values.bind(self.quotient, self.relative),
-            self.edge_readout,
+        values = None if self.values is None else self.values.bind(self.quotient, self.relative)
+        bias = self.encoding.pair_bias(tables)
+        return Call(q, k, v, positions, bias, query, self.keys, dropout, self.normalization, values, self.edge_readout)
+
+    def _bias_of_all_poses(self, measure: Tensor | None) -> PairBias:
+        """The bias of a single pose that has the channels of all."""
+        assert isinstance(self.encoding, Encoding)
+        seen = FromAllPoses(self.encoding, self.inverse_action)
+        inverse = seen.identity
+        tables = PairTables(
+            relate=SeenFromPoses(self.relation, inverse),
+            inverse_action=inverse,
+            quotient=self.quotient.new_zeros(1, 1),
+            relative=None,
+            query="own",
+            keys="all",
+            log_measure=self._log_measure(measure),
         )
+        return EncodingBias(seen, tables)
 
     def relate(self) -> Relate:
         """What the encoding sees of two points."""

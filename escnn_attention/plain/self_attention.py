@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
+from escnn_attention.encodings.all_poses import FromAllPoses
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, compute, probabilities
@@ -171,24 +172,19 @@ class SelfAttention(HeadModule):
         if self.shared_scores:
             # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
             q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
-            bias, query, keys = _of_one_pose(bias, positions), "own", "all"
+            query, keys = "own", "all"
         return Call(q, k, v, positions, bias, query, keys, dropout)
 
     def bias(self, positions: Positions, element: LieElement | None = None) -> PositionalBias:
         """What the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
+        if self.shared_scores:
+            seen = FromAllPoses(self.encoding, inverse)
+            return positional_bias(seen, positions, seen.identity, None)
         if element is not None:
             assert self.transformation is not None
             inverse = inverse @ self.transformation.space(element, inverse=True).to(inverse)
         return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
-
-
-def _of_one_pose(bias: PositionalBias, positions: Positions) -> PositionalBias:
-    """The bias of what has the channels of all poses: the function of the offset from each of them, side by side."""
-    spatial = bias.explicit(positions).spatial
-    if spatial is None:
-        return PositionalBias(1)
-    return PositionalBias(1, spatial=spatial.transpose(1, 2).flatten(-2).unsqueeze(1))
 
 
 def _hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:

@@ -1,18 +1,18 @@
-"""Class tokens."""
+"""Class tokens of feature maps and of clouds."""
 
 import pytest
 import torch
 from escnn import gspaces, nn
 
-from escnn_attention import AttentionPool, PowerSpectrum
+from escnn_attention import AttentionPool, PointAttentionPool, PowerSpectrum
 from escnn_attention.models import EquivariantClassifier
 from tests import spaces
 
 C4 = gspaces.rot2dOnR2(4)
 
 
-def drawn(fields, **options):
-    pool = AttentionPool(fields, 3, 2, head_fields=2, tokens=2, **options).double()
+def drawn(fields, layer=AttentionPool, **options):
+    pool = layer(fields, 3, 2, head_fields=2, tokens=2, **options).double()
     with torch.no_grad():
         pool.plain.tokens.mul_(3)
     return pool
@@ -74,6 +74,108 @@ def test_classifiers_may_end_in_scalars(last):
     vectors = nn.FieldType(C4, [C4.irrep(1)])
     with pytest.raises(ValueError, match="stages: the maximum over poses needs regular fields"):
         EquivariantClassifier({"last": nn.IdentityModule(vectors)}, 4)
+
+
+# ------------------------------------------------------------------------------------------------------------- points
+
+
+def cloud(fields, number=5):
+    coords = torch.randn(number, fields.gspace.dimensionality, dtype=torch.float64)
+    return nn.GeometricTensor(torch.randn(number, fields.size, dtype=torch.float64), fields, coords)
+
+
+@pytest.mark.parametrize("make", (spaces.PLANE | spaces.VOLUME).values(), ids=spaces.PLANE | spaces.VOLUME)
+def test_no_element_changes_what_is_read_of_a_cloud(make):
+    fields = spaces.mixed(make())
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields)
+    y = pool(x)
+    assert y.shape == (1, 6)
+    for g in fields.fibergroup.elements:
+        torch.testing.assert_close(pool(x.transform(g)), y, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(pool.export()(x.tensor, x.coords), y, rtol=0, atol=0)
+    assert "tokens=2, out=3" in repr(pool)
+    # It is that of a map on whose positions the points lie.
+    grid = AttentionPool(fields, 3, 2, head_fields=2, tokens=2).double()
+    grid.load_state_dict(pool.state_dict())
+    space = (5, *[1] * (fields.gspace.dimensionality - 1))
+    on_grid = grid(fields(x.tensor.T.reshape(1, fields.size, *space))).tensor
+    torch.testing.assert_close(on_grid.flatten(1), y, rtol=1e-12, atol=1e-12)
+
+
+def test_samples_of_a_continuous_group_are_exact_for_what_permutes_them():
+    so2 = gspaces.rot2dOnR2(-1)
+    pool = drawn(nn.FieldType(so2, [so2.irrep(1), so2.irrep(2)]), PointAttentionPool, samples=8)
+    x = cloud(pool.in_type)
+    y = pool(x)
+    quarter, other = (
+        (pool(x.transform(so2.fibergroup.element(angle))) - y).abs().max() for angle in (torch.pi / 2, 0.6)
+    )
+    assert quarter < 1e-12 < 1e-8 < other
+
+
+def test_tokens_between_points_that_look_at_poses_by_number_change():
+    fields = spaces.regular(C4, 2)
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields)
+    y, g = pool(x), C4.fibergroup.generators[0]
+    torch.testing.assert_close(pool(x.transform(g)), y, rtol=1e-11, atol=1e-11)
+    pool.plain.log_measure = torch.tensor([0.0, 1.0, 2.0, 3.0]).double()
+    assert (pool(x.transform(g)) - pool(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_clouds_of_a_batch_are_read_by_the_formula(measured):
+    fields = spaces.mixed(C4)
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 8)
+    x.tensor.requires_grad_()
+    batch, mask = torch.tensor([2, 0, 1, 1, 0, 2, 2, 0]), torch.arange(8) != 6
+    measure = torch.linspace(0.5, 3, 8).double() if measured else None
+    y = pool(x, batch, mask=mask, measure=measure)
+    rows = pool.plain.project_in(x.tensor.unsqueeze(0))[:, 0]  # 2M, N, P, C
+    expected = []
+    for i in range(3):
+        there, read = (batch == i) & mask, []
+        for m in range(2):
+            scores = torch.einsum("tc,npc->tnp", pool.plain.tokens[m], rows[m, there]) / 2**0.5
+            weights = scores.exp() * (measure[there][:, None] if measured else 1)
+            read.append(torch.einsum("tnp,npc->tc", weights / weights.sum((1, 2), keepdim=True), rows[2 + m, there]))
+        expected.append(pool.plain.readout(torch.cat(read, -1)).flatten())
+    expected = torch.stack(expected)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    variables = [x.tensor, *pool.parameters()]
+    for found, needed in zip(*(torch.autograd.grad(t.sin().sum(), variables) for t in (y, expected)), strict=True):
+        torch.testing.assert_close(found, needed, rtol=1e-11, atol=1e-12)
+
+
+def test_what_is_hidden_in_a_cloud_reaches_nothing_and_large_scores_do_not_overflow():
+    fields = spaces.mixed(C4)
+    pool, x = drawn(fields, PointAttentionPool), cloud(fields, 6)
+    mask, batch = torch.tensor([True, False, True, True, False, True]), torch.tensor([0, 0, 0, 1, 1, 1])
+    y = pool(x[mask.nonzero().flatten()], batch[mask])
+    for hidden in (torch.nan, torch.inf):
+        x.tensor[~mask], x.coords[~mask] = hidden, hidden
+        measure = torch.where(mask, 1.0, torch.nan).double()
+        found = pool(x, batch, mask=mask, measure=measure)
+        torch.testing.assert_close(found, y, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(pool.export()(x.tensor, x.coords, batch, mask, measure), found, rtol=0, atol=0)
+    x = cloud(fields, 6)
+    x.tensor.mul_(1e5)
+    assert pool(x, batch).isfinite().all()
+
+
+def test_bad_arguments_of_clouds():
+    fields = spaces.mixed(C4)
+    pool, x = PointAttentionPool(fields, 3).double(), cloud(fields, 3)
+    for name in ("num_heads", "head_fields", "tokens", "out"):
+        with pytest.raises(ValueError, match=f"{name}: got 0"):
+            PointAttentionPool(fields, **{"out": 3, name: 0})
+    with pytest.raises(ValueError, match=r"^batch: cloud 1 has no points"):
+        pool(x, torch.tensor([0, 0, 2]))
+    with pytest.raises(ValueError, match=r"^batch: cloud 1 has no points"):
+        pool(x, torch.tensor([0, 0, 1]), mask=torch.tensor([True, True, False]))
+    with pytest.raises(ValueError, match="needed scattered points"):
+        pool(fields(torch.randn(1, fields.size, 2, 2).double()))
+    with pytest.raises(ValueError, match=r"^measure: "):
+        pool(x, measure=-torch.ones(3).double())
 
 
 def test_bad_arguments():

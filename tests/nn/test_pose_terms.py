@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType
+from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
     FourierEncoding,
     GroupSelfAttention,
     LiftingSelfAttention,
+    Pair,
     PairKernel,
     PointAttentiveConv,
     PointSelfAttention,
+    PointTransformerBlock,
     TransformerBlock,
 )
 from escnn_attention.functional.backends.native import why_not_built
@@ -212,7 +214,7 @@ def test_bad_registers(layer):
 SHARED = {"head_fields": 3, "query": "own", "keys": "own", "shared_scores": True}
 
 
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "none"])
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
 @pytest.mark.parametrize("size", [3, None])
 def test_shared_scores_are_the_formula(encoding, size):
     for in_type in (spaces.mixed(C4), FieldType(C4, 2 * [C4.irrep(1)]), spaces.scalars(C4, 2)):
@@ -224,7 +226,7 @@ def test_shared_scores_are_the_formula(encoding, size):
         everything = torch.arange(12)
         rows = grid.rows(everything[:, None], everything)
         score = torch.einsum("mbnhc,mbkhc->mbnk", q, k)
-        spatial = layer.plain.bias(grid).explicit(grid).spatial
+        spatial = layer.plain.encoding.offsets(grid.offsets @ layer.plain.inverse_action.mT)
         if spatial is not None:
             seen = spatial[:, :, rows.clamp(min=0)].expand(2, -1, -1, -1, -1)
             score = score + torch.einsum("mbnhc,mhnkc->mbnk", q, seen)
@@ -252,6 +254,104 @@ def test_scores_of_one_pose_for_all_are_not_equivariant():
 
     layer.plain.call = of_first
     assert spaces.grid_error(layer, x) > 1e-3
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
+@pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}], ids=str)
+def test_shared_scores_between_points_are_the_formula(encoding, options):
+    count, measure = "normalization" in options, torch.linspace(0.5, 2, 9).double()
+    for in_type in (spaces.mixed(C4), spaces.scalars(C4, 2)):
+        layer = drawn(PointSelfAttention(in_type, spaces.mixed(C4), 2, encoding=encoding, **options, **SHARED))
+        assert max(error for _, error in layer.check_equivariance(1e-10, 0)) < 1e-10
+        coords = torch.randn(9, 2).double().requires_grad_()
+        x = GeometricTensor(torch.randn(9, in_type.size).double().requires_grad_(), in_type, coords)
+        q, k, v = (t[:, 0] for t in layer.plain.to_heads(x.tensor.unsqueeze(0)))  # M, N, P, C
+        offsets = (coords - coords[:, None]) / layer.plain.length_scale
+        score = torch.einsum("mihc,mjhc->mij", q, k)
+        # What is seen of a point from each pose.
+        spatial = layer.plain.encoding.offsets(torch.einsum("hab,ijb->hija", layer.plain.inverse_action, offsets))
+        if spatial is not None:
+            score = score + torch.einsum("mihc,mhijc->mij", q, spatial.expand(2, -1, -1, -1, -1))
+        score, hidden = score / (4 * 3) ** 0.5, BATCH[:, None] != BATCH
+        if "radius" in options:
+            hidden = hidden | ((coords - coords[:, None]).norm(dim=-1) > 2)
+        weights = measure.expand(9, 9).masked_fill(hidden, 0.0)
+        if count:
+            p = score * weights / weights.sum(-1, keepdim=True)
+        else:
+            p = score.exp() * weights / (score.exp() * weights).sum(-1, keepdim=True)
+        expected = layer.plain.project_out(torch.einsum("mij,mjhc->mihc", p, v).unsqueeze(1))[0]
+        for backend in ("neighbours", "auto", *COMPILED, *(() if options else ("reference",))):
+            layer.plain.backend = backend
+            y = layer(x, batch=BATCH, measure=measure).tensor
+            torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-12)
+            variables = [x.tensor, coords, *layer.parameters()]
+            keep = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            gradients = (torch.autograd.grad(t.sin().sum(), variables, **keep) for t in (y, expected))
+            for found, needed in zip(*gradients, strict=True):
+                torch.testing.assert_close(found, needed, rtol=1e-9, atol=1e-10)
+        if not options and encoding in ("fourier", "none"):
+            layer.plain.backend = "dense"
+            torch.testing.assert_close(layer(x, batch=BATCH, measure=measure).tensor, expected, rtol=1e-11, atol=1e-12)
+            layer.plain.backend = "auto"
+        exported = layer.export()(x.tensor, coords, None, BATCH, None, measure)
+        torch.testing.assert_close(exported, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_features_of_edges_add_to_shared_scores():
+    fields, attr = spaces.regular(C4, 2), torch.randn(EDGES.shape[1], 3).double()
+    layer, x = drawn(PointSelfAttention(fields, fields, 2, edge_dim=3, **SHARED)), cloud(fields, 9)
+    y = layer(x, EDGES, edge_attr=attr)
+    for g in C4.fibergroup.elements:
+        moved = layer(x.transform(g), EDGES, edge_attr=attr).tensor
+        torch.testing.assert_close(moved, y.transform_fibers(g).tensor, rtol=1e-10, atol=1e-11)
+    q, k, v = (t[:, 0] for t in layer.plain.to_heads(x.tensor.unsqueeze(0)))
+    (key, query), offsets = EDGES, (x.coords[EDGES[0]] - x.coords[EDGES[1]]) / layer.plain.length_scale
+    seen = layer.plain.encoding.offsets(torch.einsum("hab,eb->hea", layer.plain.inverse_action, offsets))
+    score = torch.einsum("mehc,mehc->me", q[:, query], k[:, key] + seen.expand(2, -1, -1, -1).transpose(1, 2))
+    added, factor = torch.einsum("amf,ef->ame", layer.plain.edge_readout, attr)
+    score = score / (4 * 3) ** 0.5 + added
+    expected = []
+    for i in range(len(x.coords)):
+        p = score[:, query == i].softmax(-1) * (1 + factor[:, query == i])
+        expected.append(torch.einsum("me,mehc->mhc", p, v[:, key[query == i]]))
+    expected = layer.plain.project_out(torch.stack(expected, dim=1).unsqueeze(1))[0]
+    for backend in ("neighbours", *COMPILED):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x, EDGES, edge_attr=attr).tensor, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_scores_between_points_of_one_pose_for_all_are_not_equivariant():
+    fields = spaces.regular(C4, 2)
+    layer = drawn(PointSelfAttention(fields, fields, 1, **SHARED))
+    assert "shared_scores=True" in repr(layer)
+    first, plain = torch.tensor([1.0, 0, 0, 0]).double().repeat_interleave(3), layer.plain.call
+
+    def of_first(*arguments):
+        call = plain(*arguments)
+        return replace(call, q=call.q * first)
+
+    layer.check_equivariance(1e-11, 0)
+    layer.plain.call = of_first
+    with pytest.raises(AssertionError, match="the error is"):
+        layer.check_equivariance(1e-4, 0)
+
+
+def test_shared_scores_between_points_are_of_offsets():
+    fields = spaces.regular(C4, 2)
+    for message, options in (
+        ('needed "own" of both', {"keys": "all"}),
+        ("RotaryEncoding is of every pose", {"encoding": "rotary"}),
+        ("AbsoluteEncoding is of every pose", {"encoding": "absolute"}),
+        ("PairKernel is of every pose", {"encoding": PairKernel()}),
+        (r"got True with Pair\(\), needed the offset", {"relation": Pair()}),
+    ):
+        with pytest.raises(ValueError, match=f"^shared_scores: .*{message}"):
+            PointSelfAttention(fields, fields, 1, **{**SHARED, **options})
+    with pytest.raises(TypeError, match=r"^shared_scores: PointAttentiveConv has no such option"):
+        PointAttentiveConv(fields, fields, 1, shared_scores=True)
+    with pytest.raises(ValueError, match=r"^shared_scores: got True, but an attentive convolution"):
+        PointTransformerBlock(fields, fields, kernel_features=2, shared_scores=True)
 
 
 def test_shared_scores_take_masks_and_registers_not():
