@@ -263,6 +263,9 @@ def _of_clouds(x: Tensor, networks: tuple[Any, Any], rest: tuple[Tensor, ...]) -
 # ---------------------------------------------------------------------------------------------------------- octic ViTs
 
 
+_GELU = "GELU without their kernel for GPUs"
+
+
 def octic_vit(root: Path) -> Iterator[Row]:
     """Octic ViTs as DeiT-III has them, hybrid and invariant, with a class token and without."""
     models, layers, parts = (module(root, f"octic_vits.{name}") for name in ("model", "d8_layers", "d8_utils"))
@@ -293,7 +296,35 @@ def octic_vit(root: Path) -> Iterator[Row]:
             y, z, turned = theirs(x), ours(x), x.rot90(1, (-2, -1))
             errors = (error(theirs(turned), y), error(ours(turned), z)) if invariant else (None, None)
             what = f"{'invariant' if invariant else 'hybrid'}, {'mean over patches' if pool else 'class token'}: logits"
-            yield row(what, error(z, y), "GELU without their kernel for GPUs", *errors)
+            yield row(what, error(z, y), _GELU, *errors)
+    dino = module(root, "octic_vits.dinov2_models")
+    for invariant in (False, True):
+        for registers in (0, 3):
+            with mock.patch.object(models, "TritonGeluD8", GELU):
+                made = dino.OcticDinoVisionTransformer(
+                    **sizes, invariant=invariant, num_register_tokens=registers
+                ).eval()
+            yield _of_dino(made, x, f"DINOv2, {'invariant' if invariant else 'hybrid'}, {registers} registers")
+
+
+def _of_dino(theirs: Any, x: Tensor, what: str) -> Row:
+    """The features of all tokens of a network of DINOv2, which has no head."""
+    for parameter in theirs.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    ours = from_published(theirs.state_dict(), "octic_vit", num_heads=2)
+    parts = ("x_norm_clstoken", "x_norm_regtokens", "x_norm_patchtokens")
+
+    def features(image: Tensor) -> Tensor:
+        made = theirs.forward_features(image)
+        return torch.cat([made[part] if made[part].dim() == 3 else made[part][:, None] for part in parts], dim=1)
+
+    y, z, turned = features(x), ours.tokens(x), x.rot90(1, (-2, -1))
+    errors: tuple[float | None, float | None] = (None, None)
+    if "invariant" in what:  # of the tokens that no rotation moves
+        number = 1 + theirs.num_register_tokens
+        errors = tuple(error(of(turned)[:, :number], now[:, :number]) for of, now in ((features, y), (ours.tokens, z)))
+    return row(f"{what}: tokens", error(z, y), _GELU, *errors)
 
 
 # ----------------------------------------------------------------------------------------------- Platonic Transformers

@@ -240,6 +240,7 @@ CASES = {
     ),
     "VisionTransformer": Case(vision_transformer(), shape=(2, 8, 8)),
     "VisionTransformer, invariant": Case(vision_transformer(invariant=True, class_token=False), shape=(2, 8, 8)),
+    "VisionTransformer, registers": Case(vision_transformer(registers=2), shape=(2, 8, 8)),
     "LieTransformer": on_points(
         lambda: models.LieTransformer(C4, 2, 3, fields=4, num_blocks=1, num_heads=2), batch=BATCH, mask=MASK
     ),

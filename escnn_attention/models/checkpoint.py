@@ -15,6 +15,9 @@ __all__ = ["Checkpoint"]
 _FOLDER = "weight/"
 """In front of the names in files that hold other arrays too."""
 
+_WRAPPERS = ("module.", "backbone.")
+"""What wrappers put in front of all names, from outside to inside."""
+
 
 class Checkpoint:
     """Tensors by name, which knows those that nobody asked for."""
@@ -25,8 +28,9 @@ class Checkpoint:
         given = {str(name): value for name, value in tensors.items()}
         self.prefix = _FOLDER if any(name.startswith(_FOLDER) for name in given) else ""
         given = {name: value for name, value in given.items() if name.startswith(self.prefix)}
-        if given and all(name.startswith(f"{self.prefix}module.") for name in given):
-            self.prefix += "module."
+        for wrapper in _WRAPPERS:
+            if given and all(name.startswith(f"{self.prefix}{wrapper}") for name in given):
+                self.prefix += wrapper
         self.tensors = {name.removeprefix(self.prefix): _as_tensor(name, value) for name, value in given.items()}
         self.used: set[str] = set()
 

@@ -48,7 +48,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
     Args:
         gspace: the symmetry; a finite group that maps a square onto itself, such as ``gspaces.flipRot2dOnR2(4)``.
         in_channels: the channels of the images or volumes.
-        num_classes: the number of classes.
+        num_classes: the number of classes; None for the features of the token that is read, without a head.
         image_size: the positions along every axis of the images that the table is for, a multiple of ``patch_size``.
             Images of other sizes have it interpolated.
         patch_size: the positions along every axis of a patch.
@@ -59,6 +59,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         hidden_fields: the regular fields of the network in every block; by default four times ``fields``.
         invariant: whether invariants are read of the features where they leave the group.
         class_token: whether a token is read in the end, and not the mean over the patches.
+        registers: the number of further tokens, learned and invariant, which are not read.
         layer_scale: the gains at first of both branches of every block; None for no gains.
         norm_eps: what all norms add to the mean square.
         block: further options of every :class:`TransformerBlock`, such as ``drop_path`` (of the last block; from 0 of
@@ -67,10 +68,11 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
     Attributes:
         in_type: the type of the images.
         hidden_type: the type of the features.
-        num_classes: the number of classes.
+        num_classes: the number of classes, or None.
 
     Shape:
-        ``(B, in_channels, *space)`` to ``(B, num_classes)``, in the plane or in space.
+        ``(B, in_channels, *space)`` to ``(B, num_classes)``, in the plane or in space; without a head to
+        ``(B, fields · |H|)``.
 
     Raises:
         TypeError: an argument is of another type.
@@ -92,14 +94,15 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         >>> assert_equivariant(network.as_fields(), (1, 3, 16, 16), tolerance=1e-12)
 
     Source: Nordström et al., "Octic Vision Transformers: Quicker ViTs Through Equivariance", 2025; Touvron, Cord and
-    Jégou, "DeiT III: Revenge of the ViT", ECCV 2022, for the ordinary blocks.
+    Jégou, "DeiT III: Revenge of the ViT", ECCV 2022, for the ordinary blocks; Darcet et al., "Vision Transformers Need
+    Registers", ICLR 2024.
     """
 
     def __init__(
         self,
         gspace: GSpace,
         in_channels: int,
-        num_classes: int,
+        num_classes: int | None,
         *,
         image_size: int,
         patch_size: int,
@@ -109,6 +112,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         hidden_fields: int | None = None,
         invariant: bool = False,
         class_token: bool = True,
+        registers: int = 0,
         layer_scale: float | None = 1e-4,
         norm_eps: float = 1e-6,
         block: Mapping[str, Any] | None = None,
@@ -120,17 +124,15 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
             raise ValueError(f"image_size: patches of {patch_size} do not divide {image_size}")
         if check_int("fields", fields) % check_int("num_heads", num_heads):
             raise ValueError(f"num_heads: {num_heads} heads do not divide {fields} fields")
-        check_int("num_classes", num_classes)
+        if num_classes is not None:
+            check_int("num_classes", num_classes)
         order = gspace.fibergroup.order()
         hidden = 4 * fields if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         tokens: dict[str, Any] = {"encoding": "none", "query": "own", "keys": "own", "shared_scores": True}
         tokens |= {"norm": "pre", "layer_scale": layer_scale, "norm_eps": norm_eps, "kernel_size": None}
-        of_equivariant: dict[str, Any] = {
-            "norm_kind": "fields",
-            "hidden_fields": hidden,
-            "head_fields": fields // num_heads,
-        }
-        of_ordinary: dict[str, Any] = {"hidden_fields": hidden * order, "head_fields": fields // num_heads * order}
+        per_head = fields // num_heads
+        of_equivariant: dict[str, Any] = {"norm_kind": "fields", "hidden_fields": hidden, "head_fields": per_head}
+        of_ordinary: dict[str, Any] = {"hidden_fields": hidden * order, "head_fields": per_head * order}
         taken = (*tokens, *of_equivariant, "attention", "norm_scope", "registers", "samples", "crop")
         options = each_block({"activation": "gelu", **(block or {})}, equivariant + ordinary, taken)
         self.gspace, self.in_type, self.num_classes = gspace, in_type, num_classes
@@ -139,7 +141,8 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         self.plain_type = FieldType(trivial, self.hidden_type.size * [trivial.regular_repr])
         self.embedding = PatchEmbedding(in_type, self.hidden_type, patch_size)
         self.positions = PositionTable(self.hidden_type, image_size // patch_size)
-        self.token = ClassToken(invariant_vectors(self.hidden_type), check_bool("class_token", class_token))
+        there, more = check_bool("class_token", class_token), check_int("registers", registers, least=0)
+        self.token = ClassToken(invariant_vectors(self.hidden_type), there, more)
         self.blocks = torch.nn.ModuleList(
             TransformerBlock(self.hidden_type, self.hidden_type, num_heads, **tokens, **of_equivariant, **own)
             for own in options[:equivariant]
@@ -153,7 +156,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         )
         width = self.plain_type.size
         self.norm = torch.nn.LayerNorm(width, eps=norm_eps)
-        self.head = torch.nn.Linear(width, num_classes)
+        self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(width, num_classes)
 
     def forward(self, input: GeometricTensor | Tensor) -> Tensor:
         """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
@@ -161,6 +164,20 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         Raises:
             TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape, or one that patches do not divide.
+        """
+        logits: Tensor = self.head(self.token.read(self.tokens(input)))
+        return logits
+
+    def tokens(self, input: GeometricTensor | Tensor) -> Tensor:
+        """The features of all tokens behind the last norm, ``(B, 1 + registers + N, fields · |H|)``.
+
+        First that of the class, where there is one, then the registers, then the patches row by row.
+
+        Args:
+            input: as in :meth:`forward`.
+
+        Raises:
+            TypeError, ValueError: as :meth:`forward`.
         """
         x = self.positions(self.embedding(images_of(input, self.in_type, self)))
         y = GeometricTensor(self.token(x.tensor), self.hidden_type)
@@ -171,12 +188,12 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         z = GeometricTensor(mixed(self.leave, y.tensor), self.plain_type)
         for block in self.plain_blocks:
             z = block(z)
-        logits: Tensor = self.head(self.token.read(mixed(self.norm, z.tensor)))
-        return logits
+        rows: Tensor = self.norm(z.tensor.flatten(2).transpose(1, 2))
+        return rows
 
     def as_fields(self) -> InvariantLogits:
         """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
-        return InvariantLogits(self, self.in_type, self.num_classes)
+        return InvariantLogits(self, self.in_type, self.num_classes or self.plain_type.size)
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode, from images ``(B, in_channels, *space)`` to logits.

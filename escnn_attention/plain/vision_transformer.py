@@ -15,31 +15,36 @@ __all__ = ["ClassToken", "VisionTransformer", "mixed"]
 
 
 class ClassToken(ExactBuffers):
-    """Positions ``(B, C, *space)`` in a row, behind a learned token: ``(B, C, 1, ..., 1, 1 + N)``.
+    """Positions ``(B, C, *space)`` in a row, behind R + 1 learned tokens: ``(B, C, 1, ..., 1, 1 + R + N)``.
 
     Args:
-        invariants: ``(C, k)``, the vectors that no element changes, of which the token is made.
-        there: whether there is a token.
+        invariants: ``(C, k)``, the vectors that no element changes, of which the tokens are made.
+        there: whether there is a token that is read, in front.
+        registers: the number R of others, which are not.
     """
 
     invariants: Tensor
 
-    def __init__(self, invariants: np.ndarray, there: bool = True):
+    def __init__(self, invariants: np.ndarray, there: bool = True, registers: int = 0):
         super().__init__()
         self.register_exact("invariants", invariants)
         self.weight = Parameter(0.02 * torch.randn(invariants.shape[1])) if there else None
+        self.registers = Parameter(0.02 * torch.randn(registers, invariants.shape[1])) if registers else None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(2)
-        if self.weight is not None:
-            token = (self.invariants @ self.weight).to(x.dtype)
-            rows = torch.cat([token[:, None].expand(x.shape[0], -1, 1), rows], dim=2)
+        first = None if self.weight is None else self.weight.unsqueeze(0)
+        learned = [weight for weight in (first, self.registers) if weight is not None]
+        if learned:
+            tokens = (self.invariants @ torch.cat(learned).T).to(x.dtype)
+            rows = torch.cat([tokens.expand(x.shape[0], -1, -1), rows], dim=2)
         return rows[(slice(None), slice(None), *[None] * (x.dim() - 3))]
 
-    def read(self, x: Tensor) -> Tensor:
-        """The token of features ``(B, C, 1, ..., 1, 1 + N)``, ``(B, C)``; without one the mean of the positions."""
-        rows = x.flatten(2)
-        return rows.mean(2) if self.weight is None else rows[..., 0]
+    def read(self, rows: Tensor) -> Tensor:
+        """The token ``(B, C)`` of features ``(B, 1 + R + N, C)``; without one the mean of the positions."""
+        if self.weight is not None:
+            return rows[:, 0]
+        return rows[:, 0 if self.registers is None else len(self.registers) :].mean(1)
 
 
 def mixed(map: torch.nn.Module, x: Tensor) -> Tensor:
@@ -84,6 +89,11 @@ class VisionTransformer(torch.nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.invariants(self.blocks(self.token(self.stem(x))))
-        logits: Tensor = self.head(self.token.read(mixed(self.norm, self.plain_blocks(mixed(self.leave, y)))))
+        logits: Tensor = self.head(self.token.read(self.tokens(x)))
         return logits
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
+        y = self.invariants(self.blocks(self.token(self.stem(x))))
+        z: Tensor = self.norm(self.plain_blocks(mixed(self.leave, y)).flatten(2).transpose(1, 2))
+        return z

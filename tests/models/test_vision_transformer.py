@@ -20,16 +20,36 @@ def drawn(gspace, **options):
     return network
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize(("class_token", "registers"), [(True, 0), (False, 0), (True, 2), (False, 2)])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
-def test_invariant_with_invariants_alone(gspace, class_token):
+def test_invariant_with_invariants_alone(gspace, class_token, registers):
     shape = (2, 2, *[8] * gspace.dimensionality)
-    network = drawn(gspace, invariant=True, class_token=class_token)
+    network = drawn(gspace, invariant=True, class_token=class_token, registers=registers)
     assert_equivariant(network.as_fields(), shape, tolerance=1e-11)
     x = torch.randn(shape, dtype=torch.float64)
     torch.testing.assert_close(network.export()(x), network(x), rtol=1e-12, atol=1e-12)
     with pytest.raises(AssertionError, match="equivarian"):
         assert_equivariant(drawn(gspace, class_token=class_token).as_fields(), shape, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_tokens_are_what_is_read(class_token):
+    network = drawn(GROUPS[0], class_token=class_token, registers=3)
+    x, first = torch.randn(2, 2, 8, 8, dtype=torch.float64), int(class_token)
+    tokens = network.tokens(x)
+    assert tokens.shape == (2, first + 3 + 16, 32)
+    read = tokens[:, 0] if class_token else tokens[:, 3:].mean(1)
+    torch.testing.assert_close(network(x), network.head(read), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(network.export().tokens(x), tokens, rtol=1e-12, atol=1e-12)
+    without = VisionTransformer(GROUPS[0], 2, None, **SIZES, class_token=class_token, registers=3).double()
+    without.load_state_dict({n: t for n, t in network.state_dict().items() if not n.startswith("head.")})
+    torch.testing.assert_close(without(x), read, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(without.export()(x), read, rtol=1e-12, atol=1e-12)
+    assert without.as_fields()(without.in_type(x)).shape[:2] == (2, 32)
+    # Registers are attended to, and are no patches.
+    with torch.no_grad():
+        network.token.registers.add_(1)
+    assert (network(x) - network.head(read)).abs().max() > 1e-3
 
 
 def test_features_are_equivariant_until_they_leave_the_group():
@@ -64,6 +84,7 @@ def test_bad_arguments():
         ("image_size", 9, r"^image_size: patches of 2 do not divide 9"),
         ("num_heads", 3, r"^num_heads: 3 heads do not divide 4 fields"),
         ("num_blocks", (1,), r"^num_blocks: got 1 values, needed 2"),
+        ("registers", -1, r"^registers: got -1"),
         ("layer_scale", 0.0, "^layer_scale: got 0.0, needed a positive gain"),
     ):
         with pytest.raises(ValueError, match=message):

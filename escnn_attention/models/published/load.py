@@ -50,7 +50,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       ``lift_samples`` ``"SE(2)"``, ``"SE(2)_canonical"`` or ``"SE(3)"``; ``normalization`` is ``"softmax"`` (the
       default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is
       to all points.
-    - ``"octic_vit"``: octic vision transformers, hybrid and invariant, as DeiT-III, as :class:`VisionTransformer`.
+    - ``"octic_vit"``: octic vision transformers, hybrid and invariant, DeiT-III and DINOv2, as
+      :class:`VisionTransformer`.
       ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
       how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,

@@ -51,13 +51,21 @@ def from_octic_vit(checkpoint: Checkpoint, *, num_heads: int = 16) -> VisionTran
     if fields % check_int("num_heads", num_heads):
         raise ValueError(f"num_heads: got {num_heads}, which do not divide the {fields} fields of the tensors")
     first = f"{prefix}0."
+    eight, registers = checkpoint.any("cls_token.5"), 0
+    if checkpoint.any("register_tokens."):
+        registers = checkpoint.shape("register_tokens.0", 3)[1]
+        if not eight:
+            raise ValueError(
+                "register_tokens.0: got registers beside a class token that is not that of DINOv2, in eight parts; the "
+                "published network cannot be applied with these"
+            )
     scaled = [name for name in checkpoint.tensors if re.match(r"blocks\.0\.(gamma_|ls)1\b", name)]
     narrow = f"{first}mlp.fc1.{'lin_A1.' if octic else ''}weight"
     network = VisionTransformer(
         # About this axis the irrep of the vectors is the published E.
         gspaces.flipRot2dOnR2(4, axis=0.0),
         channels,
-        checkpoint.shape("head.weight", 2)[0],
+        None if eight and not checkpoint.any("head.") else checkpoint.shape("head.weight", 2)[0],
         image_size=4 * positions * half,
         patch_size=2 * half,
         fields=fields,
@@ -66,11 +74,12 @@ def from_octic_vit(checkpoint: Checkpoint, *, num_heads: int = 16) -> VisionTran
         hidden_fields=checkpoint.shape(narrow, 2)[0] // (1 if octic else _POSES),
         invariant=checkpoint.any("invariant_proj."),
         class_token=checkpoint.any("cls_token."),
+        registers=registers,
         layer_scale=1.0 if scaled else None,
         norm_eps=_EPS,
     )
     with torch.no_grad():
-        _Loader(checkpoint, fields).load(network)
+        _Loader(checkpoint, fields).load(network, eight)
     checkpoint.check_used()
     return network.eval()
 
@@ -89,16 +98,22 @@ class _Loader:
         self.scale = torch.full((_POSES * fields,), _SCALE)
         self.scale[4 * fields :] /= 2
 
-    def load(self, network: VisionTransformer) -> None:
-        """Load all weights."""
-        take, fields = self.checkpoint.take, self.fields
+    def load(self, network: VisionTransformer, eight: bool) -> None:
+        """Load all weights.
+
+        Args:
+            network: where to.
+            eight: whether tokens have eight parts, in which the components of E are apart, and not five.
+        """
+        take, token = self.checkpoint.take, network.token
         self._patches(network)
         self._positions(network)
-        if network.token.weight is not None:
-            load_values(network.token.weight, _SCALE * take("cls_token.0", 1, 1, fields).flatten())
-            for i, shape in enumerate([(fields,), (fields,), (fields,), (2, 2 * fields)], start=1):
-                if take(f"cls_token.{i}", 1, 1, *shape).any():
-                    raise ValueError(f"cls_token.{i}: got a token that is not invariant, needed zeros")
+        if token.weight is not None:
+            load_values(token.weight, self._token("cls_token", (1, 1), eight).flatten())
+        if token.registers is not None:
+            load_values(token.registers, self._token("register_tokens", (1, len(token.registers)), eight)[0])
+        if self.checkpoint.any("mask_token."):  # in place of patches, in DINOv2's training only
+            self._token("mask_token", (1,), eight)
         blocks = [*network.blocks, *network.plain_blocks]
         for i, block in enumerate(blocks):
             load = self._octic_block if i < len(network.blocks) else self._block
@@ -107,6 +122,14 @@ class _Loader:
         for name, layer in (("norm", network.norm), ("head", network.head)):
             for kind, values in layer.named_parameters():
                 load_values(values, take(f"{name}.{kind}", *values.shape))
+
+    def _token(self, name: str, shape: tuple[int, ...], eight: bool) -> Tensor:
+        """The invariants ``(*shape, F)`` of tokens, whose other parts are zero."""
+        parts = 7 * [(self.fields,)] if eight else [*3 * [(self.fields,)], (2, 2 * self.fields)]
+        for i, part in enumerate(parts, start=1):
+            if self.checkpoint.take(f"{name}.{i}", *shape, *part).any():
+                raise ValueError(f"{name}.{i}: got a token that is not invariant, needed zeros")
+        return _SCALE * self.checkpoint.take(f"{name}.0", *shape, self.fields)
 
     def _patches(self, network: VisionTransformer) -> None:
         """The embedding of patches."""

@@ -15,7 +15,7 @@ FIELDS, HEADS, CHANNELS, CLASSES, PATCH, GRID, HIDDEN = 4, 2, 2, 3, 4, 4, 3
 WIDTH, IRREPS = 8 * FIELDS, ("A1", "A2", "B1", "B2")
 
 
-def state(octic=1, ordinary=1, *, invariant=False, token=True, scale="gamma_", bias=True):
+def state(octic=1, ordinary=1, *, invariant=False, token=True, scale="gamma_", bias=True, dino=False, registers=0):
     """Tensors of a network: names and shapes of the published modules."""
     tensors = {}
 
@@ -41,6 +41,10 @@ def state(octic=1, ordinary=1, *, invariant=False, token=True, scale="gamma_", b
         tensors["cls_token.0"] = torch.randn(1, 1, FIELDS)
         tensors |= {f"cls_token.{i}": torch.zeros(1, 1, FIELDS) for i in (1, 2, 3)}
         tensors["cls_token.4"] = torch.zeros(1, 1, 2, 2 * FIELDS)
+    for name, shape in (("cls_token", (1, 1)), ("register_tokens", (1, registers)), ("mask_token", (1,))):
+        if dino and 0 not in shape:
+            tensors[f"{name}.0"] = torch.randn(*shape, FIELDS)
+            tensors |= {f"{name}.{i}": torch.zeros(*shape, FIELDS) for i in range(1, 8)}
     for i in range(octic + ordinary):
         name, make = f"blocks.{i}", of_irreps if i < octic else linear
         parts = 1 if i < octic else 8
@@ -62,7 +66,8 @@ def state(octic=1, ordinary=1, *, invariant=False, token=True, scale="gamma_", b
     if invariant:
         linear("invariant_proj", WIDTH, 6 * FIELDS)
     tensors |= {"norm.weight": torch.randn(WIDTH), "norm.bias": torch.randn(WIDTH)}
-    linear("head", CLASSES, WIDTH)
+    if not dino:
+        linear("head", CLASSES, WIDTH)
     return tensors
 
 
@@ -172,8 +177,8 @@ def block(tensors, name, x):
     return x + gains[1] * linear("mlp.fc2", F.gelu(linear("mlp.fc1", norm(2, x))))
 
 
-def logits(tensors, image):
-    """The logits of one image."""
+def tokens(tensors, image):
+    """The features of all tokens of one image."""
     names = (*IRREPS, "E_left", "E_right")
     kernels = tables([tensors[f"patch_embed.lift8.conv_{n}.weight"] for n in names], math.sqrt(2) / 4, 0.5)
     xs = [F.conv2d(image, kernel, stride=PATCH).flatten(1).T for kernel in kernels[:4]]
@@ -182,8 +187,10 @@ def logits(tensors, image):
     positions = tables([tensors[f"pos_embed.{i}"].movedim(-1, 0) for i in range(6)], 1, 1)
     for i, position in enumerate(positions):
         xs[i] = xs[i] + (position.flatten(1).T if i < 4 else position.flatten(2).permute(2, 0, 1))
-    if "cls_token.0" in tensors:
-        xs = [torch.cat([tensors[f"cls_token.{i}"][0], x]) for i, x in enumerate(xs)]
+    for name in ("register_tokens", "cls_token"):  # the one behind the other
+        if f"{name}.0" in tensors:
+            first = tensors[f"{name}.0"][0]
+            xs = [torch.cat([first if i == 0 else x.new_zeros(len(first), *x.shape[1:]), x]) for i, x in enumerate(xs)]
     number = 0
     while f"blocks.{number}.attn.qkv.lin_A1.weight" in tensors:
         xs = octic_block(tensors, f"blocks.{number}", xs)
@@ -196,9 +203,14 @@ def logits(tensors, image):
     while f"blocks.{number}.attn.qkv.weight" in tensors:
         x = block(tensors, f"blocks.{number}", x)
         number += 1
-    x = F.layer_norm(x, (WIDTH,), tensors["norm.weight"], tensors["norm.bias"], 1e-6)
+    return F.layer_norm(x, (WIDTH,), tensors["norm.weight"], tensors["norm.bias"], 1e-6)
+
+
+def logits(tensors, image):
+    """The logits of one image, or the features of its class token."""
+    x = tokens(tensors, image)
     x = x[0] if "cls_token.0" in tensors else x.mean(0)
-    return F.linear(x, tensors["head.weight"], tensors["head.bias"])
+    return F.linear(x, tensors["head.weight"], tensors["head.bias"]) if "head.weight" in tensors else x
 
 
 # ------------------------------------------------------------------------------------------------------------ the tests
@@ -213,17 +225,22 @@ def logits(tensors, image):
         {"token": False, "scale": ""},
         {"octic": 0, "ordinary": 2},
         {"octic": 2, "ordinary": 0},
+        {"dino": True, "scale": "ls"},
+        {"dino": True, "scale": "ls", "registers": 2},
     ],
-    ids=["DeiT-III", "timm", "mean", "ordinary", "octic"],
+    ids=["DeiT-III", "timm", "mean", "ordinary", "octic", "DINOv2", "registers"],
 )
 def test_networks_give_the_published_outputs(options, invariant):
     tensors = state(invariant=invariant, **options)
-    ours = from_published({f"module.{n}": t for n, t in tensors.items()}, "octic_vit", num_heads=HEADS)
+    wrapper = "backbone." if "dino" in options else "module."
+    ours = from_published({f"{wrapper}{n}": t for n, t in tensors.items()}, "octic_vit", num_heads=HEADS)
     assert isinstance(ours, VisionTransformer)
     x = torch.randn(2, CHANNELS, PATCH * GRID, PATCH * GRID)
     expected = torch.stack([logits(tensors, image) for image in x])
     torch.testing.assert_close(ours(x), expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(ours.export()(x), expected, rtol=1e-11, atol=1e-11)
+    everything = torch.stack([tokens(tensors, image) for image in x])
+    torch.testing.assert_close(ours.tokens(x), everything, rtol=1e-11, atol=1e-11)
     if invariant:
         assert_equivariant(ours.as_fields(), x.shape, tolerance=1e-11)
     else:  # The negative control: the hybrid sees how the image lies.
@@ -246,8 +263,16 @@ def test_bad_state_dicts():
     for name in ("blocks.0.norm1.scaling.beta", "blocks.1.mlp.fc2.weight", "norm.bias", "pos_embed.3"):
         with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
-    with pytest.raises(ValueError, match=r"^register_tokens.0: not a tensor of this network"):
-        load({"register_tokens.0": torch.ones(1)})
+    with pytest.raises(
+        ValueError, match=r"^register_tokens.0: got registers beside a class token that is not that of D"
+    ):
+        load({"register_tokens.0": torch.ones(1, 2, FIELDS)})
+    with pytest.raises(ValueError, match=r"^mask_token.0: missing|^mask_token.1: missing"):
+        load({"mask_token.0": torch.ones(1, FIELDS)})
+    of_dino = state(dino=True, token=False, registers=2)
+    for name in ("register_tokens.5", "cls_token.7", "mask_token.1"):
+        with pytest.raises(ValueError, match=rf"^{name}: got a token that is not invariant, needed zeros"):
+            load(of_dino | {n: None for n in tensors if n not in of_dino} | {name: of_dino[name] + 1})
     with pytest.raises(ValueError, match=r"^cls_token.2: got a token that is not invariant, needed zeros"):
         load({"cls_token.2": torch.ones(1, 1, FIELDS)})
     with pytest.raises(ValueError, match=r"^num_heads: got 3, which do not divide the 4 fields of the tensors"):
