@@ -202,7 +202,14 @@ CASES = {
     "PointTransformerBlock": on_points(lambda: ea.PointTransformerBlock(FIELDS, SCALARS, num_heads=2, radius=2.0)),
     "PointTransformerBlock, parts": on_points(
         lambda: ea.PointTransformerBlock(
-            FIELDS, SCALARS, num_heads=2, layer_scale=0.1, drop_path=0.1, norm_kind="batch", qk_norm=True
+            FIELDS,
+            SCALARS,
+            num_heads=2,
+            layer_scale=0.1,
+            drop_path=0.1,
+            norm_kind="batch",
+            qk_norm=True,
+            last_activation=True,
         )
     ),
     "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),

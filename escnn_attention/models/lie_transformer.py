@@ -16,7 +16,6 @@ from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.nn.activations import SiLU
 from escnn_attention.nn.arguments import check_type
 from escnn_attention.nn.branches import DropPath
 from escnn_attention.nn.heads import check_scalars
@@ -25,6 +24,7 @@ from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.point_lift import PointLift
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.transformer import pointwise_network
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
 
@@ -70,9 +70,8 @@ class LieTransformerBlock(PointBlock):
         self.norm = FieldLayerNorm(in_type, "pose")
         self.attention = PointSelfAttention(in_type, in_type, num_heads, projection="pointwise", **options)
         self.after = self.shortcut = IdentityModule(in_type)
-        linear = [PoseLinear(in_type, in_type, projection="pointwise") for _ in range(2)]
-        layers = [FieldLayerNorm(in_type, "pose"), linear[0], SiLU(in_type), linear[1], SiLU(in_type)]
-        self.feed_forward = SequentialModule(*layers)
+        network = pointwise_network(in_type, len(in_type), last_activation=True, projection="pointwise")
+        self.feed_forward = SequentialModule(FieldLayerNorm(in_type, "pose"), *network)
         self.drop_path = DropPath(in_type, 0.0)
 
 

@@ -75,9 +75,9 @@ class PointTransformer(CloudNetwork):
         num_heads: of each attention.
         attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
             ``query``, ``keys``, ``length_scale``, ``normalization``, ``kernel_features``, ``hidden_fields``,
-            ``dropout``, ``layer_scale``, ``norm_kind`` (of the last norm, too), ``qk_norm``, ``edge_dim`` (with
-            ``edge_attr`` on application), ``backend``; ``drop_path`` is that of the last block, and from 0 of the first
-            it rises by equal steps.
+            ``dropout``, ``layer_scale``, ``norm_kind`` and ``norm_eps`` (of the last norm, too), ``qk_norm``,
+            ``edge_dim`` (with ``edge_attr`` on application), ``backend``; ``drop_path`` is that of the last block, and
+            from 0 of the first it rises by equal steps.
         encoding: of each attention. Each layer gets a copy of its own.
         relation: likewise.
         positions: whether the features get one more vector field: where a point is relative to the mean of its cloud,
@@ -162,7 +162,7 @@ class PointTransformer(CloudNetwork):
         self.embedding = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
         types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
-        self.norm = norm_of(hidden, options.get("norm_kind", "layer"))
+        self.norm = norm_of(hidden, options.get("norm_kind", "layer"), eps=options.get("norm_eps", 1e-5))
         width = per_pose if head_fields is None else check_int("head_fields", head_fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,11 +131,14 @@ class PointTransformerBlock(PointBlock):
         hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
             units of a regular field, and at least one.
         activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
+        last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
+            fields of ``out_type`` then have pointwise nonlinearities.
         projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
             kind, or a :class:`FieldBatchNorm`.
+        norm_eps: what the norms add to the mean square.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).
@@ -174,10 +178,12 @@ class PointTransformerBlock(PointBlock):
         kernel_features: int | None = None,
         hidden_fields: int | None = None,
         activation: Activation = "silu",
+        last_activation: bool = False,
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         norm_kind: BlockNorm = "layer",
+        norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         bias: bool = True,
@@ -204,17 +210,18 @@ class PointTransformerBlock(PointBlock):
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
-        network = pointwise_network(out_type, hidden_fields, activation=activation, **shared)
-        kind = check_norm_kind(norm_kind)
+        shared |= {"activation": activation, "last_activation": last_activation}
+        network = pointwise_network(out_type, hidden_fields, **shared)
+        norm_for = partial(norm_of, kind=check_norm_kind(norm_kind), eps=norm_eps)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer
-        self.norm = norm_of(in_type, kind)
+        self.norm = norm_for(in_type)
         self.after: EquivariantModule = dropout_of(out_type, dropout)
         if gains:
             self.after = SequentialModule(self.after, *gains)
         self.shortcut = shortcut_of(in_type, out_type, projection)
         self.feed_forward = SequentialModule(
-            norm_of(out_type, kind), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
+            norm_for(out_type), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
 

@@ -49,6 +49,7 @@ class SphereTransformerBlock(PointBlock):
         dropout: the dropout of the branches, of whole fields where a field is not a scalar.
         norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
             kind, or a :class:`FieldBatchNorm`.
+        norm_eps: what the norms add to the mean square.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a sphere as a whole
             (:class:`DropPath`).
@@ -91,6 +92,7 @@ class SphereTransformerBlock(PointBlock):
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         norm_kind: BlockNorm = "layer",
+        norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         bias: bool = True,
@@ -113,7 +115,7 @@ class SphereTransformerBlock(PointBlock):
         hidden = 2 * len(out_type) if hidden_fields is None else check_int("hidden_fields", hidden_fields)
         self.attention = layer
         kind = check_norm_kind(norm_kind)
-        self.norms = torch.nn.ModuleList([norm_of(in_type, kind), norm_of(out_type, kind)])
+        self.norms = torch.nn.ModuleList(norm_of(fields, kind, eps=norm_eps) for fields in (in_type, out_type))
         self.gains = torch.nn.ModuleList(g for _ in range(2) for g in ends_of(out_type, layer_scale))
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
         self.shortcut = shortcut_of(in_type, out_type, "group")

@@ -19,7 +19,7 @@ from escnn.nn import (
 )
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option, check_probability
+from escnn_attention._checks import check_bool, check_int, check_option, check_probability
 from escnn_attention.groups.fibers import mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import Activation, activation_of
@@ -78,6 +78,8 @@ class TransformerBlock(GridModule):
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
         activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
+        last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
+            fields of ``out_type`` then have pointwise nonlinearities.
         projection, bias: of the attention and of the pointwise network.
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
@@ -128,6 +130,7 @@ class TransformerBlock(GridModule):
         norm_kind: BlockNorm = "layer",
         hidden_fields: int | None = None,
         activation: Activation = "silu",
+        last_activation: bool = False,
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
@@ -158,7 +161,8 @@ class TransformerBlock(GridModule):
             }
             own["attention_dropout"] = (attention_dropout, 0.0)
             layer = choose_attention(attention, in_type, out_type, {**changed(own), **options})
-        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, activation=activation, **shared)
+        nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
+        feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, nonlinear, **shared)
         nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
         self.before = SequentialModule(norm_for(in_type), *nonlinearity)
         self.attention = layer
@@ -289,23 +293,23 @@ def _feed_forward(
     norm: Literal["gsa", "pre"],
     norm_for: Callable[[FieldType], EquivariantModule],
     hidden_fields: int | None,
+    nonlinear: dict[str, Any],
     *,
-    activation: Activation,
     projection: ProjectionKind,
     bias: bool,
     samples: Samples | int | None,
 ) -> list[EquivariantModule]:
-    """The pointwise network of a block, its norms included."""
+    """The pointwise network of a block, its norms included, with the options ``nonlinear`` of its nonlinearities."""
     if hidden_fields is None:
         order = mass(out_type)
         hidden_fields = max(1, out_type.size // (2 * order) if norm == "gsa" else 2 * out_type.size // order)
     check_int("hidden_fields", hidden_fields)
-    options: dict[str, Any] = {"activation": activation, "projection": projection}
+    options: dict[str, Any] = {"projection": projection, **nonlinear}
     if norm == "pre":
         return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, samples=samples, **options)]
     biases = _biases(norm_for(out_type), hidden_fields, bias)
-    expand, nonlinearity, contract = pointwise_network(out_type, hidden_fields, bias=biases, **options)
-    return [expand, norm_for(expand.out_type), nonlinearity, contract, norm_for(out_type)]
+    expand, nonlinearity, contract, *last = pointwise_network(out_type, hidden_fields, bias=biases, **options)
+    return [expand, norm_for(expand.out_type), nonlinearity, contract, norm_for(out_type), *last]
 
 
 def _biases(norm: EquivariantModule, hidden_fields: int, bias: bool) -> tuple[bool, bool]:
@@ -324,6 +328,7 @@ def pointwise_network(
     hidden_fields: int,
     *,
     activation: Activation = "silu",
+    last_activation: bool = False,
     projection: ProjectionKind = "group",
     bias: bool | tuple[bool, bool] = True,
     samples: Samples | int | None = None,
@@ -334,20 +339,22 @@ def pointwise_network(
         out_type: the type of the input and of the output.
         hidden_fields: the number of regular fields, or of functions on the samples.
         activation: the name of the nonlinearity.
+        last_activation: whether there is one at the end, too.
         projection: the kind of both maps.
         bias: whether both maps have biases, or each of them.
         samples: of a continuous group.
     """
+    last_ones = [activation_of(out_type, activation)] if check_bool("last_activation", last_activation) else []
     if out_type.fibergroup.continuous:
-        return [
-            PoseFeedForward(out_type, out_type, hidden_fields, samples=samples, bias=bool(bias), activation=activation)
-        ]
+        options: dict[str, Any] = {"samples": samples, "bias": bool(bias), "activation": activation}
+        return [PoseFeedForward(out_type, out_type, hidden_fields, **options), *last_ones]
     first, last = bias if isinstance(bias, tuple) else (bias, bias)
     hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
     return [
         PoseLinear(out_type, hidden, projection=projection, bias=first),
         activation_of(hidden, activation),
         PoseLinear(hidden, out_type, projection=projection, bias=last),
+        *last_ones,
     ]
 
 

@@ -136,3 +136,31 @@ def test_any_attention():
     for name, value in (("keys", "own"), ("backend", "native")):
         with pytest.raises(ValueError, match=f"{name}: got {value!r}, but an attentive convolution"):
             PointTransformerBlock(both, both, kernel_features=3, **{name: value})
+
+
+def test_networks_may_end_in_a_nonlinearity_and_norms_have_an_epsilon():
+    torch.manual_seed(0)
+    space = gspaces.flipRot2dOnR2(3)
+    both = FieldType(space, 4 * [space.regular_repr])
+    options = {"num_heads": 2, "norm_eps": 0.3}
+    block = PointTransformerBlock(both, both, last_activation=True, **options).double()
+    norm, expand, _, contract, *_ = block.feed_forward
+    x = cloud(both)
+    y = x + block.attention(block.norm(x))
+    inside = torch.nn.functional.silu(expand(FieldLayerNorm(both, eps=0.3).double()(y)).tensor)
+    last = contract(GeometricTensor(inside, expand.out_type, x.coords)).tensor
+    expected = y.tensor + torch.nn.functional.silu(last)
+    torch.testing.assert_close(block(x).tensor, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(block.export()(x.tensor, x.coords), expected, rtol=1e-12, atol=1e-12)
+    assert block.norm.plain.eps == norm.plain.eps == 0.3
+    block.check_equivariance(1e-11, 0)
+    plain = PointTransformerBlock(both, both, **options).double()
+    plain.load_state_dict(block.state_dict())
+    torch.testing.assert_close(plain(x).tensor, y.tensor + last, rtol=1e-12, atol=1e-12)
+    assert (plain(x).tensor - expected).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="acts on every channel by itself, which irrep_1,1 does not"):
+        PointTransformerBlock(both, FieldType(space, [space.irrep(1, 1)]), last_activation=True)
+    with pytest.raises(TypeError, match=r"^last_activation: got 1, needed True or False"):
+        PointTransformerBlock(both, both, last_activation=1)
+    with pytest.raises(ValueError, match=r"^eps: got -1"):
+        PointTransformerBlock(both, both, norm_eps=-1)

@@ -75,3 +75,11 @@ def test_any_attention_in_a_block():
         SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
     with pytest.raises(TypeError, match="keys: SphereTransformerBlock has no such option"):
         SphereTransformerBlock(in_type, in_type, keys="own")
+
+
+def test_norms_of_the_block_have_an_epsilon():
+    fields = mixed(ROTATIONS)
+    block = SphereTransformerBlock(fields, fields, samples=4, norm_eps=0.2)
+    assert [norm.plain.eps for norm in block.norms] == [0.2, 0.2]
+    with pytest.raises(ValueError, match=r"^eps: got -1"):
+        SphereTransformerBlock(fields, fields, samples=4, norm_eps=-1)

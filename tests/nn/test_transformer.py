@@ -407,3 +407,18 @@ def test_a_bias_that_the_norm_takes_out_is_none():
     other.load_state_dict(state | {name: torch.ones(1)})
     x = spaces.random_field(fields, 5, 5, dtype=torch.float32)
     assert torch.equal(other(x).tensor, block(x).tensor)
+
+
+@norms
+def test_networks_may_end_in_a_nonlinearity(norm):
+    fields = spaces.regular(C4, 3)
+    block, plain = (
+        drawn(TransformerBlock(fields, fields, 1, 3, norm=norm, last_activation=last)) for last in (True, False)
+    )
+    plain.load_state_dict(block.state_dict())
+    x = spaces.random_field(fields, 4, 4)
+    y = block.shortcut(x) + block.after(block.attention(block.before(x)))
+    before = plain(x).tensor - y.tensor
+    torch.testing.assert_close(block(x).tensor, y.tensor + torch.nn.functional.silu(before), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(block.export()(x.tensor), block(x).tensor, rtol=1e-12, atol=1e-12)
+    assert spaces.grid_error(block, x) < 1e-11

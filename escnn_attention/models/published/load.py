@@ -48,11 +48,10 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
     - ``"lie_transformer"``: the LieTransformer, with its default kernel and that for QM9 ("2232"), and both heads, as
       :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"Trivial(2)"`` or ``"Trivial(3)"``, or with
       ``lift_samples`` ``"SE(2)"``, ``"SE(2)_canonical"`` or ``"SE(3)"``; ``normalization`` is ``"softmax"`` (the
-      default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``. Attention is
-      to all points.
+      default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``;
+      ``positive_quaternions`` and ``lie_algebra_nonlinearity`` are as there. Attention is to all points.
     - ``"octic_vit"``: octic vision transformers, hybrid and invariant, DeiT-III and DINOv2, as
-      :class:`VisionTransformer`.
-      ``num_heads`` is 16 as published.
+      :class:`VisionTransformer`. ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
       how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,
       ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1. Linear attention
@@ -60,7 +59,7 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``
-            in front. Torch tensors or numpy arrays of any floating-point type.
+            or ``"backbone."`` in front. Torch tensors or numpy arrays of any floating-point type.
         kind: the code base, see above.
         options: what the tensors do not say, see above.
 
