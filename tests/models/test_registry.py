@@ -170,6 +170,7 @@ def test_every_trained_network_has_a_card():
         assert f"### {name}" in page
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     pytest.importorskip("escnn_attention.training")
@@ -180,7 +181,7 @@ def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     here = {"Digits": True, "RotMNIST": (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / "rotmnist.npz").is_file()}
     if not here.get(data):
         pytest.skip(f"the data of {name} are not here")
-    limit = [] if data == "Digits" else ["--data.init_args.limit_test", "800", "--data.init_args.download", "false"]
+    limit = [] if data == "Digits" else ["--data.init_args.limit_test", "2000", "--data.init_args.download", "false"]
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *limit]
     found = experiment.run_pretrained(["--pretrained", name, *options])
     # Of all test images where there are few: another machine may round one of them to another side.
