@@ -19,6 +19,8 @@ def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
     cloud = torch.zeros_like(places) if batch is None else batch
     if mask is not None:
         cloud = torch.where(mask, cloud, cloud.max() + 1)
+    if exporting():  # ONNX has no stable sort
+        return ((cloud[:, None] == cloud) & (places[:, None] > places)).sum(1)
     ordered, order = cloud.sort(stable=True)
     return torch.empty_like(places).index_copy(0, order, places - torch.searchsorted(ordered, ordered))
 

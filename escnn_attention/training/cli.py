@@ -210,7 +210,7 @@ def export(
 ) -> None:
     """Write a trained network to a file that needs neither this package nor escnn, and check it.
 
-    The file is given random images, and the same transformed by the group, before it takes its place.
+    The file is given random images or clouds, and the same transformed by the group, before it takes its place.
     """
     console = Console()
     with console.status("loading torch and escnn"), warnings.catch_warnings():
@@ -222,8 +222,8 @@ def export(
             written = export_network(source, file, size=size, opset=opset, replace=replace)
     except UserError as error:
         _fail(error)
-    images = "×".join(map(str, written.shape))
-    lines = [f"{written.file}: {written.num_bytes / 1e6:.2f} MB, for any number of images {images}"]
+    takes = "" if written.inputs == ("images",) else f": {', '.join(written.inputs)}"
+    lines = [f"{written.file}: {written.num_bytes / 1e6:.2f} MB, for any number of {written.things}{takes}"]
     lines.append(f"values: as those of the network, to {written.error:.1e} of the largest")
     if written.report is None:
         lines.append("equivariance: not measured, the network has no group")

@@ -1,5 +1,6 @@
 """Where the features of pairs of points stand."""
 
+import pytest
 import torch
 
 from escnn_attention.geometry.edges import features_of_shown, pair_rows, ranks
@@ -8,7 +9,9 @@ BATCH = torch.tensor([1, 0, 1, 1, 0, 2, 1])
 MASK = torch.tensor([True, True, False, True, True, True, True])
 
 
-def test_ranks():
+@pytest.mark.parametrize("writes", [False, True])
+def test_ranks(writes, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: writes)
     coords = torch.randn(7, 2)
     assert ranks(None, None, coords).tolist() == list(range(7))
     assert ranks(BATCH, None, coords).tolist() == [0, 0, 1, 2, 1, 0, 3]

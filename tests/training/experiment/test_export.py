@@ -1,7 +1,5 @@
 """Trained networks are written to files, and what these say is checked."""
 
-import json
-
 import pytest
 import torch
 from escnn import gspaces
@@ -10,14 +8,22 @@ from escnn.nn import FieldType
 pytest.importorskip("jsonargparse")
 pytest.importorskip("onnxruntime")
 
+from pathlib import Path
+
 import onnxruntime
 from typer.testing import CliRunner
 
 from escnn_attention import LiftingSelfAttention
-from escnn_attention.models import EquivariantClassifier
+from escnn_attention.models import (
+    EquivariantClassifier,
+    HamiltonianNetwork,
+    LieTransformer,
+    PlatonicTransformer,
+    PointTransformer,
+)
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import export
+from escnn_attention.training.experiment import export, subjects
 from escnn_attention.training.experiment.export import export_network
 from tests.training.experiment.runs import SHORT, files
 
@@ -59,7 +65,7 @@ def test_a_network_of_the_size_of_its_images(folder, small, tmp_path):
     """The checkpoint says of which data they are."""
     file, images = tmp_path / "n.pt2", torch.randn(2, 1, 28, 28)
     written = export_network(folder / "last.ckpt", file)
-    assert written.shape == (1, 28, 28)
+    assert (written.things, written.inputs) == ("images 1×28×28", ("images",))
     with torch.no_grad():
         torch.testing.assert_close(torch.export.load(file).module()(images), small(images), atol=1e-5, rtol=1e-5)
     assert max(written.error, written.report.relative_error) < 1e-5
@@ -71,7 +77,7 @@ def test_a_file_that_says_something_else_is_not_written(folder, small, tmp_path,
     file.write_text("mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"n\.pt2 is there already: give it another name, or --replace"):
         export_network(folder, file)
-    wrong = {".pt2": lambda content: lambda images: torch.ones(len(images), 3)}
+    wrong = {".pt2": lambda subject, content: lambda images: torch.ones(len(images), 3)}
     for readers, why in ((wrong, r"its outputs are off by .* it is not written"), ({}, "cannot be read again")):
         monkeypatch.setattr(export, "_READERS", readers)
         monkeypatch.setattr(export, "_WRITERS", {".pt2": lambda *_: b"content"})
@@ -122,26 +128,100 @@ def test_what_cannot_be_written(folder, tmp_path, file, options, why):
 def test_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="holds no trained network"):
         export_network(tmp_path, tmp_path / "n.pt2")
-    monkeypatch.setattr(export, "provenance_of", lambda _: None)
+    monkeypatch.setattr(subjects, "provenance_of", lambda _: None)
     with pytest.raises(UserError, match=r"--size: .* does not say how large its images are"):
         export_network(folder, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "load_network", lambda _: torch.nn.Linear(2, 2))
-    with pytest.raises(UserError, match="Linear is not a network of images"):
+    with pytest.raises(UserError, match="Linear is a network neither of images nor of points"):
         export_network(folder, tmp_path / "n.pt2", size=8)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
     with pytest.raises(UserError, match=r"needs onnxruntime: pip install 'escnn-attention\[export\]'"):
         export_network(folder, tmp_path / "n.onnx")
 
 
-@pytest.mark.parametrize(
-    ("description", "size"),
-    [
-        ({"class_path": "escnn_attention.training.CIFAR10"}, 32),
-        ({"class_path": "escnn_attention.training.Springs"}, None),
-        ({"class_path": "os.path"}, None),
-        ({"class_path": 3}, None),
-        (None, None),
-    ],
-)
-def test_the_size_of_images(description, size):
-    assert export._size_of_data(json.loads(json.dumps(description))) == size
+def points(gspace, in_type, out_type, **options):
+    return PointTransformer(gspace, in_type, out_type, fields=2, num_blocks=1, num_heads=1, **options)
+
+
+def loaded(network, monkeypatch):
+    """Have a network of points in place of the one that is loaded."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    monkeypatch.setattr(export, "load_network", lambda _: network.eval())
+    monkeypatch.setattr(export, "checkpoint_of", lambda source: Path(source))
+    return network
+
+
+def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
+    monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
+    fields = {"scalar": 1, "vector": 1}
+    attention = {"edge_dim": 1}
+    network = loaded(points(gspaces.rot2dOnR2(3), fields, "vector", pool=None, attention=attention), monkeypatch)
+    file = tmp_path / "n.onnx"
+    result = CliRunner().invoke(app, ["export", "run", str(file)])
+    assert result.exit_code == 0, result.output
+    takes = "for any number of points in 2 dimensions with 3 features: features, coords, batch, edge_attr"
+    assert takes in " ".join(result.output.split())
+    assert "the file is equivariant: relative error " in result.output
+    session = onnxruntime.InferenceSession(str(file))
+    batch, tables = torch.tensor([0, 0, 1, 1, 1, 2]), torch.randn(3, 4, 4, 1)
+    inputs = {"features": torch.randn(6, 3), "coords": torch.randn(6, 2), "batch": batch, "edge_attr": tables}
+    (found,) = map(torch.from_numpy, session.run(["output"], {name: t.numpy() for name, t in inputs.items()}))
+    with torch.no_grad():
+        expected = network(inputs["features"], inputs["coords"], batch=batch, edge_attr=tables)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    again = CliRunner().invoke(app, ["export", "run", str(file), "--replace", "--size", "5"])
+    assert again.exit_code == 2
+    assert "--size: got 5, and PointTransformer is a network of points" in " ".join(again.output.split())
+
+
+@pytest.mark.parametrize("kind", ["invariants", "tensors", "LieTransformer", "PlatonicTransformer"])
+def test_programs_of_points(kind, tmp_path, monkeypatch):
+    on_r3 = gspaces.rot2dOnR3(3)
+    makes = {
+        "invariants": lambda: points(on_r3, 2, 3, attention={"radius": 1.5}),
+        "tensors": lambda: points(on_r3, 2, "symmetric tensor", positions=True),
+        "LieTransformer": lambda: LieTransformer(gspaces.rot2dOnR2(4), 2, 3, fields=4, num_blocks=1, num_heads=2),
+        "PlatonicTransformer": lambda: PlatonicTransformer(
+            on_r3, 2, {"scalar": 1, "vector": 1}, fields=4, num_blocks=1, num_heads=1, pool=None
+        ),
+    }
+    network, file = loaded(makes[kind](), monkeypatch), tmp_path / "n.pt2"
+    written = export_network("run", file)
+    assert written.inputs == ("features", "coords", "batch")
+    assert written.error < 1e-5
+    assert written.report.relative_error < 1e-5
+    assert len(written.report.rows) == network.gspace.fibergroup.order()
+    inputs, batch = (torch.randn(6, 2), torch.randn(6, network.gspace.dimensionality)), torch.tensor([0, 0, 1, 1, 1, 2])
+    with torch.no_grad():
+        found, expected = torch.export.load(file).module()(*inputs, batch), network(*inputs, batch=batch)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_points_that_are_not_equivariant(tmp_path, monkeypatch):
+    """A file that says where points are; and a network of which there is no file."""
+    network = loaded(points(gspaces.rot2dOnR2(3), 2, "vector", pool=None), monkeypatch)
+
+    class Broken(type(network)):
+        def export(self):
+            plain = super().export()
+
+            class Sees(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.plain = plain
+
+                def forward(self, x, coords, batch):
+                    return self.plain(x, coords, batch=batch) + coords.abs()
+
+            return Sees().eval()
+
+    network.__class__ = Broken
+    written = export_network("run", tmp_path / "n.pt2")
+    assert written.error < 1e-5
+    assert written.report.relative_error > 1e-2
+    loaded(HamiltonianNetwork(points(gspaces.rot2dOnR2(3), 2, 1)), monkeypatch)
+    with pytest.raises(UserError, match=r"run: a HamiltonianNetwork takes gradients .* network\.potential"):
+        export_network("run", tmp_path / "h.pt2")
