@@ -20,17 +20,18 @@ from tests.layers import C4, CASES, Case, there
 ON_GRIDS = [name for name, case in CASES.items() if not case.points]
 BATCH = ({0: Dim("batch")},)
 
-# What a machine does that has neither package: the files, the images and what is expected of them are its arguments.
+# What a machine does that has neither package: the files, the inputs and what is expected of them are its arguments.
 _ELSEWHERE = """
 sys.modules["escnn"] = sys.modules["escnn_attention"] = None
 import torch
 program, network, *rest = sys.argv[1:]
-images, expected = torch.load(rest[0])
-found = [torch.export.load(program).module()(images)]
+inputs, expected = torch.load(rest[0])
+found = [torch.export.load(program).module()(*inputs)]
 if network:
     import onnxruntime
     session = onnxruntime.InferenceSession(network)
-    found.append(torch.from_numpy(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]))
+    named = {given.name: t.numpy() for given, t in zip(session.get_inputs(), inputs, strict=True)}
+    found.append(torch.from_numpy(session.run(None, named)[0]))
 for output in found:
     print(float((output - expected).abs().max() / expected.abs().max()))
 assert not any(name.split(".")[0] in ("escnn", "escnn_attention") and module for name, module in sys.modules.items())
@@ -118,27 +119,32 @@ def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
     return module.export(), inputs, {name: there(value, inputs[0]) for name, value in case.arguments.items()}
 
 
+def program_of_points(plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> ExportedProgram:
+    free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in ("x", "coords", *named)}
+    if "edge_attr" in named:
+        free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
+    return torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free)
+
+
 def check_points(name: str, onnx: bool = False) -> None:
     """A program of PyTorch's, or what ONNX is made of it, for other numbers of points, clouds and edges."""
     plain, inputs, named = on_points(CASES[name])
-    shapes = [{0: Dim.AUTO}, {0: Dim.AUTO}]
-    free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in named}
-    if "edge_attr" in named:
-        free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
-    program = torch.export.export(
-        plain, tuple(inputs), named, dynamic_shapes={**dict(zip(("x", "coords"), shapes, strict=True)), **free}
-    )
+    program = program_of_points(plain, inputs, named)
     assert not any("escnn" in operator for operator in operators(program))
-    more = [torch.cat([t, t.flip(0)]) for t in inputs]
-    twice = {key: torch.cat([value, value]) for key, value in named.items() if key != "edge_index"}
-    if "batch" in twice:
-        twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
-    if "edge_index" in twice:
-        twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
     run, tolerance = (points_in_onnx(program), 2e-5) if onnx else (program.module(), 1e-5)
     with torch.no_grad():
-        for tensors, options in ((inputs, named), (more, twice)):
+        for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
             assert_same(run(*tensors, **options), plain(*tensors, **options), tolerance)
+
+
+def twice_as_many(inputs: list[Tensor], named: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Twice the points, clouds and edges."""
+    twice = {key: torch.cat([value, value]) for key, value in named.items()}
+    if "batch" in named:
+        twice["batch"] = torch.cat([named["batch"], named["batch"] + 2])
+    if "edge_index" in named:
+        twice["edge_index"] = torch.cat([named["edge_index"], named["edge_index"] + len(inputs[0])], dim=1)
+    return [torch.cat([t, t.flip(0)]) for t in inputs], twice
 
 
 def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
@@ -166,9 +172,23 @@ def test_onnx_takes_any_number_of_points(name):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("onnx", [False, True], ids=["pt2", "onnx"])
 @pytest.mark.parametrize("name", ON_POINTS)
-def test_programs_of_layers_and_networks_on_points(name):
-    check_points(name)
+def test_files_of_layers_and_networks_on_points(name, onnx):
+    check_points(name, onnx)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ON_POINTS)
+def test_compiled_packages_of_layers_and_networks_on_points(name, tmp_path):
+    """By AOTInductor, which compiles for a minute."""
+    plain, inputs, named = on_points(CASES[name])
+    program = program_of_points(plain, inputs, named)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "n.pt2"))
+    run = torch._inductor.aoti_load_package(package)
+    with torch.no_grad():
+        for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
+            assert_same(run(*tensors, **options), plain(*tensors, **options))
 
 
 @pytest.mark.parametrize("name", ON_GRIDS)
@@ -235,21 +255,46 @@ class Mixed(nn.Module):
         return self.layers.eval().export()
 
 
+def errors_elsewhere(folder, run_python, program: ExportedProgram, *inputs: Tensor, expected: Tensor) -> list[float]:
+    """How far files of a program are off, as a program and as ONNX, where neither package is."""
+    torch.save((inputs, expected), folder / "inputs.pt")
+    torch.export.save(program, folder / "n.pt2")
+    onnx_of(program).save(folder / "n.onnx")
+    found = run_python(_ELSEWHERE, folder / "n.pt2", folder / "n.onnx", folder / "inputs.pt")
+    return [float(line) for line in found.splitlines()]
+
+
 def test_files_are_used_where_neither_package_is(tmp_path, run_python, without_escnn):
     pytest.importorskip("onnxruntime")
     plain, x = Mixed().export(), torch.randn(2, 2, 7, 7)
     images = several(x)
     with torch.no_grad():
-        torch.save((images, plain(images)), tmp_path / "images.pt")
-    program = program_of(plain, x)
-    torch.export.save(program, tmp_path / "n.pt2")
-    onnx_of(program).save(tmp_path / "n.onnx")
-    found = run_python(_ELSEWHERE, tmp_path / "n.pt2", tmp_path / "n.onnx", tmp_path / "images.pt")
-    errors = [float(line) for line in found.splitlines()]
+        errors = errors_elsewhere(tmp_path, run_python, program_of(plain, x), images, expected=plain(images))
     assert len(errors) == 2
     assert max(errors) < 1e-5
     with pytest.raises(AssertionError, match="escnn"):  # as a module it needs what its parts are of
         without_escnn(plain, x)
+
+
+def test_files_of_points_are_used_where_neither_package_is(tmp_path, run_python):
+    pytest.importorskip("onnxruntime")
+
+    class OfClouds(nn.Module):
+        """A network whose inputs have an order."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = CASES["PlatonicTransformer"].drawn().float().export()
+
+        def forward(self, x: Tensor, coords: Tensor, batch: Tensor) -> Tensor:
+            return self.network(x, coords, batch=batch)
+
+    plain, inputs = OfClouds(), [torch.randn(7, 2), torch.randn(7, 3), torch.tensor([0, 0, 0, 1, 1, 2, 2])]
+    program = torch.export.export(plain, tuple(t[:5] for t in inputs), dynamic_shapes=3 * ({0: Dim.AUTO},))
+    with torch.no_grad():
+        errors = errors_elsewhere(tmp_path, run_python, program, *inputs, expected=plain(*inputs))
+    assert len(errors) == 2
+    assert max(errors) < 1e-5
 
 
 def onnx_of(program: ExportedProgram) -> torch.onnx.ONNXProgram:

@@ -173,6 +173,23 @@ def test_commands_exist(name):
         assert {word for word in options if word.startswith("--")} <= set(compare_options()), words
 
 
+def commands_of_a_checkout(text: str) -> list[str]:
+    """Those for files that the installed package has not, where a page does not say before, or beside, who has them."""
+    found = re.finditer(r"(python|--config|^   ) examples/\S+", text, re.MULTILINE)
+    return [match[0].strip() for match in found if "checkout" not in text[: match.end() + 120]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_say_where_examples_are(name):
+    assert not commands_of_a_checkout((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_commands_of_a_checkout_are_noticed():
+    command = "```sh\npython examples/way.py\nescnn-attention fit --config examples/a.yaml\n```"
+    assert len(commands_of_a_checkout(command)) == 2
+    assert not commands_of_a_checkout(f"In a checkout\n{command}")
+
+
 def test_the_page_on_compare_has_every_option_and_its_default():
     page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `(--[a-z-]+)` \| ?(\S*) \|", page, re.MULTILINE)) == compare_options()
