@@ -113,7 +113,7 @@ def test_several_seeds(run, tmp_path, capsys):
     )
     accuracies = np.array([100 * result["accuracy"] for result in results])
     assert len({result["weights_sha256"] for result in results}) == 3
-    assert drawn == [([run], [results[0]])]
+    assert drawn == [((run,), (results,))]
     rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
     assert [row["seed"] for row in rows] == [0, 1, 2]
     page = (out / "table.md").read_text(encoding="utf-8")
