@@ -73,5 +73,7 @@ def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None
     source = ranks(batch, None, mask)
     place = source.new_zeros(clouds * size + 1).scatter(0, target, source)[:-1].view(clouds, size)
     there = mask.new_zeros(clouds * size + 1).scatter(0, target, mask)[:-1].view(clouds, size)
-    rows = edge_attr.take_along_dim(place[:, :, None, None], 1).take_along_dim(place[:, None, :, None], 2)
-    return torch.where((there[:, :, None] & there[:, None]).unsqueeze(-1), rows, 0.0)
+    first = torch.arange(clouds, device=mask.device).view(-1, 1, 1) * size
+    rows = (first + place[:, :, None]) * size + place[:, None]
+    moved = edge_attr.flatten(0, 2).index_select(0, rows.flatten()).view(clouds, size, size, -1)
+    return torch.where((there[:, :, None] & there[:, None]).unsqueeze(-1), moved, 0.0)
