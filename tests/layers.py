@@ -148,13 +148,15 @@ CASES = {
     "GroupSelfAttention, shared": Case(attention(keys="own", shared_scores=True)),
     "GroupSelfAttention, registers": Case(attention(registers=2)),
     "GroupSelfAttention, normalised": Case(attention(qk_norm=True)),
-    "GroupSelfAttention, all": Case(attention(query="all")),
+    "GroupSelfAttention, all": Case(attention(query="all"), shape=(2, 5, 5)),
     "GroupSelfAttention, global": Case(attention(size=None, query="all"), shape=(2, 5, 5)),
-    "GroupSelfAttention, separable": Case(attention("separable", query="all")),
-    "GroupSelfAttention, Fourier": Case(attention(ea.FourierEncoding(4), None)),
-    "GroupSelfAttention, rotary": Case(attention("rotary", None, keys="own")),
-    "GroupSelfAttention, rotary values": Case(attention(ea.RotaryEncoding(values=True), None, query="all")),
-    "GroupSelfAttention, absolute": Case(attention("absolute", None)),
+    "GroupSelfAttention, separable": Case(attention("separable", query="all"), shape=(2, 5, 5)),
+    "GroupSelfAttention, Fourier": Case(attention(ea.FourierEncoding(4), None), shape=(2, 5, 5)),
+    "GroupSelfAttention, rotary": Case(attention("rotary", None, keys="own"), shape=(2, 5, 5)),
+    "GroupSelfAttention, rotary values": Case(
+        attention(ea.RotaryEncoding(values=True), None, query="all"), shape=(2, 5, 5)
+    ),
+    "GroupSelfAttention, absolute": Case(attention("absolute", None), shape=(2, 5, 5)),
     "GroupSelfAttention, SO(2)": Case(lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=6)),
     "GroupSelfAttention, turned": Case(
         lambda: ea.GroupSelfAttention(vectors(SO2), vectors(SO2), 2, 3, samples=ea.Samples(6, turn="random")),
