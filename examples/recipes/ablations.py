@@ -8,6 +8,7 @@ was chosen by them, the validation part was looked at for that.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,10 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """What is changed of a network, by its name and that of the change: arguments of :class:`HybridNet`."""
 
 
+described = functools.cache(describe_network)
+"""A network of the comparison, which takes as long to find as some epochs to train; copies of it are changed."""
+
+
 def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, float]:
     """Train one network, in the folder of ``settings``, unless it is there, and measure it.
 
@@ -64,12 +69,11 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
         UserError: the folder has the result of another network or training.
     """
     data = load_images("digits").limited(settings.limit_train, settings.limit_test)
-    described = copy.deepcopy(describe_network(name, settings.group, data.size, data.num_classes, settings.parameters))
-    described["init_args"].update(changes)
+    size = (data.size, data.num_classes, settings.parameters)
+    network = copy.deepcopy(described(name, settings.group, *size))
+    network["init_args"].update(changes)
     limits = {"limit_train": settings.limit_train, "limit_test": settings.limit_test}
-    requested = json.loads(
-        json.dumps({"network": described, "epochs": settings.epochs, "seed": settings.seed, **limits})
-    )
+    requested = json.loads(json.dumps({"network": network, "epochs": settings.epochs, "seed": settings.seed, **limits}))
     finished = settings.folder / "result.json"
     if finished.exists():
         kept = json.loads(finished.read_text(encoding="utf-8"))
@@ -77,7 +81,7 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
             raise UserError(f"--out: {finished} is of another network or training; choose another folder")
         found: dict[str, float] = kept["measured"]
         return found
-    training = train(name, described, data, settings, Reporter())
+    training = train(name, network, data, settings, Reporter())
     images = orient(data.test.images, gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}
     result = measure_accuracies(training.network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)

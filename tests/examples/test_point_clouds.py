@@ -19,7 +19,7 @@ from escnn_attention.training.data.clouds import qm9, qm9_file, qm9_targets, sha
 from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
 from escnn_attention.training.data.storage.folder import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
-from examples.point_clouds import cli, measure, report, tables
+from examples.point_clouds import cli, figures, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
 
 _LEAPFROG = {"model.network.init_args.integrator": "leapfrog"}  # faster
@@ -154,6 +154,7 @@ def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("examples.experiments.runs.run_experiment", again)
     monkeypatch.setattr(measure, "run_experiment", again)
     monkeypatch.setattr(report, "rollout_errors", again)
+    monkeypatch.setattr(figures, "draw_rollouts", lambda *_: None)
     assert CliRunner().invoke(cli.app, options, catch_exceptions=False).exit_code == 0
 
 

@@ -1,5 +1,6 @@
 """The recipes: what they train, and that they run."""
 
+import functools
 import json
 
 import numpy as np
@@ -80,14 +81,15 @@ def test_every_variant_is_another_network():
     for name, variants in ablations.VARIANTS.items():
         made = []
         for changes in variants.values():
-            described = ablations.describe_network(name, "c4", 16, 10, 900)["init_args"] | changes
-            network = HybridNet(**described | {"gspace": gspace_by_name("c4")})
-            made.append(network)
+            options = ablations.described(name, "c4", 16, 10, 900)["init_args"] | changes
+            made.append(HybridNet(**options | {"gspace": gspace_by_name("c4")}))
         assert len({str(network) for network in made}) == len(variants), name
 
 
 def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(ablations, "VARIANTS", {"steerable": {"the recipe": {}, "wider": {"widths": [2, 2]}}})
+    monkeypatch.setattr(ablations, "VARIANTS", {"steerable": {"the recipe": {}, "wider": {"widths": [3, 3]}}})
+    narrow = functools.partial(ablations.described, "steerable", "c2", 16, 10, 600)
+    monkeypatch.setattr(ablations, "described", lambda *_: narrow())
     arguments = ["ablations", *TINY, "--out", tmp_path, "--networks", "steerable"]
     _call(*arguments)
     page = (tmp_path / "ablations.md").read_text(encoding="utf-8")
