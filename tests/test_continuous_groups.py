@@ -280,6 +280,7 @@ def test_equals_the_layer_of_the_subgroup(query, encoding):
     torch.testing.assert_close(continuous(in_type(x)).tensor, expected, atol=1e-11, rtol=1e-11)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute"])
 def test_backends_agree_on_weights_that_differ(backend, encoding):

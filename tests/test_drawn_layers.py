@@ -23,7 +23,7 @@ from tests.drawing import KINDS, Draw, Drawn, Layer
 from tests.nn.attention import turned_error
 from tests.sampling import seeds
 
-FEW = 4
+FEW = 3
 TOLERANCE = 1e-10
 # Interpreted, "triton" takes seconds for each of these.
 NAMES = sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"})

@@ -144,6 +144,7 @@ def test_proposition_4_2_absolute_positions_commute_with_neither_permutations_no
 # --------------------------------------------------------------------------------------------------- Proposition 4.3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", RELATIVE)
 @pytest.mark.parametrize("name", [*GROUPS, *IN_SPACE])
 def test_proposition_4_3_relative_positions_commute_with_translations(name, encoding):
@@ -164,6 +165,7 @@ def test_proposition_4_3_holds_for_translations_only():
 # A map that commutes with the translations and with H commutes with what they generate, G = R^d ⋊ H.
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("encoding", ["mlp", "fourier"])
 @pytest.mark.parametrize("name", EVERY_GROUP)
 def test_proposition_5_1_lifting_attention_is_equivariant(name, encoding):
@@ -176,6 +178,7 @@ def test_proposition_5_1_lifting_attention_is_equivariant(name, encoding):
     assert translation_error(layer, 1) < EXACT
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("encoding", ["mlp", "fourier"])
 @pytest.mark.parametrize("name", EVERY_GROUP)
@@ -253,6 +256,7 @@ def keeps_its_window(window, matrices):
     return all((inside(points @ matrix.T) == inside(points)).all() for matrix in matrices)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EVERY_GROUP)
 @pytest.mark.parametrize("make", [lifting_on, attention_on], ids=["lifting", "group"])
 def test_propositions_5_1_and_5_2_need_a_neighbourhood_that_the_group_keeps(name, make):

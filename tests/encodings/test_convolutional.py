@@ -243,6 +243,7 @@ def test_the_formula():
         torch.testing.assert_close(maps[..., 1:4, 1:4].flatten(2), expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "options", [{}, {"query": "all"}, {"keys": "own"}, {"lifting": True}, {"width": None}], ids=str
 )

@@ -22,6 +22,7 @@ def possible() -> list[tuple[str, str, str]]:
 PUBLISHED = {"biases": True, "last_activation": True}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("content", "location", "combine"), possible())
 @pytest.mark.parametrize("options", [{}, PUBLISHED])
 def test_every_parameter_matters(content, location, combine, options):

@@ -129,6 +129,7 @@ def rich_type(gspace):
     return FieldType(gspace, fields)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dual", [False, True])
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_frames_are_the_matrices_of_the_type(make, dual):

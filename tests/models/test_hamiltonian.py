@@ -12,6 +12,7 @@ from torch import Tensor
 from escnn_attention import PairKernel, working_memory
 from escnn_attention.models import HamiltonianNetwork, PointTransformer
 from escnn_attention.models.hamiltonian import leapfrog_step, rk4_step
+from tests.spaces import generators
 
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 
@@ -97,7 +98,7 @@ def test_symmetry_and_conservation(space):
     force = network.forces(q, features, BATCH)
     assert force.norm() > 1e-4
     assert (frames[:, -1, 1] - p).norm() > 1e-5
-    for h in space.fibergroup.elements:
+    for h in generators(space):
         turn = torch.as_tensor(space.basespace_action(h), dtype=torch.float64)
         other = network(q @ turn.T + 5.0, p @ turn.T, features, BATCH, num_frames=4, step=0.05).detach()
         # Both systems are moved alike; their velocities are not changed by that.

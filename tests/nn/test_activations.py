@@ -24,6 +24,7 @@ def permutation_fields(gspace):
     return FieldType(gspace, fields)
 
 
+@pytest.mark.sampled
 @every_activation
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant(make, name):

@@ -18,6 +18,7 @@ def drawn(fields, layer=AttentionPool, **options):
     return pool
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_no_element_changes_it(make):
     gspace = make()

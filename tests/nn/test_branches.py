@@ -17,6 +17,7 @@ PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
 KINDS = pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
 
 
+@pytest.mark.sampled
 @KINDS
 @pytest.mark.parametrize("make", spaces.PLANE.values(), ids=spaces.PLANE)
 def test_blocks_on_grids_are_equivariant_and_exported(make, kind):

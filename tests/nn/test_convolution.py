@@ -75,6 +75,7 @@ def _sides(convolution, h):
 # --------------------------------------------------------------------------------------------------------- agreement
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("projection", ["group", "pointwise"])
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("name", PLANE_GROUPS)

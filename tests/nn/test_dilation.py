@@ -52,6 +52,7 @@ def gaussians(size, spacing):
 
 
 class TestFiberGroup:
+    @pytest.mark.sampled
     @pytest.mark.parametrize("windows", ["scaled", "dilated", "fixed"])
     @pytest.mark.parametrize("query", ["own", "all", "lifting"])
     @pytest.mark.parametrize("name", ["trivial", "C4", "D3"])
@@ -62,6 +63,7 @@ class TestFiberGroup:
         assert turned_error(layer, x) < TOLERANCE
         assert grid_error(layer, x) < TOLERANCE
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("query", ["own", "lifting"])
     @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "none"])
     @pytest.mark.parametrize("scales", [Scales(math.sqrt(2), 4), THREE], ids=["√2", "2"])

@@ -13,6 +13,7 @@ D4 = gspaces.flipRot2dOnR2(4)
 GROUPS = [D4, gspaces.flipRot2dOnR2(4, axis=0.0), gspaces.rot2dOnR2(4), gspaces.flip2dOnR2(), gspaces.mirOnR3()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 def test_equivariant(gspace, size):

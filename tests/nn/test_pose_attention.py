@@ -38,6 +38,7 @@ def test_the_formula_for_a_cyclic_group(residual):
     torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", SPACES)
 def test_equivariant(name):
     gspace = SPACES[name]()

@@ -20,6 +20,7 @@ def field(field_type):
     return spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, 3))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant_to_and_from_regular_fields(make):
     gspace = make()

@@ -30,6 +30,7 @@ C4, D3, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3), gspaces.flipRot2dOn
 ENCODINGS = pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "none"])
 
 
+@pytest.mark.sampled
 @ENCODINGS
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("size", [3, None])
@@ -128,6 +129,7 @@ def holes(*shape):
     return torch.rand(2, *shape, generator=torch.Generator().manual_seed(3)) > 0.3
 
 
+@pytest.mark.sampled
 @ENCODINGS
 @pytest.mark.parametrize(("query", "keys"), [("own", "all"), ("all", "all"), ("own", "own")])
 @pytest.mark.parametrize("size", [3, None])

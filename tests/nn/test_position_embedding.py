@@ -13,6 +13,7 @@ from tests.nn.points import cloud, error_of
 C4, D3 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("make", (spaces.PLANE | spaces.VOLUME).values(), ids=spaces.PLANE | spaces.VOLUME)
 def test_equivariant_on_grids(make):
     gspace = make()

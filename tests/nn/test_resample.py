@@ -12,6 +12,7 @@ SPACES = list((spaces.PLANE | spaces.VOLUME).values())
 IDS = list(spaces.PLANE | spaces.VOLUME)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", SPACES, ids=IDS)
 @pytest.mark.parametrize("size", [4, 5])
 def test_equivariant_at_even_and_odd_sizes(make, size):

@@ -35,6 +35,7 @@ GSPACES = [
 ]
 
 
+@pytest.mark.sampled
 @norms
 @pytest.mark.parametrize("make", GSPACES)
 def test_equivariant(make, norm):

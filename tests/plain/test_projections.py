@@ -169,6 +169,7 @@ def test_pointwise_leaves_the_poses_alone(make):
     np.testing.assert_allclose(written(projection, 2, order), expected, atol=1e-12)
 
 
+@pytest.mark.sampled
 @every_gspace
 @pytest.mark.parametrize("kind", ["group", "pointwise"])
 def test_biases_are_invariant(make, kind):

@@ -53,6 +53,7 @@ def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds
 
 
 @interpreted
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
 def test_frames_and_lifting_agree_with_the_reference(keys, query):
     poses = 1 if keys == "all" else 3
@@ -108,7 +109,7 @@ def test_autocast_changes_no_product_inside():
 
 
 @interpreted
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("size", [1e3, 1e8])
 def test_scores_of_any_size(query, size):
@@ -180,6 +181,7 @@ def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
 
 
 @interpreted
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
     (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
@@ -204,6 +206,7 @@ def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
 
 
 @interpreted
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_dropout_drops_at_its_rate_and_independently(query):
     """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""

@@ -376,6 +376,7 @@ def changed(tensors, **options):
     return tensors
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", MNIST)
 def test_a_tensor_that_is_missing_is_named(kind):
     tensors = rotated_mnist(kind)
@@ -385,6 +386,7 @@ def test_a_tensor_that_is_missing_is_named(kind):
                 from_published_attgconv({k: v for k, v in tensors.items() if k != name})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", MNIST)
 def test_a_tensor_of_another_shape_is_named(kind):
     tensors = rotated_mnist(kind)

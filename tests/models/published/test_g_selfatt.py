@@ -192,6 +192,7 @@ def logits(tensors, x, structure, crops):
 SMALL = ((1, 1), (1, 2), (True, False), True, 2, 8, 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("poses", "kind"), [(1, "g_selfatt"), (2, "gevit"), (4, "gevit")])
 @pytest.mark.parametrize("kernel", [3, None])
 def test_equivariant_networks_give_the_published_logits(poses, kind, kernel):

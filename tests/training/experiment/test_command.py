@@ -293,6 +293,7 @@ def test_mistakes_have_one_clear_line(configuration, tmp_path, changes, options,
         call("fit", configuration(**changes), tmp_path / "run", *options)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("folder", "message"),
     [

@@ -149,6 +149,7 @@ def test_what_is_left_behind_is_found(fork, tmp_path, monkeypatch):
     assert all("other files" in line for line in wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lost", [["last.ckpt"], ["last.ckpt", "epochs.csv"], ["last.ckpt", "epochs.csv", "best.ckpt"]])
 def test_a_training_without_its_last_checkpoint_is_left_alone(configuration, fitted, tmp_path, lost):
     folder = tmp_path / "run"
