@@ -14,8 +14,8 @@ from escnn_attention._checks import check_int, check_option
 from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.plain.cloud_pooling import count_clouds, pool_clouds
 from escnn_attention.plain.point_attention import PointAttention
-from escnn_attention.plain.point_network import count_clouds, pool_clouds
 
 __all__ = ["HamiltonianNetwork", "Integrator", "leapfrog_step", "rk4_step"]
 

@@ -26,10 +26,10 @@ from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
 from escnn_attention.nn.power_spectrum import PowerSpectrum
 from escnn_attention.nn.transformer import shortcut_of
+from escnn_attention.plain.cloud_pooling import Pool
 from escnn_attention.plain.point_network import (
     EquivariantHead,
     InvariantHead,
-    Pool,
     PosePool,
     Readout,
     SymmetricTensors,

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.point_network import count_clouds
+from escnn_attention.plain.cloud_pooling import count_clouds, of_clouds
 from escnn_attention.plain.projections import ToPoses
 from escnn_attention.plain.self_attention import rows_of
 
@@ -91,7 +91,7 @@ class PointAttentionPool(_ClassTokens):
     ) -> Tensor:
         """What the tokens read: see :meth:`escnn_attention.PointAttentionPool.forward`."""
         clouds = count_clouds(batch, coords, mask)
-        cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+        cloud = torch.zeros(x.shape[0], dtype=torch.long, device=x.device) if batch is None else batch
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(1), 0.0)
         scores, values = (t.squeeze(1) for t in self.scores(x.unsqueeze(0)))
@@ -110,4 +110,4 @@ class PointAttentionPool(_ClassTokens):
         each = torch.einsum("nmtp,mnpc->ntmc", weights.to(values.dtype), values)
         read = each.new_zeros(clouds, *each.shape[1:]).index_add(0, cloud, each)
         out: Tensor = self.readout((read / total.transpose(1, 2).unsqueeze(-1).to(read.dtype)).flatten(2))
-        return out.flatten(1)
+        return of_clouds(out.flatten(1), batch)

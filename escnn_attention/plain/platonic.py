@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.point_network import pool_clouds
+from escnn_attention.plain.cloud_pooling import pool_clouds
 
 __all__ = ["PlatonicHead", "PoseWaves"]
 

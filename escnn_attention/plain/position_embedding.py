@@ -10,7 +10,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Window
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.point_network import count_clouds, offsets_from_mean
+from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
 from escnn_attention.plain.projections import FromPoses
 
 __all__ = ["PositionEmbedding"]

@@ -17,7 +17,8 @@ from escnn_attention.equivariance.report import EquivarianceReport, equivariance
 from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.models.classifier import InvariantLogits
 from escnn_attention.models.cloud_network import CloudNetwork
-from escnn_attention.plain.point_network import SymmetricTensors, pool_clouds
+from escnn_attention.plain.cloud_pooling import pool_clouds
+from escnn_attention.plain.point_network import SymmetricTensors
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 
