@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.cloud_pooling import count_clouds, of_clouds
+from escnn_attention.plain.cloud_pooling import count_clouds, of_clouds, pool_clouds
 from escnn_attention.plain.projections import ToPoses
 from escnn_attention.plain.self_attention import rows_of
 
@@ -102,12 +102,10 @@ class PointAttentionPool(_ClassTokens):
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None, None, None], torch.finfo(scores.dtype).min)
         # Of every cloud the largest score is taken off, so that no exponential overflows.
-        top = scores.detach().amax(-1)
-        largest = top.new_full((clouds, *top.shape[1:]), torch.finfo(top.dtype).min)
-        largest = largest.scatter_reduce(0, cloud[:, None, None].expand_as(top), top, "amax")
+        largest = pool_clouds(scores.detach().amax(-1).flatten(1), cloud, clouds, "max").unflatten(1, scores.shape[1:3])
         weights = (scores - largest[cloud].unsqueeze(-1)).exp()
-        total = weights.new_zeros(largest.shape).index_add(0, cloud, weights.sum(-1))
+        total = pool_clouds(weights.sum(-1).flatten(1), cloud, clouds, "sum").unflatten(1, scores.shape[1:3])
         each = torch.einsum("nmtp,mnpc->ntmc", weights.to(values.dtype), values)
-        read = each.new_zeros(clouds, *each.shape[1:]).index_add(0, cloud, each)
+        read = pool_clouds(each.flatten(1), cloud, clouds, "sum").unflatten(1, each.shape[1:])
         out: Tensor = self.readout((read / total.transpose(1, 2).unsqueeze(-1).to(read.dtype)).flatten(2))
         return of_clouds(out.flatten(1), batch)

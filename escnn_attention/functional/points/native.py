@@ -122,7 +122,7 @@ class Arguments(NamedTuple):
         return self.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
 
 
-_LEAVES = Arguments._fields[:8]  # Those that have gradients.
+_LEAVES = Arguments._fields[:8]  # Those that have gradients, the first ones.
 _GRADIENTS = [f"grad_{name}" for name in _LEAVES]
 _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
@@ -138,7 +138,7 @@ def prepared(arguments: Arguments) -> Arguments:
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
-    leaves = zip(_LEAVES, arguments[:8], strict=True)
+    leaves = zip(_LEAVES, arguments[: len(_LEAVES)], strict=True)
     exact: dict[str, Any] = {name: None if t is None else t.to(dtype).contiguous() for name, t in leaves}
     return arguments._replace(
         **exact,
@@ -169,7 +169,7 @@ def _backward_pass(
     whole = () if call.padded else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
-        for name, t, need in zip(_LEAVES, call[:8], needed, strict=True)
+        for name, t, need in zip(_LEAVES, call[: len(_LEAVES)], needed, strict=True)
     ]
     filled: dict[str, Tensor | None] = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
     filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
@@ -216,7 +216,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the loop on further tensors, which it reads or fills."""
     v, features, pose, extra = call.v, call.features, call.pose, call.extra
     values: dict[str, Any] = {
-        **dict(zip(_LEAVES, call[:8], strict=True)),
+        **dict(zip(_LEAVES, call[: len(_LEAVES)], strict=True)),
         **tensors,
         "queries": call.queries,
         "keys": call.keys,
