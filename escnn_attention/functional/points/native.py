@@ -121,8 +121,13 @@ class Arguments(NamedTuple):
         held = queries * max(rows * self.row_stride, scores * self.keys.shape[1])
         return self.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
 
+    @property
+    def leaves(self) -> dict[str, Tensor | None]:
+        """The tensors of the call that have gradients, by name."""
+        return dict(zip(_LEAVES, self[:8], strict=True))
 
-_LEAVES = Arguments._fields[:8]  # Those that have gradients, the first ones.
+
+_LEAVES = Arguments._fields[:8]  # The first ones have gradients.
 _GRADIENTS = [f"grad_{name}" for name in _LEAVES]
 _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
@@ -138,8 +143,9 @@ def prepared(arguments: Arguments) -> Arguments:
     if pose is not None:
         # Whole vectors.
         arguments = arguments._replace(pose=F.pad(pose, (0, -pose.shape[-1] % (_VECTOR_BYTES // dtype.itemsize))))
-    leaves = zip(_LEAVES, arguments[: len(_LEAVES)], strict=True)
-    exact: dict[str, Any] = {name: None if t is None else t.to(dtype).contiguous() for name, t in leaves}
+    exact: dict[str, Any] = {
+        name: None if t is None else t.to(dtype).contiguous() for name, t in arguments.leaves.items()
+    }
     return arguments._replace(
         **exact,
         queries=arguments.queries.long().contiguous(),
@@ -169,7 +175,7 @@ def _backward_pass(
     whole = () if call.padded else ("features", "extra")
     grads = [
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
-        for name, t, need in zip(_LEAVES, call[: len(_LEAVES)], needed, strict=True)
+        for (name, t), need in zip(call.leaves.items(), needed, strict=True)
     ]
     filled: dict[str, Tensor | None] = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
     filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
@@ -216,7 +222,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
     """Run the loop on further tensors, which it reads or fills."""
     v, features, pose, extra = call.v, call.features, call.pose, call.extra
     values: dict[str, Any] = {
-        **dict(zip(_LEAVES, call[: len(_LEAVES)], strict=True)),
+        **call.leaves,
         **tensors,
         "queries": call.queries,
         "keys": call.keys,
