@@ -200,11 +200,11 @@ def test_networks_give_the_published_outputs(group, kernel, readout, normalizati
     if group.startswith("Trivial"):
         return
     moved = ours(features, x + torch.randn(dim), batch=batch)
-    torch.testing.assert_close(moved, torch.stack(expected), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(moved, torch.stack(expected), rtol=1e-12, atol=1e-12)
     turned = x.clone()
     turned[:, 0], turned[:, 1] = -x[:, 1], x[:, 0]
     difference = (ours(features, turned, batch=batch) - torch.stack(expected)).abs().max()
-    assert difference < 1e-10 if lifts == 4 else difference > 1e-4
+    assert difference < 1e-12 if lifts == 4 else difference > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_defaults_and_dynamics():
     dynamics = HamiltonianNetwork(energy)
     q, p, features = torch.randn(3, 2), torch.randn(3, 2), torch.rand(3, INS)
     path = dynamics.rollout(q, p, features, num_frames=3, step=0.05)
-    torch.testing.assert_close(path[:, -1, 1].sum(0), p.sum(0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(path[:, -1, 1].sum(0), p.sum(0), rtol=1e-12, atol=1e-12)
 
 
 def test_bad_state_dicts():

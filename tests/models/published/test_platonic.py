@@ -166,15 +166,15 @@ def test_networks_give_the_published_outputs(name, options, pool, divisor, value
         ]
     )
     x = torch.cat([scalars, vectors.flatten(1)], dim=1)
-    torch.testing.assert_close(ours(x, coords, batch=batch), expected, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(ours.export()(x, coords, None, batch), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(ours(x, coords, batch=batch), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.export()(x, coords, None, batch), expected, rtol=1e-12, atol=1e-12)
     # The group rotates what is a vector and leaves the rest; other rotations do not.
     other = torch.linalg.qr(torch.randn(dim, dim))[0]
     for g, close in ((group[-1], True), (other, False)):
         turned = torch.cat([scalars, (vectors @ g.T).flatten(1)], dim=1)
         y, z = ours(turned, coords @ g.T, batch=batch), expected.clone()
         z[:, OUTS:] = (z[:, OUTS:].unflatten(1, (-1, dim)) @ g.T).flatten(1)
-        assert torch.allclose(y, z, rtol=1e-10, atol=1e-10) == close
+        assert torch.allclose(y, z, rtol=1e-12, atol=1e-12) == close
 
 
 def test_groups_are_told_by_their_matrices():
