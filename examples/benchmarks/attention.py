@@ -1,4 +1,4 @@
-"""``dense``, ``rotary`` and ``compile``: attention that factorises, within frames, and compiled."""
+"""``dense``, ``rotary`` and ``compile``: attention that factorises, within and across frames, and compiled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,20 @@ def rotary(run: Run) -> Report:
     rows = [[n, *report.cost(n), "" if n == ours else report.gains(ours, n)[0]] for n in subjects]
     title = f"Octahedral, {side**3} positions, batch {batch}, {ORDER * HEAD} channels: forward and backward"
     report.table(title, ["layer", "time", "memory", "ours takes"], rows)
+    shared(report, "GroupSelfAttention", partial(attention, "octahedral", 3 * (side,), batch, **FRAMES))
     return report
+
+
+def shared(report: Report, layer: str, ours: Subject) -> None:
+    """One score for all poses beside one for each, without an encoding, between fields that are the same.
+
+    Products of queries and keys take as long; there are so many times fewer exponentials as there are poses.
+    """
+    each, one = f'{layer}, keys="own", no encoding', f"{layer}, shared_scores, no encoding"
+    report.measure({name: partial(ours, encoding="none", shared_scores=name == one) for name in (each, one)})
+    rows = [[each, *report.cost(each), "", ""], [one, *report.cost(one), *report.gains(each, one)]]
+    columns = ["layer", "time", "memory", "times faster", "times smaller"]
+    report.table("One score for all poses: forward and backward", columns, rows)
 
 
 def compiled(run: Run) -> Report:

@@ -18,7 +18,10 @@ COMMANDS = {
     "backends": ("the same layers with every backend that can serve them", "layers:backends"),
     "scaling": ("curves over the size of the image and of the group", "growth:scaling"),
     "dense": ("attention that factorises against plain attention", "attention:dense"),
-    "rotary": ("attention within frames against Platonic Transformers", "attention:rotary"),
+    "rotary": (
+        "attention within frames against Platonic Transformers, and one score for all poses",
+        "attention:rotary",
+    ),
     "step": ("a step of training, and where its time goes", *_STEPS.values()),
     "attentive": (
         "networks of attentive group convolutions against the published ones and without attention",

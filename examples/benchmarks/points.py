@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from examples.benchmarks.attention import FRAMES, HEAD, ORDER
+from examples.benchmarks.attention import FRAMES, HEAD, ORDER, shared
 from examples.benchmarks.measure import Subject
 from examples.benchmarks.references import lie_transformer, platonic
 from examples.benchmarks.report import Report, Run
@@ -70,6 +70,7 @@ def frames(run: Run) -> Report:
     rows.append([ours, *report.cost(ours), "", ""])
     title = f"Octahedral, {points} points, batch {batch}, {ORDER * HEAD} channels: forward and backward"
     report.table(title, ["layer", "time", "memory", "times faster", "times smaller"], rows)
+    shared(report, "PointSelfAttention", partial(point_attention, "octahedral", points, batch, **FRAMES))
     return report
 
 

@@ -149,10 +149,22 @@ def test_dense_and_rotary(quickly):
         assert name in printed
         factor = stored["dense"]["ratios"][f"plain attention, {name} / {name}"]["seconds"]
         assert check["value"] == pytest.approx(100 * factor)
-    _, stored = quickly("rotary")
-    (ours,) = stored["rotary"]["results"].values()
-    assert (ours["subject"], ours["shape"]) == ("attention", [2, 2, 2])
-    assert ours["seconds"] > 0
+    printed, stored = quickly("rotary")
+    assert stored["rotary"]["notes"] == []
+    for result in stored["rotary"]["results"].values():
+        assert (result["subject"], result["shape"]) == ("attention", [2, 2, 2])
+        assert result["seconds"] > 0
+    assert_shared("GroupSelfAttention", stored["rotary"], printed)
+
+
+def assert_shared(layer, stored, printed):
+    """One score for all poses is measured beside one for each."""
+    _, each, one = stored["results"].values()
+    assert [result["options"]["shared_scores"] for result in (each, one)] == [False, True]
+    assert {result["options"]["encoding"] for result in (each, one)} == {"none"}
+    names = f'{layer}, keys="own", no encoding', f"{layer}, shared_scores, no encoding"
+    assert all(name in printed for name in names)
+    assert stored["ratios"][" / ".join(names)]["seconds"] == pytest.approx(each["seconds"] / one["seconds"])
 
 
 def test_attentive(quickly, tmp_path):
@@ -182,8 +194,8 @@ def test_points(quickly, tmp_path):
         assert name in printed
         assert 0 < network["seconds"] <= network["median_seconds"]
     assert stored["points"]["ratios"] == {}
-    (frames,) = stored["points-frames"]["results"].values()
-    assert frames["seconds"] > 0
+    assert all(result["seconds"] > 0 for result in stored["points-frames"]["results"].values())
+    assert_shared("PointSelfAttention", stored["points-frames"], printed)
     more_points, more_neighbours = stored["points-edges"]["curves"].values()
     for family, edges in ((more_points, [64, 128]), (more_neighbours, [128, 256])):
         for curve in family:
@@ -245,7 +257,7 @@ def test_points_are_judged_against_the_reference(asked, monkeypatch):
     assert points.networks(run_of()).checks == []
 
 
-def test_points_are_those_of_the_issue(asked):
+def test_sizes_of_the_points(asked):
     points.networks(run_of(lie_transformer="somewhere", lie_conv="elsewhere"))
     reference, *ours = asked
     assert reference.args == (20, 2, 16)
@@ -257,7 +269,11 @@ def test_points_are_those_of_the_issue(asked):
         assert (options["fields"], options["num_blocks"], options["num_heads"]) == tuple(sizes.values())
     asked.clear()
     points.frames(run_of(platonic="somewhere"))
-    theirs, frames = asked
+    theirs, frames, each, one = asked
+    assert one.args == each.args == frames.args
+    assert {
+        name: (each.keywords[name], option) for name, option in one.keywords.items() if option != each.keywords[name]
+    } == {"shared_scores": (False, True)}
     count, batch, channels, head = theirs.args
     assert (count, batch) == frames.args[1:] == (512, 4)
     order, options = gspace(frames.args[0]).fibergroup.order(), frames.keywords
