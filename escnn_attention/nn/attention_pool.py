@@ -13,7 +13,7 @@ from escnn_attention._checks import check_int
 from escnn_attention.geometry.cache import cached
 from escnn_attention.groups.fibers import fibers, frames
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_points, check_shape, check_type
+from escnn_attention.nn.arguments import check_input, check_mask, check_points, check_shape, check_type
 from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.plain.attention_pool import AttentionPool as PlainAttentionPool
@@ -79,6 +79,32 @@ class AttentionPool(MaskedModule):
     ):
         plain = _pool(PlainAttentionPool, in_type, out, num_heads, head_fields, tokens, samples)
         super().__init__(in_type, FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr]), plain)
+
+    def attention_maps(self, input: GeometricTensor, mask: Tensor | None = None) -> Tensor:
+        r"""What the tokens attend to.
+
+        Args:
+            input: features of type ``in_type``.
+            mask: ``(B, *space)``, False for positions that are not there, which get zeros.
+
+        Returns:
+            Probabilities of shape ``(B, num_heads, tokens, poses, *space)``. Each map sums to 1 over the poses and the
+            space.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor, or ``mask`` no tensor of bool.
+            ValueError: another gspace or type, or a mask of another shape.
+
+        Example:
+            >>> import torch
+            >>> from escnn_attention import AttentionPool
+            >>> from escnn import gspaces, nn
+            >>> fields = nn.FieldType(gspaces.rot2dOnR2(4), 2 * [gspaces.rot2dOnR2(4).regular_repr])
+            >>> AttentionPool(fields, 10, num_heads=2).attention_maps(fields(torch.randn(3, 8, 7, 7))).shape
+            torch.Size([3, 2, 1, 4, 7, 7])
+        """
+        x = check_input(input, self.in_type, self)
+        return self.plain.attention_maps(x.tensor, None if mask is None else check_mask(mask, x.tensor))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape: a single position."""

@@ -58,6 +58,18 @@ class AttentionPool(_ClassTokens):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """What the tokens read of features; positions that a mask ``(B, *space)`` hides are not there."""
+        p, values = self._attend(x, mask)
+        read = torch.einsum("mbtnp,mbnpc->btmc", p.to(values.dtype), values).flatten(2)
+        out: Tensor = self.readout(read).flatten(1)
+        return out[(..., *[None] * (x.dim() - 2))]
+
+    def attention_maps(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What the tokens attend to, ``(B, M, T, P, *space)``."""
+        p, _ = self._attend(x, mask)
+        return p.permute(1, 0, 2, 4, 3).unflatten(-1, x.shape[2:])
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The probabilities ``(M, B, T, N, P)`` and the values ``(M, B, N, P, C)``."""
         check_grid(x.shape[2:])
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(1), 0.0)
@@ -65,10 +77,7 @@ class AttentionPool(_ClassTokens):
         if mask is not None:
             hidden = ~mask.flatten(1)[:, None, :, None]
             scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-        p = scores.flatten(-2).softmax(-1).unflatten(-1, scores.shape[-2:])
-        read = torch.einsum("mbtnp,mbnpc->btmc", p.to(values.dtype), values).flatten(2)
-        out: Tensor = self.readout(read).flatten(1)
-        return out[(..., *[None] * (x.dim() - 2))]
+        return scores.flatten(-2).softmax(-1).unflatten(-1, scores.shape[-2:]), values
 
 
 class PointAttentionPool(_ClassTokens):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from examples.experiments.options import Out, Seeds, training_command
 from examples.experiments.report import execute_all, marked
@@ -16,6 +17,7 @@ from examples.recipes import tables
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 _OUT = Path("runs/recipes")
+_ATTENTIVE = ("hybrid-rotmnist", "gsa-net-rotmnist", "hybrid-digits", "gsa-net-digits")
 
 
 class Network(str, Enum):
@@ -51,3 +53,17 @@ def ablations(
 
     names = [network.value for network in networks or Network]
     measure(out, names, seeds=seeds, group=group, epochs=epochs, limit_train=limit_train, limit_test=limit_test)
+
+
+@app.command()
+def heads(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Networks that have weights.", show_default=", ".join(_ATTENTIVE))
+    ] = None,
+    out: Out = _OUT / "heads",
+    images: Annotated[int, typer.Option(min=1, help="How many test images are looked at.")] = 32,
+) -> None:
+    """How many of its keys each head looks at, before training and after it: the exponential of its entropy."""
+    from examples.recipes.heads import measure
+
+    Console(soft_wrap=True).print(measure(out, names or list(_ATTENTIVE), images), highlight=False, markup=False)

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("jsonargparse")
 pytest.importorskip("sklearn")
@@ -18,7 +19,7 @@ from escnn_attention.training.errors import UserError
 from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
 from examples.experiments.twins import parameters
-from examples.recipes import ablations, cli, figures, tables
+from examples.recipes import ablations, cli, figures, heads, tables
 from tests import samples
 
 TINY = ["--seeds", "2", "--epochs", "1", "--group", "c2", "--limit-train", "32", "--limit-test", "10"]
@@ -109,3 +110,26 @@ def test_every_network_of_the_ablations_has_a_name():
 def test_mean():
     assert mean_and_error([1.0, 2.0, 3.0], 1) == "2.0 ± 0.6"
     assert mean_and_error([1.0], 1) == "1.0"
+
+
+def test_heads_look_at_as_many_keys_as_they_do():
+    uniform = torch.full((2, 3, 1, 4, 5, 5), 1 / 100)
+    torch.testing.assert_close(heads.numbers_of_keys(uniform), torch.full((3,), 100.0))
+    single = torch.zeros(2, 1, 2, 7, 1, 4, 5, 5)
+    single[..., 2, 1, 3] = 1
+    torch.testing.assert_close(heads.numbers_of_keys(single), torch.ones(1))
+    # Half of the images see one key, the other half 4: the mean of the entropies is that of 2.
+    single[0], single[0, ..., 0, 0] = 0, 0.25
+    torch.testing.assert_close(heads.numbers_of_keys(single), torch.full((1,), 2.0))
+
+
+def test_heads_of_every_attention_of_a_network(tmp_path):
+    text = _call("heads", "hybrid-digits", "gsa-net-digits", "--images", "4", "--out", tmp_path / "out")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| hybrid", "| gsa"))]
+    assert (tmp_path / "out" / "heads.md").read_text(encoding="utf-8").strip() in text
+    assert len(rows) == 1 + 3  # of a block; of a lifting and two blocks
+    for _, _, untrained, trained in rows:
+        before, after = ([float(number) for number in cell.strip(" |").split(", ")] for cell in (untrained, trained))
+        assert len(before) == len(after) > 1
+        assert min(before + after) >= 1
+        assert before != after

@@ -52,6 +52,26 @@ def test_is_the_formula():
     torch.testing.assert_close(pool(x).tensor[:, :, 0, 0], expected)
 
 
+def test_maps_are_what_it_reads_by_and_turn_with_the_input():
+    fields = spaces.regular(C4, 2)
+    pool, x = drawn(fields), spaces.random_field(fields, 3, 3)
+    mask = torch.rand(2, 3, 3) < 0.7
+    maps = pool.attention_maps(x, mask)  # B, M, T, P, X, Y
+    assert maps.shape == (2, 2, 2, 4, 3, 3)
+    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(2, 2, 2).double())
+    assert not maps.masked_select(~mask[:, None, None, None]).any()
+    values = pool.plain.project_in(x.tensor.movedim(1, -1))[2:]  # M, B, X, Y, P, C
+    read = torch.einsum("bmtpxy,mbxypc->btmc", maps, values).flatten(2)
+    torch.testing.assert_close(pool(x, mask).tensor.flatten(1), pool.plain.readout(read).flatten(1))
+
+    one = C4.fibergroup.element(1)
+    of_poses = nn.FieldType(C4, [C4.regular_repr])  # what a token gives to each pose is a regular field
+    straight = of_poses(pool.attention_maps(x)[:, 0, 0])
+    turned = pool.attention_maps(x.transform(one))[:, 0, 0]
+    torch.testing.assert_close(turned, straight.transform(one).tensor)
+    assert not torch.allclose(turned, straight.tensor)
+
+
 def test_what_is_hidden_reaches_nothing():
     fields = spaces.mixed(C4)
     pool, x = drawn(fields), spaces.random_field(fields, 3, 4)
