@@ -23,13 +23,13 @@ class Solver(str, Enum):
     rk4 = "rk4"
 
 
-@training_command(app, "epochs", "seed", "accelerator")
+@training_command(app, "epochs", "seed", "seeds", "accelerator")
 def constellations(small: Small = False, out: Out = _OUT, **training: Any) -> None:
     """Count patterns in the plane: accuracy, also on rotated clouds."""
     _run("constellations", out, small, None, training)
 
 
-@training_command(app, "epochs", "seed", "accelerator")
+@training_command(app, "epochs", "seed", "seeds", "accelerator")
 def springs(
     small: Small = False,
     out: Out = _OUT,
@@ -54,13 +54,13 @@ def springs(
     _run("springs", out, small, data_dir, training, changes)
 
 
-@training_command(app, "epochs", "seed", "accelerator")
+@training_command(app, "epochs", "seed", "seeds", "accelerator")
 def qm9(small: Small = False, out: Out = _OUT, data_dir: Folder = None, **training: Any) -> None:
     """Properties of molecules: μ, α, the HOMO, and the polarizability as a tensor."""
     _run("qm9", out, small, data_dir, training)
 
 
-@training_command(app, "epochs", "seed", "accelerator")
+@training_command(app, "epochs", "seed", "seeds", "accelerator")
 def shapes(
     small: Small = False,
     modelnet40: Annotated[

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from escnn_attention.training.errors import UserError
-from examples.experiments.report import marked, rows
+from examples.experiments.report import marked, mean_error, rows
 from examples.experiments.runs import DATA, Run
 from examples.point_clouds.measure import ROTATED, execute_and_rotate, once, rollout_errors, tensor_equivariance
 from examples.point_clouds.tables import SMALL, Experiment, experiments
@@ -35,10 +37,11 @@ def run_all(
     data_dir: Path | None,
     epochs: int | None,
     seed: int,
+    seeds: int,
     accelerator: str,
     data: Mapping[str, Any] | None = None,
 ) -> None:
-    """Train and test everything of a command; the tables are written after each run.
+    """Train and test everything of a command with every seed; the tables are written after each run.
 
     What is measured beyond the test may fail without an end to the other runs, and is measured when the command is
     started again.
@@ -49,7 +52,8 @@ def run_all(
         small: few clouds and epochs, narrow networks.
         data_dir: the folder of the data set; by default what the environment says.
         epochs: in place of those of the configurations.
-        seed: of everything.
+        seed: of everything, the first of the seeds. If it is not 0 the files are marked with the seeds.
+        seeds: how many there are, one after the other.
         accelerator: as Lightning's.
         data: other arguments of the data modules than those of the configurations.
 
@@ -73,24 +77,29 @@ def run_all(
     failed: list[str] = []
     for experiment in chosen:
         runs = experiment.runs(small)
-        file = out / f"{marked(experiment.name, caption)}.json"
-        results: list[dict[str, Any]] = []
-        for run in runs:
-            console.rule(run.label)
-            results.append(execute_and_rotate(run, folder, more, seed))
-            own = folder / f"{run.name}-{seed}"
+        file = out / f"{marked(experiment.name, caption, seed, seeds)}.json"
+        results: list[list[dict[str, Any]]] = [[] for _ in runs]
+        for number, (i, run) in itertools.product(range(seed, seed + seeds), enumerate(runs)):
+            label = run.label if seeds == 1 else f"{run.label}, seed {number}"
+            console.rule(label)
+            result = execute_and_rotate(run, folder, more, number)
+            results[i].append(result)
+            own = folder / f"{run.name}-{number}"
             try:
-                results[-1].update(_more(experiment, runs[0], own, results[-1], data_dir, accelerator))
+                result.update(_more(experiment, runs[0], own, result, data_dir, accelerator))
             except Exception:  # whatever it was, hours of training are worth their line of the table
                 console.print_exception()
-                failed.append(run.label)
-            file.write_text(json.dumps(rows(runs, results), indent=2) + "\n", encoding="utf-8")
-            file.with_suffix(".md").write_text(markdown(experiment, runs, results, caption), encoding="utf-8")
-            console.print(_table(experiment, runs, results, caption))
+                failed.append(label)
+            done = [pair for pair in zip(runs, results, strict=True) if pair[1]]
+            flat = [(run, result) for run, found in done for result in found]
+            file.write_text(json.dumps(rows(*zip(*flat, strict=True)), indent=2) + "\n", encoding="utf-8")
+            file.with_suffix(".md").write_text(markdown(experiment, done, caption), encoding="utf-8")
+            console.print(_table(experiment, done, caption))
         if experiment.name == "springs":
             from examples.point_clouds.figures import draw_rollouts
 
-            draw_rollouts(out / f"{marked('springs-rollout', caption)}.png", runs, results)
+            name = marked("springs-rollout", caption, seed, seeds)
+            draw_rollouts(out / f"{name}.png", runs, [found[0] for found in results])
         console.print(f"written: {file} and {file.with_suffix('.md').name}", highlight=False, soft_wrap=True)
     if failed:
         raise UserError(
@@ -127,27 +136,29 @@ def _gspace(described: Mapping[str, Any]) -> GSpace:
     return space
 
 
-def markdown(
-    experiment: Experiment, runs: Sequence[Run], results: Sequence[dict[str, Any]], caption: str | None = None
-) -> str:
-    """The table for the documentation, with what it was measured on."""
+Done = Sequence[tuple[Run, Sequence[dict[str, Any]]]]
+"""The runs that are done, and the results of each, one for each seed."""
+
+
+def markdown(experiment: Experiment, done: Done, caption: str | None = None) -> str:
+    """The table for the documentation, with what it was measured on: means over the seeds."""
     columns = _columns(experiment)
-    versions, hardware = results[0]["trained"]["versions"], results[0]["trained"]["hardware"]
+    found = done[0][1]
+    versions, hardware = found[0]["trained"]["versions"], found[0]["trained"]["hardware"]
     device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
     packages = ", ".join(f"{package} {versions[package]}" for package in ("torch", "escnn"))
-    data = results[0]["tested"]["configuration"]["data"]["init_args"]
+    data = found[0]["tested"]["configuration"]["data"]["init_args"]
+    seeds = [result["seed"] for result in found]
+    of_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}, means ± standard errors"
     clouds = ", ".join(
         f"{data.get(f'limit_{part}') or data.get(f'num_{part}') or 'all'} to {part}" for part in ("train", "test")
     )
     lines = [
         "| " + " | ".join(columns) + " |",
         "|---" + "|--:" * (len(columns) - 1) + "|",
-        *(
-            "| " + " | ".join(_cells(experiment, run, result)) + " |"
-            for run, result in zip(runs, results, strict=False)
-        ),
+        *("| " + " | ".join(_cells(experiment, run, results)) + " |" for run, results in done),
         "",
-        f"Clouds: {clouds}; batches of {data['batch_size']}; seed {results[0]['seed']}; {device}; {packages}.",
+        f"Clouds: {clouds}; batches of {data['batch_size']}; {of_seeds}; {device}; {packages}.",
         *(() if caption is None else ("", f"Small version: {caption}.")),
         *(() if not experiment.published else ("", f"Published: {experiment.published}.")),
     ]
@@ -161,42 +172,42 @@ def _columns(experiment: Experiment) -> list[str]:
     return [*columns, *_BEYOND.get(experiment.name, ()), "parameters", "epochs", "s per epoch", "memory (MB)"]
 
 
-def _cells(experiment: Experiment, run: Run, result: dict[str, Any]) -> list[str]:
+def _cells(experiment: Experiment, run: Run, results: Sequence[dict[str, Any]]) -> list[str]:
     cells = [run.label]
     for name, title in experiment.measures.items():
-        cells += [_number(value, percent="%" in title) for value in (result[name], result[ROTATED][name])]
-    if "rollout" in result:
-        errors, drifts = result["rollout"]["error"], result["rollout"]["drift"]
-        cells += [_number(errors[20]), _number(errors[99]), f"{100 * drifts[99]:.1f} %"]
-    elif "rotating" in result:
-        cells += [f"{result['rotating']['group']:.0e}", f"{result['rotating']['random']:.0e}"]
+        for found in (results, [result[ROTATED] for result in results]):
+            cells.append(_spread([result[name] for result in found], percent="%" in title))
+    if all("rollout" in result for result in results):
+        errors, drifts = ([result["rollout"][name] for result in results] for name in ("error", "drift"))
+        cells += [_spread([error[frame] for error in errors]) for frame in (20, 99)]
+        cells.append(f"{_spread([drift[99] for drift in drifts], percent=True)} %")
+    elif all("rotating" in result for result in results):
+        cells += [f"{max(result['rotating'][of] for result in results):.0e}" for of in ("group", "random")]
     else:
         cells += len(_BEYOND.get(experiment.name, ())) * [""]  # a measurement that failed
-    seconds = sorted(row["seconds"] for row in result["curve"])
-    memory = max(row["memory"] for row in result["curve"])
+    curves = [row for result in results for row in result["curve"]]
     return [
         *cells,
-        f"{result['parameters']:,}",
-        str(len(result["curve"])),
-        f"{seconds[len(seconds) // 2]:.1f}",
-        f"{memory:.0f}",
+        f"{results[0]['parameters']:,}",
+        str(len(results[0]["curve"])),
+        f"{statistics.median(row['seconds'] for row in curves):.1f}",
+        f"{max(row['memory'] for row in curves):.0f}",
     ]
 
 
-def _number(value: float, percent: bool = False) -> str:
-    if percent:
-        return f"{100 * value:.1f}"
-    return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
+def _spread(values: Sequence[float], percent: bool = False) -> str:
+    """The mean, and where there are several the standard error."""
+    mean, error = mean_error([100 * value for value in values] if percent else values)
+    digits = ".1f" if percent else ".3f" if 0.01 <= abs(mean) < 1000 else ".1e"
+    return f"{mean:{digits}}" if len(values) == 1 else f"{mean:{digits}} ± {error:{digits}}"
 
 
-def _table(
-    experiment: Experiment, runs: Sequence[Run], results: Sequence[dict[str, Any]], caption: str | None
-) -> Table:
+def _table(experiment: Experiment, done: Done, caption: str | None) -> Table:
     table = Table(
         title=experiment.name, caption=None if caption is None else f"SMALL: {caption}", caption_justify="left"
     )
     for i, column in enumerate(_columns(experiment)):
         table.add_column(column, justify="right" if i else "left")
-    for run, result in zip(runs, results, strict=False):
-        table.add_row(*_cells(experiment, run, result))
+    for run, results in done:
+        table.add_row(*_cells(experiment, run, results))
     return table

@@ -119,6 +119,35 @@ def test_full_versions_have_the_published_sizes():
     assert list(experiments("qm9", True)[0].measures) == ["mae_mu", "mae_alpha", "mae_homo"]
 
 
+def test_a_table_of_several_seeds(tmp_path, monkeypatch):
+    def trained(run, folder, more, seed):
+        assert folder == tmp_path / "full"
+        found = 0.9 + 0.01 * seed
+        hardware = {"processor": "some", "threads": 1, "cores": 2}
+        return {
+            "seed": seed,
+            "accuracy": found,
+            "rotated": {"accuracy": found - 0.5},
+            "parameters": 1234,
+            "curve": [{"seconds": 2.0 + seed, "memory": 50.0 + seed}],
+            "weights_sha256": "",
+            "trained": {"versions": {"torch": "2", "escnn": "1"}, "hardware": hardware},
+            "tested": {"configuration": {"data": {"init_args": {"batch_size": 32}}}},
+        }
+
+    monkeypatch.setattr(report, "execute_and_rotate", trained)
+    options = ["constellations", "--seed", "1", "--seeds", "3", "--out", str(tmp_path)]
+    assert CliRunner().invoke(cli.app, options, catch_exceptions=False).exit_code == 0
+    rows = json.loads((tmp_path / "constellations-seeds1-3.json").read_text(encoding="utf-8"))
+    assert [(row["label"], row["seed"]) for row in rows] == [
+        (label, seed) for label in ("C4 attention", "twin") for seed in (1, 2, 3)
+    ]
+    page = (tmp_path / "constellations-seeds1-3.md").read_text(encoding="utf-8")
+    # 91, 92 and 93: a standard deviation of 1, and a standard error of 1/sqrt(3).
+    assert "| C4 attention | 92.0 ± 0.6 | 42.0 ± 0.6 | 1,234 | 1 | 4.0 | 53 |" in page
+    assert "seeds 1 to 3, means ± standard errors" in page
+
+
 def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
     few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
     few |= {tables._POTENTIAL + ".fields": 2, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
