@@ -139,8 +139,25 @@ def check_points(name: str, onnx: bool = False) -> None:
     """A program of PyTorch's, or what ONNX is made of it, for other numbers of points, clouds and edges."""
     plain, inputs, named = on_points(CASES[name])
     program = program_of_points(plain, inputs, named)
+    if onnx:
+        check_outputs(points_in_onnx(program), plain, inputs, named, 2e-5)
+    else:
+        check_program(program, plain, inputs, named)
+
+
+def check_program(program: ExportedProgram, plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> None:
     assert not any("escnn" in operator for operator in operators(program))
-    run, tolerance = (points_in_onnx(program), 2e-5) if onnx else (program.module(), 1e-5)
+    check_outputs(program.module(), plain, inputs, named)
+
+
+def check_outputs(
+    run: Callable[..., Tensor],
+    plain: nn.Module,
+    inputs: list[Tensor],
+    named: dict[str, Tensor],
+    tolerance: float = 1e-5,
+) -> None:
+    """Those of other numbers of points, clouds and edges too."""
     with torch.no_grad():
         for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
             assert_same(run(*tensors, **options), plain(*tensors, **options), tolerance)
@@ -170,14 +187,14 @@ def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in ON_POINTS if "Self" in name])
-def test_programs_take_any_number_of_points(name):
-    check_points(name)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["PointSelfAttention", "PointSelfAttention, features of edges"])
-def test_onnx_takes_any_number_of_points(name):
-    check_points(name, onnx=True)
+def test_files_of_points_take_any_number_and_are_used_where_neither_package_is(name, tmp_path, run_python):
+    """A program, its file elsewhere, and what ONNX is made of it: one program for all, which takes seconds to write."""
+    plain, inputs, named = on_points(CASES[name])
+    program = program_of_points(plain, inputs, named)
+    check_program(program, plain, inputs, named)
+    more, others = twice_as_many(inputs, named)
+    assert error_elsewhere(tmp_path, run_python, plain, program, *more, **others) < 1e-5
+    check_outputs(points_in_onnx(program), plain, inputs, named, 2e-5)  # last: ONNX changes the program
 
 
 @pytest.mark.exhaustive
@@ -212,26 +229,36 @@ def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["mixed", *(name for name in ON_GRIDS if not hasattr(models, name))])
-def test_files_have_pytorch_operators_only_and_take_any_number_of_images(name):
-    check_files(MIXED if name == "mixed" else CASES[name])
+def test_files_take_any_number_of_images_and_are_used_where_neither_package_is(name, tmp_path, run_python):
+    case = MIXED if name == "mixed" else CASES[name]
+    plain, x = plain_and_input(case)
+    program = program_of(plain, x)
+    assert error_elsewhere(tmp_path, run_python, plain, program, several(x)) < 1e-5
+    check_files(plain, x, program)
+
+
+def test_exported_modules_need_what_their_parts_are_of(without_escnn):
+    """Unlike their files."""
+    with pytest.raises(AssertionError, match="escnn"):
+        without_escnn(*plain_and_input(MIXED))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ON_GRIDS)
 def test_files_of_layers_and_networks(name):
-    check_files(CASES[name])
+    plain, x = plain_and_input(CASES[name])
+    check_files(plain, x, program_of(plain, x))
 
 
-def check_files(case: Case) -> None:
-    """A program of PyTorch's, and what ONNX is made of it."""
-    plain, x = plain_and_input(case)
-    program = program_of(plain, x)
+def check_files(plain: nn.Module, x: Tensor, program: ExportedProgram) -> None:
+    """A program of PyTorch's operators only, and what ONNX is made of it."""
     numbers = {"<built-in function getitem>", "<built-in function add>", "<built-in function mul>"}
     assert operators(program) <= {"aten"} | numbers, operators(program)
     batches = several(x), x[:1]
+    run = program.module()
     for images in batches:
         with torch.no_grad():
-            assert_same(program.module()(images), plain(images))
+            assert_same(run(images), plain(images))
     ort = pytest.importorskip("onnxruntime")
     session = ort.InferenceSession(onnx_of(program).model_proto.SerializeToString())
     for images in batches:
@@ -253,20 +280,6 @@ def error_elsewhere(folder, run_python, plain: nn.Module, program: ExportedProgr
     torch.save((inputs, named, plain(*inputs, **named)), folder / "inputs.pt")
     torch.export.save(program, folder / "n.pt2")
     return float(run_python(_ELSEWHERE, folder / "n.pt2", folder / "inputs.pt"))
-
-
-def test_files_are_used_where_neither_package_is(tmp_path, run_python, without_escnn):
-    plain, x = plain_and_input(MIXED)
-    assert error_elsewhere(tmp_path, run_python, plain, program_of(plain, x), several(x)) < 1e-5
-    with pytest.raises(AssertionError, match="escnn"):  # as a module it needs what its parts are of
-        without_escnn(plain, x)
-
-
-def test_files_of_points_are_used_where_neither_package_is(tmp_path, run_python):
-    plain, inputs, named = on_points(CASES["PointSelfAttention"])
-    program = program_of_points(plain, inputs, named)
-    more, others = twice_as_many(inputs, named)
-    assert error_elsewhere(tmp_path, run_python, plain, program, *more, **others) < 1e-5
 
 
 def onnx_of(program: ExportedProgram) -> torch.onnx.ONNXProgram:
