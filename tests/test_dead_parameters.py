@@ -61,7 +61,7 @@ ELSEWHERE_ALIVE = {
 """Parameters that are alive on larger grids, for other weights, or in another use of a module."""
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_layers_and_networks(name):
     dead = dead_entries(CASES[name], draws=12 if "Net" in name or "CNN" in name else 3)

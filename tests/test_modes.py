@@ -211,7 +211,7 @@ def draw(request) -> random.Random:
     return random.Random(f"{request.config.option.hypothesis_seed} {request.node.name}")
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CASES)
 def test_no_mode_spoils_another(name, draw):
     check(CASES[name], draw.sample(MODES, 2))
@@ -236,7 +236,7 @@ def served(case: Case) -> Iterator[str]:
             yield backend
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in CASES if "Attention" in name or "Transformer" in name])
 def test_transforms_go_through_all_that_serves(name, draw):
     """Each by one of them."""

@@ -159,10 +159,9 @@ def test_table_3_runs(tmp_path, monkeypatch):
         for name, array in arrays.items():
             with h5py.File(tmp_path / f"camelyonpatch_level_2_split_{part}_{name}.h5", "w") as file:
                 file.create_dataset(name, data=array)
-    monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[1:3])
-    rows = _run("table3", tmp_path, tmp_path / "out", monkeypatch, {f"{NETWORK}.blocks": 2})
-    assert [row["label"] for row in rows] == ["p4 DenseNet", "α_F-p4 DenseNet"]
-    assert [row["group"] for row in rows] == ["p4", "p4"]
+    monkeypatch.setattr(tables, "_TABLE_3", tables._TABLE_3[2:3])
+    (row,) = _run("table3", tmp_path, tmp_path / "out", monkeypatch, {f"{NETWORK}.blocks": 2})
+    assert (row["label"], row["group"]) == ("α_F-p4 DenseNet", "p4")
 
 
 def test_the_small_table_2_has_all_kinds_of_networks():

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example, "PLANE", (4,))
-    monkeypatch.setattr(example, "VOLUME", (12,))
-    monkeypatch.setattr(example, "WITH_REFLECTIONS", {"O(2)": (4,), "O(3)": (8,)})
+    monkeypatch.setattr(example, "VOLUME", (4,))
+    monkeypatch.setattr(example, "WITH_REFLECTIONS", {"O(2)": (4,), "O(3)": (4,)})
     monkeypatch.setattr(sys, "argv", ["", "--output", str(tmp_path), "--dpi", "30", "--draws", "1"])
     example.main()
     page = (ROOT / "docs" / "continuous.md").read_text(encoding="utf-8")

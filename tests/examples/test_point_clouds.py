@@ -75,6 +75,17 @@ def molecules(data_dir, monkeypatch):
     return data_dir
 
 
+@pytest.fixture
+def as_wide(monkeypatch):
+    """Twins that are as wide as the equivariant networks: those of as many parameters take long to find."""
+
+    def fields(run):
+        network = run.configuration()["model"]["network"]["init_args"]
+        return network.get("potential", {"init_args": network})["init_args"]["fields"]
+
+    monkeypatch.setattr(tables, "parameters", fields)
+
+
 @pytest.mark.parametrize("name", ["constellations", "springs"])
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_twins_have_as_many_parameters_and_no_symmetry(name, small):
@@ -91,11 +102,8 @@ def test_twins_have_as_many_parameters_and_no_symmetry(name, small):
         assert (space == "escnn.gspaces.trivialOnR2") == (run is twin)
 
 
-def test_learning_rates_of_small_versions(monkeypatch):
-    # Twins are not looked for: their sizes are those of the equivariant networks.
-    monkeypatch.setattr(
-        tables, "parameters", lambda run: run.configuration()["model"]["network"]["init_args"]["fields"]
-    )
+@pytest.mark.usefixtures("as_wide")
+def test_learning_rates_of_small_versions():
     for experiment in [*experiments("qm9", True), *experiments("shapes", True)]:
         equivariant, twin = experiment.runs(True)
         rates = [run.configuration()["model"]["optimizer"]["init_args"]["lr"] for run in (equivariant, twin)]
@@ -119,6 +127,7 @@ def test_full_versions_have_the_published_sizes():
     assert list(experiments("qm9", True)[0].measures) == ["mae_mu", "mae_alpha", "mae_homo"]
 
 
+@pytest.mark.usefixtures("as_wide")
 def test_a_table_of_several_seeds(tmp_path, monkeypatch):
     def trained(run, folder, more, seed):
         assert folder == tmp_path / "full"
@@ -148,6 +157,7 @@ def test_a_table_of_several_seeds(tmp_path, monkeypatch):
     assert "seeds 1 to 3, means ± standard errors" in page
 
 
+@pytest.mark.usefixtures("as_wide")
 def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
     few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
     few |= {tables._POTENTIAL + ".fields": 2, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
@@ -215,6 +225,7 @@ def test_what_lightning_trains_on():
     assert (measure.device_of("auto").type != "cpu") == (torch.cuda.is_available() or torch.mps.is_available())
 
 
+@pytest.mark.usefixtures("as_wide")
 def test_a_measurement_that_fails_loses_no_training(molecules, tmp_path, monkeypatch):
     """And the folder of the data, which is the only one with tensors, reaches the measurements."""
     options = ["qm9", "--small", "--epochs", "1", "--data-dir", str(molecules), "--out", str(tmp_path / "out")]

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from escnn_attention.plain.kernels import PoseKernel
 
 # Each example of these tests builds a network.
-few_examples = settings(max_examples=settings.default.max_examples * 2 // 5)
+few_examples = settings(max_examples=settings.default.max_examples // 5)
 
 
 def count(module):

@@ -84,6 +84,7 @@ def test_grids_are_the_published_ones():
     assert seen == [26, 24, 12, 10, 8, 6, 4, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attention", KINDS)
 def test_equivariant_and_exported(attention):
     network = settled(GroupCNN.rotmnist(P4, width=1, attention=attention), 2, 1, 28, 28, spread=3)

@@ -36,6 +36,7 @@ def tiny(gspace, **options):
     return GSANet(gspace, 1, 3, **{**arguments, "num_heads": 2, "kernel_size": 3, **options})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parameters_and_how_they_differ_from_the_published(name):
     """What is not there has no effect on the scores, or made step functions of the encoders."""
@@ -57,6 +58,7 @@ def test_parameters_and_how_they_differ_from_the_published(name):
         assert count(network) == published - left_out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_only_the_pose_embedding_depends_on_the_group(name):
     counts = {}

@@ -88,6 +88,7 @@ def test_leapfrog_keeps_the_energy_for_long():
     assert abs(energies["rk4"] - 1) > 0.9
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("space", [gspaces.flipRot2dOnR2(3), gspaces.dihedralOnR3(2)])
 def test_symmetry_and_conservation(space):
     """Turned systems move in turned ways, moved ones the same way, and momentum and energy are conserved."""

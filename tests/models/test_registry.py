@@ -50,6 +50,7 @@ def test_every_name_is_tried():
     assert set(models.list_models()) == set(SMALL) | set(models.list_models(pretrained=True))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SMALL)
 def test_names_make_networks_that_are_saved(name, tmp_path):
     network = models.create(name, **SMALL[name])
@@ -138,15 +139,16 @@ def _chosen_as_described(name, described):
     return chosen
 
 
-def test_networks_of_digits_are_those_of_the_comparison():
+@pytest.mark.sampled(1)  # to find the widths of a network takes a second
+@pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
+def test_networks_of_digits_are_those_of_the_comparison(name):
     networks = pytest.importorskip("escnn_attention.training.comparison.networks")
     settings = pytest.importorskip("escnn_attention.training.comparison.settings").Settings()
     images = pytest.importorskip("escnn_attention.training.comparison.images").load_images("digits")
-    for name in ("steerable", "hybrid", "gsa-net"):
-        described = networks.describe_network(name, settings.group, images.size, 10, settings.parameters)
-        chosen = _chosen_as_described(f"{name}-digits", described)
-        data = images.describe(1)["init_args"]
-        assert {key: data[key] for key in chosen.data_options} == chosen.data_options
+    described = networks.describe_network(name, settings.group, images.size, 10, settings.parameters)
+    chosen = _chosen_as_described(f"{name}-digits", described)
+    data = images.describe(1)["init_args"]
+    assert {key: data[key] for key in chosen.data_options} == chosen.data_options
 
 
 @pytest.mark.parametrize("name", ["gsa-net-rotmnist", "hybrid-rotmnist", "steerable-rotmnist"])
@@ -170,7 +172,7 @@ def test_every_trained_network_has_a_card():
         assert f"### {name}" in page
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     pytest.importorskip("escnn_attention.training")
@@ -189,6 +191,7 @@ def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     assert found.numbers["accuracy"] == pytest.approx(said, abs=bound)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_commute_with_their_group(name):
     network = models.from_pretrained(name)

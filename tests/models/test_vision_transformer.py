@@ -20,7 +20,7 @@ def drawn(gspace, **options):
     return network
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("class_token", "registers"), [(True, 0), (False, 0), (True, 2), (False, 2)])
 @pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
 def test_invariant_with_invariants_alone(gspace, class_token, registers):

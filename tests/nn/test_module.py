@@ -163,6 +163,7 @@ def convolutional():
     )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*MODULES, "a network with a convolution"])
 def test_exports_need_no_escnn(without_escnn, convolutional, name):
     module, space = build(name) if name in MODULES else (convolutional, (5, 5))

@@ -12,6 +12,7 @@ from escnn_attention import SphereSelfAttention, SphereTransformerBlock
 from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, irrep, mixed, on_sphere, scalars
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("space", SPACES)
 def test_the_block(space):
     space = SPACES[space]

@@ -131,6 +131,7 @@ def test_grids_that_are_not_square():
     assert turned[0].lines[0].get_data() == ([3], [1])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_any_precision(dtype):
     x, lifting, attention = system()

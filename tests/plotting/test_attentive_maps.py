@@ -252,6 +252,7 @@ def test_the_mode_of_the_model_is_restored_and_any_precision():
             np.testing.assert_allclose(shown(ax), shown(other), atol=1e-5 if dtype == torch.float64 else 0.15)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_image_gets_the_precision_of_the_model(dtype):
     x, model = network()

@@ -80,6 +80,7 @@ def test_the_animation_takes_reflections_and_plain_tensors_and_is_saved(tmp_path
     assert len(animation._fig.axes) == 1 + 2 * 8
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_any_precision(dtype):
     x, lifting, _ = system()

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 import escnn_attention
 from escnn_attention.training.cli import _choose_threads, app
 
-TINY = ["--networks", "cnn,steerable", "--group", "c4", "--epochs", "1", "--parameters", "600"]
+TINY = ["--networks", "cnn", "--group", "c4", "--epochs", "1", "--parameters", "600"]
 TINY += ["--limit-train", "50", "--limit-test", "20", "--batch-size", "25", "--accelerator", "cpu"]
 
 
@@ -59,7 +59,7 @@ def test_table_and_files(run, tmp_path):
 
     again = run(*TINY, "--output", output)
     assert again.exit_code == 0
-    assert "steerable is finished, it is not trained again" in again.output
+    assert "cnn is finished, it is not trained again" in again.output
 
     changed = run(*TINY, "--output", output, "--learning-rate", 0.1)
     assert changed.exit_code == 2

@@ -79,7 +79,7 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
 def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:
     """The configuration of a command as plain values."""
     # With nulls: one that is given in place of another default is part of the configuration. What was parsed is valid.
-    dumped = yaml.safe_load(parser.dump(config, skip_unset=False, skip_validation=True))
+    dumped = json.loads(parser.dump(config, format="json", skip_unset=False, skip_validation=True))
     found: dict[str, Any] = dumped if subcommand is None else dumped[subcommand]
     return found
 

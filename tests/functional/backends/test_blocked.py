@@ -66,7 +66,7 @@ def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "softmax", watch(torch.Tensor.softmax))
     monkeypatch.setattr(torch.Tensor, "gather", watch(torch.Tensor.gather))
     for window in (Window(), Window(5)):
-        tensors, grid, terms = case(2, 2, 2, (12, 12), window, {"spatial", "pose"}, batch=3)
+        tensors, grid, terms = case(2, 2, 2, (8, 8), window, {"spatial", "pose"})
         attention(*tensors, grid, terms, query="own", backend="blocked").sum().backward()
     assert 0 < largest <= 3000
 

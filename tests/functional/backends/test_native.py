@@ -27,7 +27,7 @@ def test_agrees_with_the_reference_in_bands_of_any_size(arguments, chunk):
     assert_same(got, outputs_and_gradients("reference", *arguments))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("shape", "window"),

@@ -29,7 +29,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
 
 
 @interpreted
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize(
     ("order", "key_poses", "shape", "window", "kinds"),
@@ -258,7 +258,7 @@ def test_is_one_node_for_compilers():
 
 
 @interpreted
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize("name", ["flip", "C2", "C4"])
 def test_layers_are_equivariant(name, query):

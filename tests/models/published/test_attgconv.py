@@ -316,6 +316,7 @@ def test_the_other_networks(make, formula, size, network, kind, poses):
     assert isinstance(got, network)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["full", "features"])
 def test_every_tensor_matters(kind):
     """So that a tensor that is not read, or read twice, is found out."""

@@ -87,10 +87,10 @@ def test_training_that_was_finished_is_only_measured(tiny, compared, listener):
 
 
 def compare_until_killed(settings):
-    """Which comes at once in the fourth epoch."""
+    """Which comes at once in the third epoch."""
 
     def kill(module):
-        if module.current_epoch == 3:
+        if module.current_epoch == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Classifier.on_train_epoch_start = kill
@@ -98,14 +98,14 @@ def compare_until_killed(settings):
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(tiny, listener, fork, one_thread):
-    settings = replace(tiny, epochs=5)
+    settings = replace(tiny, epochs=3)
     folder = settings.folder / "cnn"
     process = fork(compare_until_killed, settings)
     process.join(timeout=200)
     assert process.exitcode == -signal.SIGKILL
     finished = read_checkpoint(folder / "last.ckpt")["epoch"] + 1
     before = epochs_of(folder)
-    assert len(before) == finished == 3
+    assert len(before) == finished == 2
 
     resumed = compare(settings, listener).results[0]
     assert listener.heard(f"resuming cnn at epoch {finished + 1} of {settings.epochs} from {folder / 'last.ckpt'}")
