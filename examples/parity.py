@@ -188,12 +188,18 @@ def _of_fixed_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> It
         lie_dim, q_dim, rep_dim = 3, 0, 3
         matrixify, lift = groups.SE2_canonical.matrixify, groups.SE2_canonical.lift
 
-    spaces = {"T(2)": (groups.T(2), 2, 1), "T(3)": (groups.T(3), 3, 1), "SE(2)_canonical": (Canonical(), 2, 4)}
-    for group, (made, dim, lifts) in spaces.items():
+    # The group, the dimension, the lifts of a point, and how many points are seen, 0 for all.
+    spaces = [
+        ("T(2)", groups.T(2), 2, 1, 0),
+        ("T(2)", groups.T(2), 2, 1, 3),
+        ("T(3)", groups.T(3), 3, 1, 0),
+        ("SE(2)_canonical", Canonical(), 2, 4, 0),
+    ]
+    for group, made, dim, lifts, nearest in spaces:
         for what, (options, normalization) in _LIE_KINDS.items():
-            theirs = network(group=made, liftsamples=lifts, **_LIE_SIZES, **options).eval()
+            theirs = network(group=made, liftsamples=lifts, mc_samples=nearest, **_LIE_SIZES, **options).eval()
             randomise(theirs, 0.4)
-            given = {"normalization": normalization, "lift_samples": lifts}
+            given = {"normalization": normalization, "lift_samples": lifts, "mc_samples": nearest}
             ours = from_published(theirs.state_dict(), "lie_transformer", group=group, **given)
             x, f = torch.randn(2, 5, dim), torch.randn(2, 5, 3)
             there, batch = torch.ones(2, 5, dtype=torch.bool), torch.arange(2).repeat_interleave(5)
@@ -203,25 +209,29 @@ def _of_fixed_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> It
             turned = x @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]]) if lifts == 4 else x
             moved = _of_clouds(turned + 1, networks, rest)
             adapted = "a comma in LieConv" + ("; a subclass of the group, which cannot be made" if lifts == 4 else "")
-            yield row(f"{group}, {what}: output", error(z, y), adapted, error(moved[0], y), error(moved[1], z))
+            name = ", ".join([group, *([f"{nearest} nearest"] if nearest else []), what])
+            yield row(f"{name}: output", error(z, y), adapted, error(moved[0], y), error(moved[1], z))
 
 
 def _of_drawn_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> Iterator[Row]:
     """On all rotations of the plane and of space: what is drawn there is given to both networks."""
     seven = {"use_pseudo": True, "dual_quaternions": False, "positive_quaternions": True}
-    # The group, its options, the lifts of a point, and what a hyperbolic tangent does.
-    spaces: list[tuple[str, dict[str, bool], int, str | None]] = [
-        ("SE(2)", {}, 2, None),
-        ("SE(2)", {}, 3, "tanh"),
-        ("SE(3)", {}, 2, None),
-        ("SE(3)", seven, 4, None),
-        ("SE(3)", seven, 4, "tanh"),
+    # The group, its options, the lifts of a point, what a hyperbolic tangent does, and how many lifts are seen.
+    spaces: list[tuple[str, dict[str, bool], int, str | None, int]] = [
+        ("SE(2)", {}, 2, None, 0),
+        ("SE(2)", {}, 2, None, 4),
+        ("SE(2)", {}, 3, "tanh", 0),
+        ("SE(3)", {}, 2, None, 0),
+        ("SE(3)", {}, 2, None, 4),
+        ("SE(3)", seven, 4, None, 0),
+        ("SE(3)", seven, 4, "tanh", 0),
+        ("SE(3)", seven, 4, "tanh", 9),
     ]
-    for group, of_group, lifts, nonlinearity in spaces:
+    for group, of_group, lifts, nonlinearity, nearest in spaces:
         dim = int(group[3])
         for what, (options, normalization) in _LIE_KINDS.items():
             made = groups.SE2(**of_group) if dim == 2 else groups.SE3(**of_group)
-            both = {"lie_algebra_nonlinearity": nonlinearity}
+            both = {"lie_algebra_nonlinearity": nonlinearity, "mc_samples": nearest}
             theirs = network(group=made, liftsamples=lifts, **_LIE_SIZES, **options, **both).eval()
             randomise(theirs, 0.4)
             both |= {"lift_samples": lifts, "positive_quaternions": "use_pseudo" in of_group}
@@ -236,8 +246,9 @@ def _of_drawn_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> It
             angle = 2 * math.pi * turn
             moved = rotate(angle if dim == 2 else turn, x) + 1, f, drawn + turn if dim == 2 else product(turn, drawn)
             errors = [error(*pair) for pair in zip(_of_lifted(*moved, theirs, ours), (y, z), strict=True)]
-            name = ", ".join([group, *(["quaternions"] if of_group else []), *([nonlinearity] if nonlinearity else [])])
-            yield row(f"{name}, {what}: output", error(z, y), "rotations that are given to it", *errors)
+            parts = {"quaternions": of_group, nonlinearity: nonlinearity, f"{nearest} nearest": nearest}
+            name = ", ".join([group, *(part for part, there in parts.items() if part and there), what])
+            yield row(f"{name}: output", error(z, y), "rotations that are given to it", *errors)
 
 
 def _of_one_half(q: Tensor) -> Tensor:

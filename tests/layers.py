@@ -259,6 +259,11 @@ CASES = {
         ),
         batch=BATCH,
     ),
+    "LieTransformer, nearest lifts": on_points(
+        lambda: models.LieTransformer(SO2, 2, 3, fields=4, num_blocks=1, num_heads=2, lift_samples=2, num_neighbours=4),
+        batch=BATCH,
+        mask=MASK,
+    ),
     "LieTransformer, lifts": on_points(
         lambda: models.LieTransformer(SO2, 2, 3, fields=4, num_blocks=1, num_heads=2, lift_samples=2),
         batch=BATCH,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -161,10 +161,13 @@ class Neighbourhood:
         radius: the largest distance, in the units of the coordinates; None for any.
         num_neighbours: the nearest so many, the point itself included; None for all. Of other points at the same
             distance any is taken.
+        metric: the distance of points ``(..., d)`` that broadcast against each other, ``(...)``; None for that of their
+            coordinates.
     """
 
     radius: float | None = None
     num_neighbours: int | None = None
+    metric: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)
 
     @property
     def is_global(self) -> bool:
@@ -187,7 +190,20 @@ class Neighbourhood:
         cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
         if self.is_global:
             return WholeClouds(cloud)
-        return Lists(self._by_tree(x, cloud) if x.device.type == "cpu" else self._by_distances(x, cloud), len(x))
+        by_tree = x.device.type == "cpu" and self.metric is None
+        return Lists(self._by_tree(x, cloud) if by_tree else self._by_distances(x, cloud), len(x))
+
+    def precise(self, x: Tensor) -> Tensor:
+        """Coordinates in the precision in which distances are worked out, on every device as the tree does.
+
+        Those of a metric are no matter of the tree, and ONNX has no angles in double precision.
+        """
+        single = self.metric is not None or x.device.type == "mps"
+        return x.to(working_precision(x.dtype)) if single else x.double()
+
+    def squares(self, query: Tensor, key: Tensor) -> Tensor:
+        """The squared distances ``(...)`` of points ``(..., d)`` that broadcast against each other."""
+        return (key - query).square().sum(-1) if self.metric is None else self.metric(query, key).square()
 
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
@@ -220,8 +236,7 @@ class Neighbourhood:
     def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
-        # As the tree does: the same points are neighbours on every device.
-        x = x.to(working_precision(x.dtype) if x.device.type == "mps" else torch.float64)
+        x = self.precise(x)
         bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
         order, sizes = _in_order(cloud)
         # For every point where its cloud starts in this order, and how many points it has.
@@ -232,7 +247,7 @@ class Neighbourhood:
         for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
             keys = _rows(order, first, number, int(number.max()))
             there = keys >= 0
-            square = (x[keys] - x[queries][:, None]).square().sum(-1).masked_fill(~there, torch.inf)
+            square = self.squares(x[queries][:, None], x[keys]).masked_fill(~there, torch.inf)
             # A point is the nearest to itself, also where others lie at the same place.
             square = square.masked_fill(keys == queries[:, None], -1.0)
             if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:

@@ -38,8 +38,8 @@ def times_seen(places: Tensor, edge_index: Tensor | None, batch: Tensor | None, 
     together = None if batch is None else batch[:, None] == batch
     if rule.is_global:
         return None if together is None else together.float()
-    x = places.double()
-    square = (x - x[:, None]).square().sum(-1)
+    x = rule.precise(places)
+    square = rule.squares(x[:, None], x)
     if together is not None:
         square = square.masked_fill(~together, torch.inf)
     # A point is the nearest to itself, also where others lie at the same place.

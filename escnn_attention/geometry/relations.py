@@ -56,6 +56,10 @@ class Relation(ABC):
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """The relation ``(..., size)`` of positions ``(..., d)`` that broadcast against each other."""
 
+    def scaled(self, coords: Tensor, length: float) -> Tensor:
+        """Coordinates ``(..., d)`` in units of a length."""
+        return coords / length
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -194,6 +198,8 @@ class LiftedMotion(Relation):
     What is seen, r, may be limited in its length, so that far away points do not look unlike all others:
     :math:`\tanh(\lVert r \rVert / l)\, r / \lVert r \rVert`, with :math:`10^{-6}` added to the length.
 
+    Neighbours are the nearest by :meth:`distance`, which no motion changes either.
+
     Args:
         rotation: ``"vector"`` for the logarithm, ``"quaternion"``.
         limit: the length l beyond which the lengths of what is seen hardly grow, to 1; None for no limit.
@@ -233,6 +239,24 @@ class LiftedMotion(Relation):
         seen = torch.cat([translation, rotation], dim=-1)
         return seen if self.limit is None else _limited(seen, self.limit)
 
+    def scaled(self, coords: Tensor, length: float) -> Tensor:
+        """Motions whose positions are in units of a length; rotations have none."""
+        dim = _dim_of(coords)
+        return torch.cat([coords[..., :dim] / length, coords[..., dim:]], dim=-1)
+
+    def distance(self, query: Tensor, key: Tensor) -> Tensor:
+        r"""The distance of two motions as published, ``(...)``: of what is seen, :math:`0.2` times the length of the
+        rotation plus :math:`0.8` times that of the translation.
+
+        Of quaternions the first three numbers count as the rotation, and the last with the translation.
+        """
+        seen = self(query, key)
+        dim = _dim_of(query)
+        translation, rotation = seen[..., :dim], seen[..., dim:]
+        if self.rotation == "quaternion":
+            translation, rotation = torch.cat([translation, rotation[..., 3:]], dim=-1), rotation[..., :3]
+        return 0.2 * rotation.square().sum(-1).sqrt() + 0.8 * translation.square().sum(-1).sqrt()
+
     def __repr__(self) -> str:
         options = [] if self.rotation == "vector" else [repr(self.rotation)]
         options += [] if self.limit is None else [f"limit={self.limit:g}"]
@@ -271,6 +295,11 @@ class LogPolar(Relation):
         dot = (x * y).sum(-1)
         cross = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
         return torch.stack(torch.broadcast_tensors(ratio, dot, cross), dim=-1)
+
+
+def _dim_of(motions: Tensor) -> int:
+    """The dimension of the space that motions move."""
+    return 2 if motions.shape[-1] == MOTION_SIZES[2] else 3
 
 
 def _limited(x: Tensor, limit: float) -> Tensor:

@@ -107,6 +107,9 @@ class LieTransformer(CloudNetwork):
             point: see :class:`~escnn_attention.nn.PointLift`. The sum over h is then over them.
         positive_quaternions: draw them with positive real parts, where ``relation`` is
             ``LiftedMotion("quaternion")``: see :class:`~escnn_attention.nn.PointLift`.
+        num_neighbours: points attend to the nearest so many, themselves included; with ``lift_samples`` every lift to
+            the nearest so many lifts, by :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`. None
+            for all.
 
     Attributes:
         in_type: the type of the features.
@@ -149,6 +152,7 @@ class LieTransformer(CloudNetwork):
         backend: str = "auto",
         lift_samples: int | None = None,
         positive_quaternions: bool = False,
+        num_neighbours: int | None = None,
     ):
         check_option("readout", readout, ("clouds", "points"))
         check_option("pool", pool, ("mean", "max"))
@@ -167,6 +171,7 @@ class LieTransformer(CloudNetwork):
             "normalization": normalization,
             "relation": relation,
             "backend": backend,
+            "num_neighbours": num_neighbours,
         }
         self.embedding = PoseLinear(in_type, hidden)
         self.blocks = torch.nn.ModuleList(

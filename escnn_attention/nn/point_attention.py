@@ -14,7 +14,7 @@ from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood
-from escnn_attention.geometry.relations import Offset, Relation
+from escnn_attention.geometry.relations import LiftedMotion, Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
@@ -57,7 +57,8 @@ class PointSelfAttention(PointLayer):
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
         head_fields: the number C of regular fields of a head: see :class:`GroupSelfAttention`.
-        radius: points attend to those within this distance, in the units of the coordinates; None for any distance.
+        radius: points attend to those within this distance, in the units of the coordinates, or of lifted points by
+            :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`; None for any distance.
         num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
             a point attends to its whole cloud, or to the edges given on application.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
@@ -137,10 +138,10 @@ class PointSelfAttention(PointLayer):
     ):
         check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
-        relation, neighbourhood = self._check_space(in_type, relation), choose_neighbourhood(radius, num_neighbours)
+        relation = self._check_space(in_type, relation)
         group = fibers(in_type.gspace, as_samples(samples))
         heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
-        kernel = _choose_encoding(encoding, relation)
+        kernel, rule = _choose_encoding(encoding, relation), choose_neighbourhood(radius, num_neighbours, relation)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
@@ -154,7 +155,7 @@ class PointSelfAttention(PointLayer):
             project_out=heads.write(out_type),
             encoding=bind_kernel(kernel, normalization, *sizes, poses=constant is None),
             relation=relation,
-            neighbourhood=neighbourhood,
+            neighbourhood=rule,
             **tables,
             needs=needs,
             constant_pose=constant,
@@ -162,7 +163,7 @@ class PointSelfAttention(PointLayer):
             keys=keys,
             normalization=normalization,
             dropout=check_probability("dropout", dropout),
-            length_scale=check_length("length_scale", neighbourhood.length if length_scale is None else length_scale),
+            length_scale=check_length("length_scale", rule.length if length_scale is None else length_scale),
             backend=_check_motion(relation, keys, backend, shared_scores),
             query_weight=_query_weight(out_type, group, query, lifts),
             shared_scores=shared_scores,
@@ -258,11 +259,14 @@ class PointAttentiveConv(PointSelfAttention):
         super().__init__(in_type, out_type, num_heads, encoding=kernel, **options)
 
 
-def choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Neighbourhood:
-    """The rule by which points are neighbours."""
+def choose_neighbourhood(
+    radius: float | None, num_neighbours: int | None, relation: Relation | None = None
+) -> Neighbourhood:
+    """The rule by which points are neighbours, of motions by their own distance."""
     if num_neighbours is not None:
         check_int("num_neighbours", num_neighbours)
-    return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours)
+    metric = relation.distance if isinstance(relation, LiftedMotion) else None
+    return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours, metric)
 
 
 def bind_kernel(

@@ -142,7 +142,7 @@ class PointAttention(PointModule, HeadModule):
             x = self.transformation.inputs(x, element, inverse=True)
         # In half precision points that are far from the origin would fall together.
         points = coords.to(working_precision(self.inverse_action.dtype))
-        points = points if self.length_scale == 1 else points / self.length_scale
+        points = points if self.length_scale == 1 else self.relation.scaled(points, self.length_scale)
         if self.transformation is not None and element is not None:
             # Row vectors, so that the product with the matrix of g is g⁻¹ applied to every point. Not a matrix product,
             # which autocast has in half precision.

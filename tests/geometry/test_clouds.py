@@ -57,6 +57,22 @@ def test_every_rule_against_all_distances(data):
         assert listed(Lists(rule._by_distances(coords, batch), number), number, limit) == expected
 
 
+@pytest.mark.parametrize(("radius", "nearest"), [(None, 2), (1.5, None), (1.5, 2)])
+def test_a_distance_of_ones_own(radius, nearest):
+    coords, batch = torch.randn(9, 2), torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 1])
+
+    def metric(query, key):
+        return (query - key).abs().amax(-1)
+
+    rule = Neighbourhood(radius, nearest, metric)
+    expected = []
+    for i in range(9):
+        order = sorted((float(metric(coords[i], coords[j])), j) for j in range(9) if batch[i] == batch[j])
+        expected.append({j for d, j in order[:nearest] if radius is None or d <= radius})
+    assert listed(rule(coords, batch), 9) == expected
+    assert "metric" not in repr(rule)
+
+
 def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
     coords = torch.zeros(3, 2)
     assert listed(Neighbourhood(radius=0.1)(coords), 3) == [{0, 1, 2}] * 3

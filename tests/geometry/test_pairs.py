@@ -9,6 +9,11 @@ COORDS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [4.0, 0.0], [4.5, 0.0
 BATCH = torch.tensor([0, 1, 0, 1, 0, 1])
 
 
+def stretched(query, key):
+    """A distance that stretches the second axis."""
+    return (torch.tensor([1.0, 50.0]) * (key - query)).abs().sum(-1)
+
+
 def from_chunks(points: Points) -> torch.Tensor:
     """The table by the lists that other backends take."""
     number = points.num_positions
@@ -30,6 +35,14 @@ def test_the_table_is_that_of_the_lists(batch, radius, number):
     assert found is None if rule.is_global and batch is None else torch.equal(found, expected)
     if found is None:
         assert bool((expected == 1).all())
+
+
+@pytest.mark.parametrize("rule", [Neighbourhood(2.0, None, stretched), Neighbourhood(None, 2, stretched)], ids=str)
+def test_the_table_is_that_of_the_lists_by_another_distance(rule):
+    coords = COORDS + torch.randn(COORDS.shape)
+    found = times_seen(coords, None, BATCH, rule)
+    assert torch.equal(found, from_chunks(Points(coords, coords, None, BATCH, rule)))
+    assert not torch.equal(found, times_seen(coords, None, BATCH, Neighbourhood(rule.radius, rule.num_neighbours)))
 
 
 def test_edges_that_are_there_twice_count_twice():

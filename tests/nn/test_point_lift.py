@@ -46,6 +46,37 @@ def test_layers_are_invariant_when_lifts_move_along(dim, relation, encoding):
         assert (output(layer, after, lifts) - y).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize(("dim", "relation"), [*RELATIONS, (3, LiftedMotion("quaternion", limit=7.0))], ids=str)
+@pytest.mark.parametrize("rule", [{"num_neighbours": 4}, {"radius": 1.2}], ids=str)
+def test_neighbours_move_along(dim, relation, rule):
+    torch.manual_seed(0)
+    lift = PointLift(spaces.scalars(SPACES[dim](), 2), 3)
+    rule = {"radius": 0.25} if "radius" in rule and relation.limit else rule  # limited motions are short
+    layer = PointSelfAttention(lift.out_type, lift.out_type, 2, relation=relation, **rule)
+    x, coords, lifts = torch.randn(7, 2), torch.randn(7, dim), torch.randn(7, 3) if dim == 2 else torch.randn(7, 3, 4)
+
+    def output(coords, lifts):
+        y, *_ = lift(GeometricTensor(x, lift.in_type, coords), lifts=lifts)
+        return layer(y).tensor, y.coords
+
+    y, motions = output(coords, lifts)
+    z, _ = output(*moved(coords, lifts))
+    torch.testing.assert_close(z, y, rtol=1e-11, atol=1e-11)
+    # Neither does it matter by which numbers the rotations are given, where the relation is not of those numbers.
+    other = lifts + 2 * torch.pi if dim == 2 else -lifts
+    if relation.rotation == "vector":
+        torch.testing.assert_close(output(coords, other)[0], y, rtol=1e-11, atol=1e-11)
+    # The distance is symmetric, a motion is the nearest to itself, and some are no neighbours.
+    distance = relation.distance(motions[:, None], motions)
+    torch.testing.assert_close(distance, distance.T)
+    assert (distance >= distance.diagonal() - 1e-12).all()
+    seen = [set(row.tolist()) for chunk in layer.plain.neighbourhood(motions).chunks(1) for row in chunk.keys]
+    assert all(0 < len(keys - {-1}) < len(motions) for keys in seen)
+    everyone = PointSelfAttention(lift.out_type, lift.out_type, 2, relation=relation)
+    everyone.load_state_dict(layer.state_dict())
+    assert (everyone(GeometricTensor(x.repeat_interleave(3, 0), lift.out_type, motions)).tensor - y).abs().max() > 1e-4
+
+
 def test_what_is_drawn_and_what_is_not():
     lift = PointLift(spaces.scalars(SPACES[2](), 1), 2)
     x = GeometricTensor(torch.randn(4, 1), lift.in_type, torch.randn(4, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from escnn import gspaces
 from escnn.gspaces import GSpace
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_int, check_length, check_option, check_unused
 from escnn_attention.encodings import PairKernel
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
@@ -44,6 +45,8 @@ def from_lie_transformer(
     pool: Literal["mean", "max"] = "mean",
     positive_quaternions: bool = False,
     lie_algebra_nonlinearity: str | None = None,
+    mc_samples: int = 0,
+    fill: float = 1.0,
 ) -> LieTransformer:
     """The network that tensors of the published code of the LieTransformer belong to.
 
@@ -55,6 +58,8 @@ def from_lie_transformer(
         pool: the pooling, ``"mean"`` or ``"max"``.
         positive_quaternions: whether quaternions are drawn with positive real parts.
         lie_algebra_nonlinearity: ``"tanh"``, by which the length of a motion is limited, or None.
+        mc_samples: the number of keys that are drawn for a query; 0 for all points.
+        fill: the part of the nearest points that these are.
     """
     check_option("group", group, _GROUPS)
     assert group is not None
@@ -88,6 +93,7 @@ def from_lie_transformer(
         readout=readout,
         pool=pool,
         positive_quaternions=positive_quaternions,
+        num_neighbours=_neighbours(mc_samples, fill, group),
         **options,
     )
     with torch.no_grad():
@@ -117,6 +123,30 @@ def _space(group: str, lift_samples: int, located: int, nonlinearity: str | None
         raise ValueError(f"lift_samples: got {samples}, and {group} has one lift of a point")
     gspace = gspaces.trivialOnR2() if "2" in group else gspaces.trivialOnR3()
     return gspace, {"relation": Pair() if group.startswith("Trivial") else Offset()}
+
+
+def _neighbours(mc_samples: int, fill: float, group: str) -> int | None:
+    """How many points a query sees: all of those that the published network draws some of."""
+    if not check_int("mc_samples", mc_samples, least=0):
+        check_unused("fill", fill, 1.0, "without mc_samples all points are seen")
+        return None
+    if check_length("fill", fill, "part of the nearest points") > 1:
+        raise ValueError(f"fill: got {fill!r}, needed a part of the nearest points, at most 1")
+    if group == "SE(2)_canonical":
+        raise ValueError(
+            f"mc_samples: got {mc_samples}, and the published {group} has no distance by which points are near; needed "
+            "0, all points"
+        )
+    number = int(mc_samples / fill)
+    if number > mc_samples:
+        warnings.warn(
+            f"lie_transformer: the published network draws {mc_samples} of the {number} nearest points anew in every "
+            f"layer and at every call, and the one that is loaded takes all {number}, without chance. The outputs "
+            "differ by that draw",
+            UserWarning,
+            stacklevel=4,
+        )
+    return number
 
 
 def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int, int]:

@@ -49,7 +49,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
       :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"Trivial(2)"`` or ``"Trivial(3)"``, or with
       ``lift_samples`` ``"SE(2)"``, ``"SE(2)_canonical"`` or ``"SE(3)"``; ``normalization`` is ``"softmax"`` (the
       default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``;
-      ``positive_quaternions`` and ``lie_algebra_nonlinearity`` are as there. Attention is to all points.
+      ``positive_quaternions`` and ``lie_algebra_nonlinearity`` are as there. Attention is to all points, or with
+      ``mc_samples`` and ``fill`` as there to all of the nearest of which the published network draws some.
     - ``"octic_vit"``: octic vision transformers, hybrid and invariant, DeiT-III and DINOv2, as
       :class:`VisionTransformer`. ``num_heads`` is 16 as published.
     - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
@@ -72,7 +73,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
             network, or a group that escnn lacks; the message begins with its name.
 
     Warns:
-        UserWarning: the published network does not commute with its group, so that the outputs differ.
+        UserWarning: the published network does not commute with its group, or draws the points that it sees, so that
+            the outputs differ.
 
     Example:
         >>> import torch

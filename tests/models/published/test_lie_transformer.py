@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import pytest
 import scipy.linalg
@@ -127,8 +128,16 @@ def lifted(x, lifts, location):
     return seen
 
 
-def attended(tensors, name, place, f, normalization):
+def nearest(place, number, rotation=0):
+    """Whether j is among the so many nearest of i, by the first so many numbers and by the others."""
+    parts = place[..., :rotation].norm(dim=-1), place[..., rotation:].norm(dim=-1)
+    order = (0.2 * parts[0] + 0.8 * parts[1]).argsort(1)[:, :number]
+    return torch.zeros(place.shape[:2], dtype=torch.bool).scatter(1, order, True)
+
+
+def attended(tensors, name, place, f, normalization, near):
     n, heads = len(f), (HEADS, -1)
+    near = torch.ones(n, n, dtype=torch.bool) if near is None else near
     if f"{name}.kernel.feature_kernel.fc_k.weight" in tensors:
         k, q = (mapped(tensors, f"{name}.kernel.feature_kernel.fc_{w}", f).unflatten(1, heads) for w in "kq")
         scores = torch.einsum("ihc,jhc->ijh", q, k) / math.sqrt(WIDTH / HEADS)
@@ -141,19 +150,25 @@ def attended(tensors, name, place, f, normalization):
         place = place[:, :, None].expand(-1, -1, HEADS, -1)
         both = torch.cat([mapped(tensors, f"{start}.fc_o", content), place], dim=-1)
         scores = perceived(tensors, f"{name}.kernel.location_feature_combination.1", both)
-    weights = scores.softmax(1) if normalization == "softmax" else scores / n
+    hidden, number = ~near[..., None], near.sum(1)[:, None, None]
+    weights = (
+        scores.masked_fill(hidden, -torch.inf).softmax(1)
+        if normalization == "softmax"
+        else scores.masked_fill(hidden, 0) / number
+    )
     v = mapped(tensors, f"{name}.input_linear", f).unflatten(1, heads)
     return mapped(tensors, f"{name}.output_linear", torch.einsum("ijh,jhc->ihc", weights, v).flatten(1))
 
 
-def output(tensors, group, features, x, normalization, pool, place=None):
-    """The output of one cloud: LieTransformer, Section 3.3."""
+def output(tensors, group, features, x, normalization, pool, place=None, near=None):
+    """The output of one cloud: LieTransformer, Section 3.3, from all points or those that are near."""
     place = located(group, x) if place is None else place
     f = mapped(tensors, "net.0.module", features).repeat_interleave(GROUPS[group][1], 0)
     for i in (1, 2):
         name = f"net.{i}"
         normed = [(tensors[f"{name}.ln_{w}.weight"], tensors[f"{name}.ln_{w}.bias"]) for w in ("ema", "mlp")]
-        f = f + attended(tensors, f"{name}.ema", place, F.layer_norm(f, (WIDTH,), *normed[0]), normalization)
+        y = F.layer_norm(f, (WIDTH,), *normed[0])
+        f = f + attended(tensors, f"{name}.ema", place, y, normalization, near)
         y = F.layer_norm(f, (WIDTH,), *normed[1])
         for number in (1, 2):
             y = F.silu(mapped(tensors, f"{name}.mlp.LinNormAct_{number}.linear.module", y))
@@ -243,6 +258,62 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     assert limited if nonlinearity else not limited
 
 
+@pytest.mark.parametrize(
+    ("group", "kernel", "location", "nonlinearity"),
+    [
+        ("T(2)", "mlp", None, None),
+        ("Trivial(2)", "2232", None, None),
+        ("SE(2)", "mlp", 3, None),
+        ("SE(2)", "2232", 3, "tanh"),
+        ("SE(3)", "2232", 6, None),
+        ("SE(3)", "2232", 7, None),
+        ("SE(3)", "mlp", 7, "tanh"),
+    ],
+)
+@pytest.mark.parametrize("fill", [1.0, 0.5])
+def test_points_that_are_drawn_are_some_of_the_nearest(group, kernel, location, nonlinearity, fill):
+    (dim, lifts), samples = GROUPS[group], 2
+    tensors = network(group, kernel, "points", location)
+    options = {"group": group, "lift_samples": lifts, "lie_algebra_nonlinearity": nonlinearity}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        ours = from_published(tensors, "lie_transformer", mc_samples=samples, fill=fill, **options)
+    said = [str(warning.message) for warning in caught]
+    if fill == 1:
+        assert said == []  # They are all of them, and nothing is drawn.
+    else:
+        assert len(said) == 1
+        assert said[0].startswith("lie_transformer: the published network draws 2 of the 4 nearest points anew")
+    number = int(samples / fill)
+    assert {block.attention.plain.neighbourhood.num_neighbours for block in ours.blocks} == {number}
+    features, x, batch = torch.randn(11, INS), torch.randn(11, dim), torch.tensor([0] * 5 + [1] * 6)
+    drawn = group in ("SE(2)", "SE(3)")
+    rotations = None
+    if drawn:
+        rotations = torch.randn(11, lifts) if dim == 2 else F.normalize(torch.randn(11, lifts, 4), dim=-1)
+    expected = []
+    for part in (batch == 0, batch == 1):
+        place = lifted(x[part], rotations[part], location) if drawn else located(group, x[part])
+        if nonlinearity == "tanh":
+            length = place.norm(dim=-1, keepdim=True) + 1e-6
+            place = torch.tanh(length / 7) / length * place
+        near = nearest(place, number, {"SE(2)": 1, "SE(3)": 3}.get(group, 0))
+        if group.startswith("Trivial"):
+            near = nearest(x[part][:, None] - x[part], number)
+        normalization = "softmax" if kernel == "mlp" else "count"
+        expected.append(output(tensors, group, features[part], x[part], normalization, "mean", place, near))
+    expected, given = torch.stack(expected), {"lifts": rotations} if drawn else {}
+    torch.testing.assert_close(ours(features, x, batch=batch, **given), expected, rtol=1e-12, atol=1e-12)
+    exported = ours.export()(features, x, None, batch, None, None, *given.values())
+    torch.testing.assert_close(exported, expected, rtol=1e-12, atol=1e-12)
+    # A point that a mask hides is nobody's neighbour, and all points are others than the nearest.
+    more = [*range(11), 3]
+    hidden = {"batch": batch[more], "mask": torch.arange(12) < 11} | {n: t[more] for n, t in given.items()}
+    torch.testing.assert_close(ours(features[more], x[more], **hidden), expected, rtol=1e-12, atol=1e-12)
+    everyone = from_published(tensors, "lie_transformer", **options)
+    assert (everyone(features, x, batch=batch, **given) - expected).abs().max() > 1e-4
+
+
 def test_defaults_and_dynamics():
     energy = from_published(network("T(2)", "mlp", "clouds"), "lie_transformer", group="T(2)")
     assert {block.attention.plain.normalization for block in energy.blocks} == {"softmax"}
@@ -281,6 +352,15 @@ def test_bad_state_dicts():
         load({}, lift_samples=2)
     with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 6, 4\)"):
         load({}, group="SE(3)", lift_samples=2)
+    with pytest.raises(ValueError, match=r"^mc_samples: got -1"):
+        load({}, mc_samples=-1)
+    with pytest.raises(ValueError, match=r"^fill: got 0.5, but without mc_samples all points are seen"):
+        load({}, fill=0.5)
+    for fill in (0, 1.5):
+        with pytest.raises(ValueError, match=rf"^fill: got {fill}, needed a p"):
+            load({}, mc_samples=2, fill=fill)
+    with pytest.raises(ValueError, match=r"^mc_samples: got 2, and the published SE\(2\)_canonical has no distance"):
+        load({}, group="SE(2)_canonical", mc_samples=2)
     with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'relu', needed one of 'tanh'"):
         load({}, lie_algebra_nonlinearity="relu")
     with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'tanh', and T\(2\) has no rotations"):
