@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import escnn_attention  # noqa: F401  # isort: skip  # before escnn
 import torch
 from escnn.nn import EquivariantModule, GeometricTensor
 from torch import Tensor
