@@ -12,7 +12,7 @@ from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.patch_embedding import PatchEmbedding
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
-from escnn_attention.nn.point_lift import PointLift
+from escnn_attention.nn.point_lift import LiftAverage, PointLift
 from escnn_attention.nn.point_transformer import PointTransformerBlock
 from escnn_attention.nn.pose_attention import PoseAttention
 from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
@@ -45,6 +45,7 @@ __all__ = [
     "HalvingPool",
     "LayerScale",
     "LayerSummary",
+    "LiftAverage",
     "LiftingSelfAttention",
     "PatchEmbedding",
     "PerScale",

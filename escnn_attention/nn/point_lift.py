@@ -10,23 +10,26 @@ from torch import Tensor
 from escnn_attention._checks import check_bool, check_int, check_unused
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import numbers_of
+from escnn_attention.groups.fibers import columns_of
+from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.groups.motion_space import MotionSpace
 from escnn_attention.nn.arguments import check_points, check_type
 from escnn_attention.nn.clouds import check_cloud
-from escnn_attention.nn.heads import check_scalars
+from escnn_attention.plain.frames import Frames
 from escnn_attention.plain.point_lift import PointLift as PlainPointLift
 
-__all__ = ["PointLift"]
+__all__ = ["LiftAverage", "PointLift"]
 
 
 class PointLift(torch.nn.Module):
     r"""Lifts points to motions: every point gets S rotations of its own.
 
     A point x becomes the motions :math:`g_s = (x, R_s)` of SE(2) or SE(3), and a cloud of N points one of N · S points
-    in the group, with copies of the features. What one motion sees of another, :math:`g^{-1} g'`
+    in the group, with its features as they look from there, :math:`\rho(R_s)^{-1} f`: copies of scalars, and of vectors
+    their components in the frame of each lift. What one motion sees of another, :math:`g^{-1} g'`
     (:class:`~escnn_attention.LiftedMotion`), is the same wherever both are moved to: a layer on lifted points is
     exactly invariant when the rotations move along with the points. Its features are values of functions on the group;
-    a mean over the lifts of a point is a scalar there.
+    a mean over the lifts of a point is a scalar there, and :class:`LiftAverage` makes fields of any type of them.
 
     The rotations are drawn here and belong to the coordinates from then on, so that all layers behind have the same. In
     training they are random, from torch's generator: in the plane one angle for each point, from which the S lifts are
@@ -36,7 +39,7 @@ class PointLift(torch.nn.Module):
     else in its batch. Give ``lifts`` to choose them, such as to average over several.
 
     Args:
-        in_type: scalars over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
+        in_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
         num_samples: the number S of lifts of a point.
         positive_quaternions: of the two quaternions of a rotation that is drawn take that with the positive real part,
             in place of any. For layers that see :class:`~escnn_attention.LiftedMotion` ``("quaternion")``, to which
@@ -45,7 +48,8 @@ class PointLift(torch.nn.Module):
 
     Attributes:
         in_type: the type of the input.
-        out_type: as many scalars, over the :class:`~escnn_attention.groups.motion_space.MotionSpace`.
+        out_type: as many scalars as the type has channels, over the
+            :class:`~escnn_attention.groups.motion_space.MotionSpace`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N · S, in_type.size)`` with ``coords`` ``(N · S, 3)`` in
@@ -53,8 +57,7 @@ class PointLift(torch.nn.Module):
 
     Raises:
         TypeError: a type or number is none.
-        ValueError: another gspace, features that are not scalars, a number below 1, or ``positive_quaternions`` in the
-            plane.
+        ValueError: another gspace, a number below 1, or ``positive_quaternions`` in the plane.
 
     Example:
         >>> import torch
@@ -75,20 +78,13 @@ class PointLift(torch.nn.Module):
 
     def __init__(self, in_type: FieldType, num_samples: int = 1, positive_quaternions: bool = False):
         super().__init__()
-        check_scalars(check_type("in_type", in_type), type(self).__name__)
-        gspace = in_type.gspace
-        if not isinstance(gspace.fibergroup, {2: SO2, 3: SO3}.get(gspace.dimensionality, ())):
-            raise ValueError(
-                "in_type: PointLift needs a gspace with all rotations of the plane or of space, gspaces.rot2dOnR2(-1) "
-                f"or gspaces.rot3dOnR3(), got {gspace.name}"
-            )
-        space = MotionSpace(gspace.dimensionality)
+        gspace = _check_rotations("in_type", in_type, self).gspace
         self.in_type = in_type
-        self.out_type = FieldType(space, len(in_type) * [space.trivial_repr])
+        self.out_type = _lifted_type(in_type)
         self.num_samples = check_int("num_samples", num_samples)
         if check_bool("positive_quaternions", positive_quaternions) and gspace.dimensionality == 2:
             check_unused("positive_quaternions", True, False, "rotations of the plane are angles")
-        self.plain = PlainPointLift(gspace.dimensionality, num_samples, positive_quaternions)
+        self.plain = PlainPointLift(gspace.dimensionality, num_samples, positive_quaternions, _frames(in_type))
 
     def forward(
         self,
@@ -125,6 +121,98 @@ class PointLift(torch.nn.Module):
     def extra_repr(self) -> str:
         positive = ", positive_quaternions=True" if self.plain.positive_quaternions else ""
         return f"{self.in_type}, num_samples={self.num_samples}{positive}"
+
+
+class LiftAverage(torch.nn.Module):
+    r"""The way back from lifted points: fields at the points from what their lifts have.
+
+    .. math:: y_i = \frac{1}{S} \sum_{s=1}^S \rho(R_{is})\, f_i(s)
+
+    The lifts of a point have numbers that no motion changes, which are the components of the fields in their frames. It
+    takes back what :class:`PointLift` does to features of the same type, and behind layers on lifted points its output
+    is as equivariant as they are invariant.
+
+    Args:
+        out_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
+        num_samples: the number S of lifts of a point.
+
+    Attributes:
+        in_type: as many scalars as the type has channels, over the
+            :class:`~escnn_attention.groups.motion_space.MotionSpace`.
+        out_type: the type of the output.
+
+    Shape:
+        ``(N · S, out_type.size)`` with the ``coords`` that :class:`PointLift` makes to ``(N, out_type.size)`` with
+        ``coords`` ``(N, d)``.
+
+    Raises:
+        TypeError: a type or number is none.
+        ValueError: another gspace, a number below 1, or on application so many points that they are not S for each.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import LiftAverage, LiftedMotion, PointLift, PointSelfAttention
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(-1)
+        >>> vectors = nn.FieldType(g, 2 * [g.irrep(1)])
+        >>> lift, average = PointLift(vectors, 3), LiftAverage(vectors, 3)
+        >>> layer = PointSelfAttention(lift.out_type, average.in_type, relation=LiftedMotion())
+        >>> x, edge_index, batch, mask, measure = lift(vectors(torch.randn(5, 4), torch.randn(5, 2)))
+        >>> average(layer(x, edge_index, batch, mask=mask, measure=measure)).shape
+        torch.Size([5, 4])
+
+    Source: Puny et al., "Frame Averaging for Invariant and Equivariant Network Design", ICLR 2022, with frames that are
+    drawn for each point.
+    """
+
+    def __init__(self, out_type: FieldType, num_samples: int = 1):
+        super().__init__()
+        _check_rotations("out_type", out_type, self)
+        self.in_type, self.out_type = _lifted_type(out_type), out_type
+        self.num_samples = check_int("num_samples", num_samples)
+        self.frames = _frames(out_type)
+
+    def forward(self, x: GeometricTensor) -> GeometricTensor:
+        """The mean over the lifts of each point, which lie side by side.
+
+        Raises:
+            TypeError, ValueError: ``x`` is no field of type ``in_type`` at motions, S for each point.
+        """
+        x = check_points(x, self.in_type, self)
+        if len(x.coords) % self.num_samples:
+            raise ValueError(f"input: got {len(x.coords)} lifted points, needed {self.num_samples} for each point")
+        dim = self.out_type.gspace.dimensionality
+        y = x.tensor if self.frames is None else self.frames(x.tensor, x.coords[:, dim:])
+        places = x.coords[:: self.num_samples, :dim]
+        return GeometricTensor(y.unflatten(0, (-1, self.num_samples)).mean(1), self.out_type, places)
+
+    def extra_repr(self) -> str:
+        return f"{self.out_type}, num_samples={self.num_samples}"
+
+
+def _check_rotations(name: str, field_type: FieldType, layer: torch.nn.Module) -> FieldType:
+    """The type, if it is over a gspace with all rotations of the plane or of space."""
+    gspace = check_type(name, field_type).gspace
+    if not isinstance(gspace.fibergroup, {2: SO2, 3: SO3}.get(gspace.dimensionality, ())):
+        raise ValueError(
+            f"{name}: {type(layer).__name__} needs a gspace with all rotations of the plane or of space, "
+            f"gspaces.rot2dOnR2(-1) or gspaces.rot3dOnR3(), got {gspace.name}"
+        )
+    return field_type
+
+
+def _lifted_type(field_type: FieldType) -> FieldType:
+    """As many scalars on motions as a type has channels."""
+    space = MotionSpace(field_type.gspace.dimensionality)
+    return FieldType(space, field_type.size * [space.trivial_repr])
+
+
+def _frames(field_type: FieldType) -> Frames | None:
+    """What fields are in the frames of rotations; None where all are scalars."""
+    segments = [(r, columns) for r, columns in columns_of(field_type) if not r.is_trivial()]
+    if not segments:
+        return None
+    return Frames([columns for _, columns in segments], [represented(r).generators.numpy() for r, _ in segments])
 
 
 def _check_lifts(lifts: Tensor, mask: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.edges import ranks
+from escnn_attention.plain.frames import Frames
 
 __all__ = ["LiftedCloud", "LiftedNetwork", "PointLift"]
 
@@ -34,16 +35,18 @@ class LiftedCloud(NamedTuple):
 
 
 class PointLift(torch.nn.Module):
-    """The lift of points with rotations that are drawn for each: see :class:`escnn_attention.nn.PointLift`.
+    """The lift of points with rotations that are drawn for each: see :class:`escnn_attention.PointLift`.
 
     Args:
         dim: 2 or 3.
         num_samples: the lifts S of a point.
         positive_quaternions: whether the real parts of quaternions that are drawn are not negative.
+        frames: what features are in the frame of a rotation; None for scalars alone.
     """
 
-    def __init__(self, dim: int, num_samples: int, positive_quaternions: bool = False):
+    def __init__(self, dim: int, num_samples: int, positive_quaternions: bool = False, frames: Frames | None = None):
         super().__init__()
+        self.frames = frames
         self.dim, self.num_samples, self.positive_quaternions = dim, num_samples, positive_quaternions
 
     def forward(
@@ -70,9 +73,10 @@ class PointLift(torch.nn.Module):
                 rotations = torch.where(rotations[..., :1] < 0, -rotations, rotations)
         precise = working_precision(coords.dtype)
         rotations = rotations.to(coords.device, precise).flatten(0, 1)
+        x = x.repeat_interleave(number, 0)
         of_points = (None if t is None else t.repeat_interleave(number, 0) for t in (batch, mask, measure))
         return LiftedCloud(
-            x.repeat_interleave(number, 0),
+            x if self.frames is None else self.frames(x, rotations, inverse=True),
             torch.cat([coords.to(precise).repeat_interleave(number, 0), rotations], dim=1),
             None if edge_index is None else _lifted_edges(edge_index, number),
             *of_points,

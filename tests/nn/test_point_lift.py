@@ -3,9 +3,9 @@
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import GeometricTensor
+from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention
+from escnn_attention import LiftAverage, LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention
 from escnn_attention.geometry.motions import product, rotate
 from tests import spaces
 
@@ -77,6 +77,76 @@ def test_neighbours_move_along(dim, relation, rule):
     assert (everyone(GeometricTensor(x.repeat_interleave(3, 0), lift.out_type, motions)).tensor - y).abs().max() > 1e-4
 
 
+def element_of(group, lift):
+    """escnn's element of an angle, or of a quaternion with its real part first."""
+    if lift.dim() == 0:
+        return group.element(float(lift), "radians")
+    return group.element(lift[[1, 2, 3, 0]].detach().numpy() / float(lift.norm()), "Q")
+
+
+def steerable(dim):
+    """A type of scalars and vectors, with irreps of higher order and a sum that is not in a basis of irreps."""
+    gspace = SPACES[dim]()
+    irreps = [gspace.irrep(i) for i in (1, 0, 2, 1)]
+    return FieldType(gspace, [*irreps, gspace.fibergroup.bl_regular_representation(1)])
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_fields_in_the_frames_of_lifts_are_the_formula(dim):
+    torch.manual_seed(0)
+    fields = steerable(dim)
+    lift, average = PointLift(fields, 3), LiftAverage(fields, 3)
+    assert len(lift.out_type) == lift.out_type.size == fields.size
+    x, coords = torch.randn(4, fields.size, requires_grad=True), torch.randn(4, dim)
+    lifts = torch.randn(4, 3) if dim == 2 else torch.randn(4, 3, 4)
+    matrices = torch.stack(
+        [
+            torch.stack([torch.tensor(fields.representation(element_of(fields.fibergroup, r))) for r in rotations])
+            for rotations in lifts
+        ]
+    )
+    y, *_ = lift(GeometricTensor(x, fields, coords), lifts=lifts)
+    expected = torch.einsum("isba,ib->isa", matrices, x)  # orthogonal: the inverse is the transpose
+    torch.testing.assert_close(y.tensor, expected.flatten(0, 1), rtol=1e-12, atol=1e-12)
+    f = torch.randn(12, fields.size, requires_grad=True)
+    z = average(GeometricTensor(f, average.in_type, y.coords))
+    mean = torch.einsum("isab,isb->ia", matrices, f.view(4, 3, -1)) / 3
+    torch.testing.assert_close(z.tensor, mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(z.coords, coords)
+    for found, needed, variable in ((y.tensor, expected.flatten(0, 1), x), (z.tensor, mean, f)):
+        gradients = (torch.autograd.grad(t.sin().sum(), variable, retain_graph=True)[0] for t in (found, needed))
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    # The one takes back the other.
+    torch.testing.assert_close(average(y).tensor, x, rtol=1e-12, atol=1e-12)
+    for module in (lift, average):
+        module.float()
+    single = average(lift(GeometricTensor(x.float(), fields, coords.float()), lifts=lifts.float())[0]).tensor
+    torch.testing.assert_close(single, x.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dim", "relation"), RELATIONS, ids=str)
+def test_vectors_are_rotated_when_lifts_move_along(dim, relation):
+    torch.manual_seed(0)
+    fields = steerable(dim)
+    lift, average = PointLift(fields, 2), LiftAverage(fields, 2)
+    layer = PointSelfAttention(lift.out_type, average.in_type, 2, head_fields=3, relation=relation, num_neighbours=6)
+    x, coords, lifts = torch.randn(5, fields.size), torch.randn(5, dim), torch.randn(5, 2, *(() if dim == 2 else (4,)))
+    rotation = torch.randn(()) if dim == 2 else torch.nn.functional.normalize(torch.randn(4), dim=0)
+    g = torch.tensor(fields.representation(element_of(fields.fibergroup, rotation)))
+    turn = rotation.view(-1)
+    after = product(turn.expand(5, 2, -1), lifts.view(5, 2, -1)).view(lifts.shape)
+
+    def output(x, coords, lifts):
+        y, *others = lift(GeometricTensor(x, fields, coords), lifts=lifts)
+        return average(layer(y, *others[:2])).tensor
+
+    y = output(x, coords, lifts)
+    places = rotate(turn, coords) + 1
+    torch.testing.assert_close(output(x @ g.T, places, after), y @ g.T, rtol=1e-11, atol=1e-11)
+    for wrong in (output(x, places, after), output(x @ g.T, places, lifts)):
+        assert (wrong - y @ g.T).abs().max() > 1e-3
+
+
 def test_what_is_drawn_and_what_is_not():
     lift = PointLift(spaces.scalars(SPACES[2](), 1), 2)
     x = GeometricTensor(torch.randn(4, 1), lift.in_type, torch.randn(4, 2))
@@ -101,8 +171,14 @@ def test_bad_arguments():
     for space in (gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(-1), gspaces.rot2dOnR3(-1)):
         with pytest.raises(ValueError, match=r"^in_type: PointLift needs a gspace with all rotations"):
             PointLift(spaces.scalars(space, 1))
-    with pytest.raises(ValueError, match=r"^in_type: PointLift needs trivial"):
-        PointLift(plane.type(plane.irrep(1)))
+    for space in (gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(-1)):
+        with pytest.raises(ValueError, match=r"^out_type: LiftAverage needs a gspace with all rotations"):
+            LiftAverage(spaces.scalars(space, 1))
+    with pytest.raises(ValueError, match=r"^num_samples: got 0"):
+        LiftAverage(spaces.scalars(plane, 1), 0)
+    average = LiftAverage(spaces.scalars(plane, 1), 2)
+    with pytest.raises(ValueError, match=r"^input: got 3 lifted points, needed 2 for each point"):
+        average(GeometricTensor(torch.randn(3, 1), average.in_type, torch.randn(3, 3)))
     with pytest.raises(ValueError, match=r"^num_samples: got 0"):
         PointLift(spaces.scalars(plane, 1), 0)
     with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but rotations of the plane are angles"):
