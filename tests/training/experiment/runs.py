@@ -11,7 +11,8 @@ from escnn_attention.training.experiment import run_experiment
 ROOT = Path(__file__).parents[3]
 
 SHORT = {"trainer__max_epochs": 1, "model__schedule": "constant", "model__warm_up": 0}
-"""The shortest training."""
+SHORT |= {"data__init_args__limit_train": 8, "data__init_args__limit_valid": 4}
+"""The shortest training: one step."""
 
 # The parts of a checkpoint that Lightning needs.
 WHOLE = {"state_dict": {}, "epoch": 0, "optimizer_states": [], "lr_schedulers": [], "loops": {"fit_loop": {}}}

@@ -53,12 +53,12 @@ class Pooled(torch.nn.Module):
 
 def images(workers, **options):
     layers = torch.nn.Flatten(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 10)
-    data = Digits(batch_size=8, limit_train=48, limit_valid=30, num_workers=workers, rotate_train=45.0)
+    data = Digits(batch_size=8, limit_train=24, limit_valid=16, num_workers=workers, rotate_train=45.0)
     return Classifier(torch.nn.Sequential(*layers), 10, **{"optimizer": sgd, **options}), data
 
 
 def clouds(workers, **options):
-    sizes = {"num_train": 24, "num_valid": 12, "num_test": 4, "batch_size": 4, "features": "constant"}
+    sizes = {"num_train": 12, "num_valid": 8, "num_test": 4, "batch_size": 4, "features": "constant"}
     data = Constellations(**sizes, rotate_train=True, translate_train=0.1, num_workers=workers)
     return PointClassifier(Pooled(), 3, 4, **{"optimizer": sgd, **options}), data
 

@@ -106,6 +106,7 @@ def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch
     options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
     options |= {"convolutions": [1, 1], "attention": [0, 1], "dropout": 0.1}
     changes = {"model__network": {"class_path": "escnn_attention.models.HybridNet", "init_args": options}}
+    changes |= {"data__init_args__limit_train": 16, "data__init_args__limit_valid": 4, "data__init_args__limit_test": 4}
     changes |= {"model__ema": 0.7, "model__decay": "weights", "model__label_smoothing": 0.1}
     adam = {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.05, "weight_decay": 0.1}}
     changes |= {"model__optimizer": adam, "data__init_args__rotate_train": 180.0, "trainer__max_epochs": 2}

@@ -40,7 +40,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
         call("fit", file, folder)
     renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
-    call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 5)
+    call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 1)
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
         call("test", file, folder, "--model.network.init_args.kernel_size", 5)
 
@@ -48,7 +48,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
 def test_nulls_are_kept(configuration, tmp_path):
     """A null in place of another default, here that of global attention in place of windows of 5×5."""
     folder = tmp_path / "run"
-    limits = [f"--data.init_args.limit_{part}=8" for part in ("train", "valid", "test")]
+    limits = ["--data.init_args.limit_valid=1", "--data.init_args.limit_test=1"]
     file = configuration(model__network__init_args__kernel_size=None, **SHORT)
     call("fit", file, folder, *limits)
     kept = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
