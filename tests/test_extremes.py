@@ -55,7 +55,7 @@ def served(case: Case, module: nn.Module, inputs: list[Tensor]) -> Iterator[str]
         yield backend
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ON_GRIDS)
 def test_no_images(name):
     case = ON_GRIDS[name]

@@ -36,10 +36,15 @@ def result(*seconds, peak=1_000_000):
 
 
 @pytest.fixture
-def quickly(monkeypatch, tmp_path):
+def in_this_process(monkeypatch):
+    """No other is asked."""
+    monkeypatch.setattr(measure, "ask", lambda subjects, conditions: [measure.attempt(s, conditions) for s in subjects])
+
+
+@pytest.fixture
+def quickly(in_this_process, tmp_path):
     """A command with ``--quick`` that measures in this process: what it prints and what it writes."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(measure, "ask", lambda subjects, conditions: [measure.attempt(s, conditions) for s in subjects])
 
     def run(*arguments):
         found = CliRunner().invoke(app, [*arguments, "--quick", "--out", str(tmp_path)])
@@ -391,6 +396,7 @@ def test_what_is_counted():
     assert case.numbers() == 12 * 2 * 9 * 10 * 4 * 36
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_checkout_that_lacks_something_ends_in_one_clear_line(tmp_path):
     run = CliRunner().invoke(app, ["layers", "--quick", "--out", str(tmp_path / "out"), "--g-selfatt", str(tmp_path)])
     assert run.exit_code == 2

@@ -75,6 +75,7 @@ def test_table_2_has_every_group_and_twins(data, small):
             assert len(network["widths"]) == len(network["convolutions"]) == len(network["attention"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("data", "small"),
     [

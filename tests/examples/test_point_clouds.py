@@ -86,6 +86,7 @@ def as_wide(monkeypatch):
     monkeypatch.setattr(tables, "parameters", fields)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["constellations", "springs"])
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_twins_have_as_many_parameters_and_no_symmetry(name, small):

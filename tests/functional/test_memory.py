@@ -33,6 +33,7 @@ def test_needs_a_positive_number(value):
         working_memory(value)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("backend", ["blocked", "native", "dense"])
 @pytest.mark.parametrize("window", [Window(), Window(3)], ids=["global", "local"])
 @pytest.mark.parametrize("query", ["own", "all"])

@@ -44,7 +44,7 @@ MODULES = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_that_escnn_has_no_export_of(name):
     module = MODULES[name]()

@@ -15,6 +15,7 @@ def layers(network, kind):
     return [m for m in network.modules() if isinstance(m, kind)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "make",
     [gspaces.flip2dOnR2, lambda: gspaces.rot2dOnR2(4), lambda: gspaces.flipRot2dOnR2(4)],

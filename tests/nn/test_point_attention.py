@@ -225,6 +225,7 @@ CONTINUOUS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -24,6 +24,7 @@ def changes(figure):
     return [float(t.get_text()) for t in figure.texts if t.get_text()[-1].isdigit() and "e-" in t.get_text() + "e-"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", [C4, D4])
 def test_every_image_has_its_map_turned_and_turned_back(gspace):
     model, images = network(gspace), torch.rand(2, 3, 9, 9)

@@ -35,6 +35,7 @@ def arrows(ax):
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gspace", [C4, D4])
 def test_maps_and_arrows_turn_with_the_image(gspace):
     x, model = network(gspace)

@@ -40,7 +40,7 @@ def columns(figure, count, rows):
     return [figure.axes[rows * k : rows * (k + 1)] for k in range(count)]
 
 
-@pytest.mark.sampled  # a map is a panel, and those of a column are as many as poses
+@pytest.mark.sampled(1)  # a map is a panel, and those of a column are as many as poses
 @pytest.mark.parametrize("gspace", [C4, gspaces.flipRot2dOnR2(2)], ids=["C4", "D2"])
 @pytest.mark.parametrize("layer", ["1", "2"])
 def test_maps_turn_with_the_image(gspace, layer):

@@ -378,7 +378,7 @@ def changed(tensors, **options):
     return tensors
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", MNIST)
 def test_a_tensor_that_is_missing_is_named(kind):
     tensors = rotated_mnist(kind)

@@ -15,14 +15,14 @@ def build(name, group="c4", size=8, num_classes=10, parameters=900):
     return build_described(describe_network(name, group, size, num_classes, parameters))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("group", ["c4", "d4"])
 @pytest.mark.parametrize("name", NETWORK_NAMES)
 def test_parameter_counts_are_about_equal(name, group):
     assert count_parameters(build(name, group, parameters=5_000)) == pytest.approx(5_000, rel=0.05)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NETWORK_NAMES)
 @pytest.mark.parametrize("size", [7, 8, 12])
 def test_sizes(name, size):
@@ -30,7 +30,7 @@ def test_sizes(name, size):
     assert network(torch.randn(2, 1, size, size)).shape == (2, 3)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EQUIVARIANT)
 @pytest.mark.parametrize(("group", "size"), [("c4", 7), ("c4", 16), ("d4", 8)])
 def test_equivariant_networks_are_exactly_so(name, group, size):

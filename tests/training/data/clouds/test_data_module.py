@@ -58,6 +58,7 @@ def test_processes_see_together_what_one_sees(kind, world_size):
     assert not same(drawn(loaded(**options).train_dataloader(), epoch=3)[0], single[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", MADE)
 def test_a_batch_is_the_same_from_another_process(kind):
     options = {"kind": kind, "rotate_train": True, "rotate_test": True}

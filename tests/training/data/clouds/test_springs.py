@@ -196,6 +196,7 @@ def test_moved_systems_are_those_of_moved_starts(about):
     assert abs(batch.point_targets.unflatten(0, (5, 6)).permute(0, 2, 3, 1, 4).numpy() - later).max() > 0.1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("solver", ["DOP853", "rk4"])
 def test_integrated_trajectories_are_kept(tmp_path, solver, monkeypatch):
     options = {"num_train": 5, "num_valid": 2, "num_test": 2, "batch_size": 5, "solver": solver, "folder": tmp_path}
