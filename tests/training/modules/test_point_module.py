@@ -110,7 +110,7 @@ def call(command, file, folder, *more):
     run_experiment([command, "--config", str(file), "--folder", str(folder), *map(str, more)])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", list(TASKS))
 def test_fit_test_and_predict(task, tmp_path):
     file, folder = configuration(tmp_path, task), tmp_path / "run"
