@@ -258,6 +258,7 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     assert limited if nonlinearity else not limited
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("group", "kernel", "location", "nonlinearity"),
     [
