@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -55,6 +56,11 @@ class Relation(ABC):
     @abstractmethod
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """The relation ``(..., size)`` of positions ``(..., d)`` that broadcast against each other."""
+
+    @property
+    def metric(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The distance by which points are neighbours; None for that of their coordinates."""
+        return None
 
     def scaled(self, coords: Tensor, length: float) -> Tensor:
         """Coordinates ``(..., d)`` in units of a length."""
@@ -238,6 +244,11 @@ class LiftedMotion(Relation):
             translation = inverse_of_v(rotation, translation)
         seen = torch.cat([translation, rotation], dim=-1)
         return seen if self.limit is None else _limited(seen, self.limit)
+
+    @property
+    def metric(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The distance of motions, :meth:`distance`."""
+        return self.distance
 
     def scaled(self, coords: Tensor, length: float) -> Tensor:
         """Motions whose positions are in units of a length; rotations have none."""

@@ -14,7 +14,7 @@ from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.clouds import Neighbourhood
-from escnn_attention.geometry.relations import LiftedMotion, Offset, Relation
+from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
@@ -262,10 +262,10 @@ class PointAttentiveConv(PointSelfAttention):
 def choose_neighbourhood(
     radius: float | None, num_neighbours: int | None, relation: Relation | None = None
 ) -> Neighbourhood:
-    """The rule by which points are neighbours, of motions by their own distance."""
+    """The rule by which points are neighbours, by the metric of the relation where it has one."""
     if num_neighbours is not None:
         check_int("num_neighbours", num_neighbours)
-    metric = relation.distance if isinstance(relation, LiftedMotion) else None
+    metric = None if relation is None else relation.metric
     return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours, metric)
 
 
