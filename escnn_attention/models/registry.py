@@ -127,6 +127,18 @@ _PARTICLES = {
     "positions": True,
     "pool": None,
 }
+_PATTERNS = {
+    "in_type": 1,
+    "out_type": 12,
+    "fields": 12,
+    "num_blocks": 2,
+    "num_heads": 4,
+    "attention": {"length_scale": 0.03, "radius": 0.1, "kernel_features": 8},
+    "encoding": PairKernel(hidden=16),
+    "pool": "sum",
+    "head_fields": 32,
+    "head_layers": 2,
+}
 _SOLIDS = {
     "in_type": 1,
     "out_type": 40,
@@ -156,6 +168,14 @@ _NETWORKS = {
     "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
     "point-transformer-charged-particles": _Named(
         PointTransformer, gspaces.octaOnR3, "ChargedParticles", _PARTICLES, task="point-forecast"
+    ),
+    "point-transformer-constellations": _Named(
+        PointTransformer,
+        _rotations,
+        "Constellations",
+        _PATTERNS,
+        {"features": "constant", "published": True},
+        "point-classification",
     ),
     "point-transformer-modelnet40": _Named(
         PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS, task="point-classification"

@@ -97,7 +97,9 @@ def _measure(
         _check_images(name, network, data)
     trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
     made: Any = TASKS[task]
-    (found,) = trainer.test(made(network=network), data, verbose=False)
+    counts = ("num_classes", "num_targets") if task == "point-classification" else ()  # which the network does not tell
+    told_by_data = {count: getattr(data, count) for count in counts if hasattr(data, count)}
+    (found,) = trainer.test(made(network=network, **told_by_data), data, verbose=False)
     # The data modules of this package have a sampler that knows how many of the data it is for.
     loaders = _listed(trainer.test_dataloaders)
     size = sum(getattr(loader.sampler, "length", len(loader.dataset)) for loader in loaders)

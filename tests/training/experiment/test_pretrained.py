@@ -114,3 +114,10 @@ def test_a_name_has_to_be_given(capsys):
 def test_it_is_asked_for_by_its_option_alone():
     assert is_asked_for(["--folder", "a", "--pretrained=b"])
     assert not is_asked_for(["--folder", "pretrained", "--config", "x"])
+
+
+def test_several_classifications_of_clouds():
+    found = run_pretrained(["--pretrained", "point-transformer-constellations", *QUIET, "--data.init_args.num_test=40"])
+    assert (found.size, found.things) == (40, "clouds")
+    assert found.numbers["exact"] < found.numbers["accuracy"] <= 1  # all four counts, and each by itself
+    assert found.numbers["accuracy"] > 0.95
