@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import multiprocessing
 import os
 import shutil
@@ -6,44 +8,53 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.comparison.compare import Comparison, compare
-from escnn_attention.training.comparison.images import ImageData, load_images
-from escnn_attention.training.comparison.progress import Reporter
-from escnn_attention.training.comparison.settings import Settings
 from tests import samples
 
-
-class Listener(Reporter):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.messages.append(message)
-
-    def heard(self, part: str) -> bool:
-        return any(part in message for message in self.messages)
+# The package is imported by fixtures only: of a folder that is named pytest reads this file before it is told by
+# the one at the top how kernels run here, which Triton wants to know when it is first imported.
+if TYPE_CHECKING:
+    from escnn_attention.training.comparison.compare import Comparison
+    from escnn_attention.training.comparison.images import ImageData
+    from escnn_attention.training.comparison.progress import Reporter
+    from escnn_attention.training.comparison.settings import Settings
 
 
 @pytest.fixture
-def listener() -> Listener:
+def listener() -> Reporter:
+    """Keeps what it is told."""
+    from escnn_attention.training.comparison.progress import Reporter
+
+    class Listener(Reporter):
+        def __init__(self) -> None:
+            self.messages: list[str] = []
+
+        def say(self, message: str) -> None:
+            self.messages.append(message)
+
+        def heard(self, part: str) -> bool:
+            return any(part in message for message in self.messages)
+
     return Listener()
 
 
 @pytest.fixture(scope="session")
 def digits() -> ImageData:
+    from escnn_attention.training.comparison.images import load_images
+
     return load_images("digits")
 
 
 @pytest.fixture(scope="session")
 def tiny_in() -> Callable[[Path], Settings]:
     """A comparison in a folder that takes seconds: small networks, few images, one epoch."""
+    from escnn_attention.training.comparison.settings import Settings
+
     options = {"group": "c4", "parameters": 600, "epochs": 1, "batch_size": 25, "limit_train": 50, "limit_test": 20}
     return lambda folder: Settings(networks=("cnn",), output=folder, accelerator="cpu", **options)
 
@@ -56,6 +67,8 @@ def tiny(tiny_in: Callable[[Path], Settings], tmp_path: Path) -> Settings:
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Comparison]:
     """``compare``, of which the folder is a copy where another test has compared the same."""
+    from escnn_attention.training.comparison.compare import compare
+
     kept: dict[Settings, tuple[Settings, Comparison]] = {}
 
     def run(settings: Settings) -> Comparison:
