@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from escnn_attention.training.data.storage import download
-
 
 @dataclass
 class FileServer:
@@ -109,7 +107,7 @@ def server(monkeypatch) -> Iterator[FileServer]:
             pass
 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "_PAUSE", 0.0)
+    monkeypatch.setattr("escnn_attention.training.data.storage.download._PAUSE", 0.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         state.port = server.server_port
