@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["MOTION_SIZES", "inverse_of_v", "product", "quotient", "rotate", "rotation_vector"]
+__all__ = ["MOTION_SIZES", "dim_of_motions", "inverse_of_v", "product", "quotient", "rotate", "rotation_vector"]
 
 _JUMP = 7e-3
 """How far beyond a half turn the logarithm of an angle jumps, as in the published implementation of LieConv."""
@@ -20,13 +20,18 @@ MOTION_SIZES = {2: 3, 3: 7}
 """The numbers of a motion of the plane and of space."""
 
 
+def dim_of_motions(g: Tensor) -> int:
+    """The dimension of the space that motions ``(..., 3)`` or ``(..., 7)`` move."""
+    return 2 if g.shape[-1] == MOTION_SIZES[2] else 3
+
+
 def quotient(g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     r"""The translation ``(..., d)`` and the rotation of :math:`g^{-1} h`: an angle ``(..., 1)``, or a quaternion.
 
     Args:
         g, h: motions ``(..., 3)`` or ``(..., 7)``, which broadcast against each other.
     """
-    dim = 2 if g.shape[-1] == MOTION_SIZES[2] else 3
+    dim = dim_of_motions(g)
     back = _inverse(g[..., dim:])
     return rotate(back, h[..., :dim] - g[..., :dim]), product(back, h[..., dim:])
 

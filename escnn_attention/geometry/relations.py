@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from escnn_attention._checks import check_length, check_option
-from escnn_attention.geometry.motions import MOTION_SIZES, inverse_of_v, quotient, rotation_vector
+from escnn_attention.geometry.motions import MOTION_SIZES, dim_of_motions, inverse_of_v, quotient, rotation_vector
 
 __all__ = ["LiftedMotion", "LogMotion", "LogPolar", "Offset", "Pair", "Relation"]
 
@@ -252,7 +252,7 @@ class LiftedMotion(Relation):
 
     def scaled(self, coords: Tensor, length: float) -> Tensor:
         """Motions whose positions are in units of a length; rotations have none."""
-        dim = _dim_of(coords)
+        dim = dim_of_motions(coords)
         return torch.cat([coords[..., :dim] / length, coords[..., dim:]], dim=-1)
 
     def distance(self, query: Tensor, key: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ class LiftedMotion(Relation):
         Of quaternions the first three numbers count as the rotation, and the last with the translation.
         """
         seen = self(query, key)
-        dim = _dim_of(query)
+        dim = dim_of_motions(query)
         translation, rotation = seen[..., :dim], seen[..., dim:]
         if self.rotation == "quaternion":
             translation, rotation = torch.cat([translation, rotation[..., 3:]], dim=-1), rotation[..., :3]
@@ -306,11 +306,6 @@ class LogPolar(Relation):
         dot = (x * y).sum(-1)
         cross = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
         return torch.stack(torch.broadcast_tensors(ratio, dot, cross), dim=-1)
-
-
-def _dim_of(motions: Tensor) -> int:
-    """The dimension of the space that motions move."""
-    return 2 if motions.shape[-1] == MOTION_SIZES[2] else 3
 
 
 def _limited(x: Tensor, limit: float) -> Tensor:

@@ -73,7 +73,7 @@ def execute_all(
                 console.print("".join(traceback.format_exception(error)), highlight=False, markup=False)
                 continue
             done = [(run, found[i]) for i, run in enumerate(runs) if found[i]]
-            write_json(file, _flat(done))
+            write_json(file, rows_of_all(done))
             with atomic_file(file.with_suffix(".md"), "w") as page:
                 page.write(markdown(*zip(*done, strict=True), small))
             console.print(_table(name, done, small))
@@ -114,7 +114,8 @@ def mean_and_error(values: Sequence[float], digits: int) -> str:
     return f"{mean:.{digits}f}" if len(values) == 1 else f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
-def _flat(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+def rows_of_all(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """The results of the runs that are done, one for each seed, with what the runs are."""
     pairs = [(run, result) for run, results in done for result in results]
     return rows([run for run, _ in pairs], [result for _, result in pairs])
 
@@ -132,7 +133,7 @@ def markdown(runs: Sequence[Run], results: Sequence[Sequence[Mapping[str, Any]]]
         "|---" + "|--:" * (len(_COLUMNS) - 1) + "|",
         *("| " + " | ".join(cells) + " |" for cells in _cells(done)),
         "",
-        f"Images: {images}; {_seeds(results)}; {device}; {packages}.",
+        f"Images: {images}; {told_seeds(results)}; {device}; {packages}.",
         *(() if small is None else ("", f"Small version: {small}.")),
     ]
     return "\n".join(lines) + "\n"
@@ -146,7 +147,7 @@ def _images(data: Mapping[str, Any]) -> str:
     return ", ".join(f"{options.get(f'limit_{part}') or every[part]} to {part}" for part in every)
 
 
-def _seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+def told_seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """Which seeds a table is of."""
     seeds = sorted({result["seed"] for each in results for result in each})
     if len(seeds) == 1:
@@ -155,7 +156,7 @@ def _seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _table(name: str, done: Sequence[tuple[Run, Sequence[Mapping[str, Any]]]], small: str | None) -> Table:
-    caption = _seeds([results for _, results in done]) + ("" if small is None else f"; SMALL: {small}")
+    caption = told_seeds([results for _, results in done]) + ("" if small is None else f"; SMALL: {small}")
     table = Table(title=name, caption=caption, caption_justify="left")
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column == _COLUMNS[0] else "right")

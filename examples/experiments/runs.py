@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -71,6 +72,12 @@ def _set(config: dict[str, Any], path: list[str], value: Any) -> None:
     for key in parents:
         config = config.setdefault(key, {})
     config[last] = value
+
+
+def named(path: str) -> Any:
+    """What a configuration means by a path such as ``escnn.gspaces.rot2dOnR2``."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def execute(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:

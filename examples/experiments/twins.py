@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from examples.experiments.runs import Run
+from examples.experiments.runs import Run, named
 
 
 def parameters(run: Run) -> int:
@@ -54,11 +53,6 @@ def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
 def _build(network: Mapping[str, Any]) -> torch.nn.Module:
     arguments = dict(network["init_args"])
     gspace = arguments.pop("gspace")
-    space = _named(gspace["class_path"])(**gspace.get("init_args", {}))
+    space = named(gspace["class_path"])(**gspace.get("init_args", {}))
     with torch.random.fork_rng(devices=[]):
-        return _named(network["class_path"])(space, **arguments)
-
-
-def _named(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+        return named(network["class_path"])(space, **arguments)

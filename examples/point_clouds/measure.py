@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.experiment import BEST, TEST, run_experiment
 from escnn_attention.training.files import atomic_file
 from escnn_attention.training.quiet import quiet_lightning
-from examples.experiments.runs import DATA, Run, execute
+from examples.experiments.runs import DATA, Run, execute, named
 
 ROTATED = "rotated"
 _FRAMES = 100
@@ -73,11 +72,10 @@ def data_of(result: Mapping[str, Any], data_dir: Path | None = None, **changes: 
         **changes: other arguments than those of the result.
     """
     described = result["tested"]["configuration"]["data"]
-    module, _, name = described["class_path"].rpartition(".")
     arguments = {**described["init_args"], **changes}
     if data_dir is not None:
         arguments["folder"] = data_dir
-    data = getattr(importlib.import_module(module), name)(**arguments)
+    data = named(described["class_path"])(**arguments)
     data.prepare_data()
     data.setup("test")
     return data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import statistics
@@ -17,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from escnn_attention.training.errors import UserError
-from examples.experiments.report import marked, mean_error, rows
-from examples.experiments.runs import DATA, Run
+from examples.experiments.report import marked, mean_error, rows_of_all, told_seeds
+from examples.experiments.runs import DATA, Run, named
 from examples.point_clouds.measure import ROTATED, execute_and_rotate, once, rollout_errors, tensor_equivariance
 from examples.point_clouds.tables import SMALL, Experiment, experiments
 
@@ -91,8 +90,7 @@ def run_all(
                 console.print_exception()
                 failed.append(label)
             done = [pair for pair in zip(runs, results, strict=True) if pair[1]]
-            flat = [(run, result) for run, found in done for result in found]
-            file.write_text(json.dumps(rows(*zip(*flat, strict=True)), indent=2) + "\n", encoding="utf-8")
+            file.write_text(json.dumps(rows_of_all(done), indent=2) + "\n", encoding="utf-8")
             file.with_suffix(".md").write_text(markdown(experiment, done, caption), encoding="utf-8")
             console.print(_table(experiment, done, caption))
         if experiment.name == "springs":
@@ -131,8 +129,7 @@ def _more(
 
 def _gspace(described: Mapping[str, Any]) -> GSpace:
     """As a configuration describes it."""
-    module, _, name = described["class_path"].rpartition(".")
-    space: GSpace = getattr(importlib.import_module(module), name)(**described.get("init_args", {}))
+    space: GSpace = named(described["class_path"])(**described.get("init_args", {}))
     return space
 
 
@@ -148,8 +145,6 @@ def markdown(experiment: Experiment, done: Done, caption: str | None = None) -> 
     device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
     packages = ", ".join(f"{package} {versions[package]}" for package in ("torch", "escnn"))
     data = found[0]["tested"]["configuration"]["data"]["init_args"]
-    seeds = [result["seed"] for result in found]
-    of_seeds = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}, means ± standard errors"
     clouds = ", ".join(
         f"{data.get(f'limit_{part}') or data.get(f'num_{part}') or 'all'} to {part}" for part in ("train", "test")
     )
@@ -158,7 +153,7 @@ def markdown(experiment: Experiment, done: Done, caption: str | None = None) -> 
         "|---" + "|--:" * (len(columns) - 1) + "|",
         *("| " + " | ".join(_cells(experiment, run, results)) + " |" for run, results in done),
         "",
-        f"Clouds: {clouds}; batches of {data['batch_size']}; {of_seeds}; {device}; {packages}.",
+        f"Clouds: {clouds}; batches of {data['batch_size']}; {told_seeds([found])}; {device}; {packages}.",
         *(() if caption is None else ("", f"Small version: {caption}.")),
         *(() if not experiment.published else ("", f"Published: {experiment.published}.")),
     ]

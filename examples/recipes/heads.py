@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from escnn_attention import AttentionPool, GroupSelfAttention, LiftingSelfAttent
 from escnn_attention.models import create, from_pretrained
 from escnn_attention.models.registry import data_of
 from escnn_attention.training.files import atomic_file
+from examples.experiments.runs import named
 
 _ATTENTION = (GroupSelfAttention, LiftingSelfAttention, AttentionPool)
 _QUERIES = 3
@@ -77,8 +77,7 @@ def measure(out: Path, names: list[str], count: int) -> str:
     for name in names:
         described = data_of(name)
         assert described is not None
-        module, _, kind = described["class_path"].rpartition(".")
-        data = getattr(importlib.import_module(module), kind)(**described["init_args"], eval_batch_size=count)
+        data = named(described["class_path"])(**described["init_args"], eval_batch_size=count)
         data.prepare_data()
         data.setup("test")
         images = next(iter(data.test_dataloader()))[0]

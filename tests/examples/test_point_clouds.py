@@ -155,7 +155,7 @@ def test_a_table_of_several_seeds(tmp_path, monkeypatch):
     page = (tmp_path / "constellations-seeds1-3.md").read_text(encoding="utf-8")
     # 91, 92 and 93: a standard deviation of 1, and a standard error of 1/sqrt(3).
     assert "| C4 attention | 92.0 ± 0.6 | 42.0 ± 0.6 | 1,234 | 1 | 4.0 | 53 |" in page
-    assert "seeds 1 to 3, means ± standard errors" in page
+    assert "batches of 32; means ± standard errors of 3 seeds, 1, 2, 3; some, 1 of 2 cores;" in page
 
 
 @pytest.mark.usefixtures("as_wide")
