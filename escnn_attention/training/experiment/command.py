@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -53,6 +54,9 @@ _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for
 
 # What Lightning cannot do without: the first two always, the others to go on.
 _NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version")
+
+# What Lightning makes of the options of a command with a class of models: parsers, and names of what the trainer takes.
+_PARSERS: dict[tuple[str, Any], dict[str, Any]] = {}
 
 
 def run_experiment(
@@ -122,8 +126,25 @@ class ExperimentCLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
+    def setup_parser(self, *options: Any) -> None:
+        """Collect the options, once in a process that runs a command several times."""
+        key = self.command, self._model_class
+        if key not in _PARSERS:
+            others = set(vars(self))
+            super().setup_parser(*options)
+            _PARSERS[key] = {name: value for name, value in vars(self).items() if name not in others}
+        vars(self).update(_PARSERS[key])
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        super().parse_arguments(parser, args)
+        """Parse by the parser of the command alone: the one above it would check all that it has parsed once more."""
+        vars(parser).pop("print_config", None)  # asked for by arguments before these, which were wrong
+        of_command = self._subcommand_parsers.get(self.command)
+        given = isinstance(args, Mapping)
+        if of_command is None or (not given and any(text.startswith("--print_config") for text in args)):
+            super().parse_arguments(parser, args)  # which also prints configurations
+        else:
+            parsed = of_command.parse_object(args[self.command]) if given else of_command.parse_args(args[1:])
+            self.config = Namespace(**{"config": None, "subcommand": self.command, self.command: parsed})
         seed = self.config[self.config["subcommand"]]["seed_everything"]
         if isinstance(seed, bool):
             raise UserError(f"--seed_everything: got {seed}, needed an integer")

@@ -17,9 +17,13 @@ import yaml
 
 pytest.importorskip("jsonargparse")
 
+from lightning.pytorch.cli import LightningCLI
+
 from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
+from escnn_attention.training.experiment.command import ExperimentCLI
+from escnn_attention.training.experiment.configuration import plain
 from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
@@ -347,6 +351,37 @@ def test_mistakes_are_named(configuration, tmp_path, capsys):
             call("fit", file, tmp_path / "run", name, value)
         assert name.split(".")[-1].strip("-") in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_options_are_those_that_lightning_parses(configuration, monkeypatch, capsys):
+    """Though by the parser of the command alone, which is made once."""
+
+    class ParsedError(Exception):
+        pass
+
+    def stop(cli):
+        raise ParsedError(cli.config, plain(cli.parser, cli.config, cli.subcommand))
+
+    def parsed(*options):
+        with pytest.raises(ParsedError) as caught:
+            call("fit", file, "run", *options)
+        return caught.value.args
+
+    file, options = configuration(), ["--trainer.max_epochs", 7, "--model.network.init_args.num_heads", 2]
+    monkeypatch.setattr(ExperimentCLI, "before_instantiate_classes", stop)
+    with monkeypatch.context() as patch:
+        patch.setattr("escnn_attention.training.experiment.command._PARSERS", {})
+        patch.setattr(ExperimentCLI, "parse_arguments", LightningCLI.parse_arguments)
+        expected = parsed(*options)
+    assert parsed(*options) == expected != parsed()
+    with pytest.raises(SystemExit):
+        call("fit", file, "run", "--print_config", "--nonsense", 3)
+    assert parsed(*options) == expected  # which the wrong arguments before would have printed
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        call("fit", file, "run", *options, "--print_config")
+    assert yaml.safe_load(capsys.readouterr().out)["trainer"]["max_epochs"] == 7
+    assert parsed(*options) == expected
 
 
 def as_users_do(file, folder, *options):
