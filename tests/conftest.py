@@ -127,7 +127,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch
 
     from escnn_attention.functional.backends.native import why_not_built
+    from tests import representations
 
+    representations.hasten()
     reason = why_not_built(torch.float64)
     for item in items:
         if reason and getattr(item, "callspec", None) and item.callspec.params.get("backend") == "native":

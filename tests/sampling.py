@@ -1,6 +1,7 @@
 """Some of the combinations of a sweep in every run, others in the next."""
 
 import random
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,16 +50,51 @@ def mark_undrawn(items: Iterable[pytest.Item], seed: int, *, draw: bool) -> None
     """Mark as ``exhaustive`` what an ordinary run leaves out of the tests marked ``sampled``: all, if there is no draw.
 
     Of each ``parametrize`` every row is in the sample at least once; where ``sampled`` has a number, so many at most.
+    Tests to which it gives a name in common, ``of``, are one sweep: so many of all are drawn, first one of each test.
     """
-    tests: dict[str, list[pytest.Item]] = {}
+    sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("exhaustive"):
-            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
-    for name, combinations in tests.items():
-        most = next(iter(combinations[0].get_closest_marker("sampled").args), None)
-        drawn = cover([_rows(item) for item in combinations], (seed, name), most) if draw else []
+        mark = item.get_closest_marker("sampled")
+        if mark and not item.get_closest_marker("exhaustive"):
+            sweeps.setdefault(mark.kwargs.get("of", _name(item)), []).append(item)
+    for name, combinations in sweeps.items():
+        mark = combinations[0].get_closest_marker("sampled")
+        most = next(iter(mark.args), None)
+        if not draw:
+            drawn = []
+        elif "of" in mark.kwargs:
+            drawn = take_turns(list(map(_name, combinations)), (seed, name), most)
+        else:
+            drawn = cover(list(map(_rows, combinations)), (seed, name), most)
         for i in set(range(len(combinations))).difference(drawn):
             combinations[i].add_marker(pytest.mark.exhaustive)
+
+
+def take_turns(names: Sequence[str], seed: object, most: int) -> list[int]:
+    """So many drawn at random, as many of each name as of any other while there are.
+
+    Args:
+        names: which may repeat.
+        seed: the draw; the same seed draws the same.
+        most: how many.
+
+    Returns:
+        the places of those that are drawn, in order.
+    """
+    draws = random.Random(str(seed))
+    order = draws.sample(range(len(names)), len(names))
+    places = {name: draws.random() for name in sorted({*names})}
+    counts: Counter[str] = Counter()
+    turns = {}
+    for i in order:
+        turns[i] = counts[names[i]], places[names[i]]
+        counts[names[i]] += 1
+    return sorted(sorted(order, key=turns.__getitem__)[:most])
+
+
+def _name(item: pytest.Item) -> str:
+    """Of the test, whatever its parameters."""
+    return item.nodeid.split("[")[0]
 
 
 def _rows(item: pytest.Item) -> set[Hashable]:

@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,17 @@ def test_lines_of_code_are_as_long_as_pages_are_wide(name):
     assert not [line for line in code if len(line) > LONGEST_LINE]
 
 
-@pytest.mark.parametrize("name", [name for name, path in zip(NAMES, PAGES, strict=True) if programs(path)])
+def runs(name: str) -> Any:
+    """A page as a parameter: of those that take seconds some run."""
+    marks = []
+    if "/pictures/" in name:
+        marks.append(pytest.mark.sampled(2, of="pages with pictures"))
+    if name.endswith("exporting.md"):
+        marks.append(pytest.mark.sampled(2, of="exported files"))
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [runs(name) for name, path in zip(NAMES, PAGES, strict=True) if programs(path)])
 def test_code_runs_and_prints_what_is_shown(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

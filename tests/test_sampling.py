@@ -1,11 +1,12 @@
 """The draw from sweeps: nothing is left out for good, and what is drawn can be drawn again."""
 
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import cover, mark_undrawn
+from tests.sampling import cover, mark_undrawn, take_turns
 
 SAMPLED = pytest.mark.sampled.mark
 CASES = [set(zip("abc", values, strict=True)) for values in itertools.product(range(5), range(3), range(2))]
@@ -90,6 +91,32 @@ def test_a_rotating_one():
         (drawn,) = (i for i, item in enumerate(items) if item not in left_out(items))
         left.add(drawn)
     assert len(left) == 12
+
+
+def test_several_tests_as_one_sweep():
+    left, tests = set(), Counter()
+    for seed in range(300):
+        mark = pytest.mark.sampled(1, of="what is slow").mark
+        items = [*sweep("test_a", mark), Combination("test_b", {}, mark), *sweep("test_c")]
+        mark_undrawn(items, seed, draw=True)
+        drawn, *others = [i for i, item in enumerate(items) if item not in left_out(items)]
+        assert others == [*range(13, 25)]
+        left.add(drawn)
+        tests[drawn == 12] += 1
+    assert left == set(range(13))
+    assert tests[True] == pytest.approx(150, abs=40)  # as likely as the one of twelve combinations
+
+
+def test_each_of_several_tests_has_its_turn():
+    names = [*"aaaaa", *"bb", "c"]
+    for seed in range(20):
+        for most in range(9):
+            drawn = take_turns(names, seed, most)
+            assert len(drawn) == most
+            assert drawn == sorted({*drawn}) == take_turns(names, seed, most)
+            counts = Counter(names[i] for i in drawn)
+            assert max(counts.values(), default=0) - min(counts["b"], counts["a"]) <= 1 or counts["b"] == 2
+            assert counts["c"] == 1 or most < 3
 
 
 def test_what_is_exhaustive_already_is_not_drawn():

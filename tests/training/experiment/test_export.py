@@ -3,7 +3,7 @@
 import pytest
 import torch
 from escnn import gspaces
-from escnn.nn import FieldType, R2Conv
+from escnn.nn import FieldType
 
 pytest.importorskip("jsonargparse")
 pytest.importorskip("onnxruntime")
@@ -13,6 +13,7 @@ from pathlib import Path
 import onnxruntime
 from typer.testing import CliRunner
 
+from escnn_attention import LiftingSelfAttention
 from escnn_attention.models import (
     EquivariantClassifier,
     HamiltonianNetwork,
@@ -48,14 +49,15 @@ def as_modules(monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A network of a few operations in place of the one that is loaded: what takes long is to write them down."""
+    """Attention of a few operations in place of the network that is loaded: what takes long is to write them down."""
     gspace = gspaces.rot2dOnR2(4)
     image, fields = (FieldType(gspace, [field]) for field in (gspace.trivial_repr, gspace.regular_repr))
-    network = EquivariantClassifier({"lifting": R2Conv(image, fields, 3, padding=1)}, 3).eval()
+    network = EquivariantClassifier({"lifting": LiftingSelfAttention(image, fields, 1, 3)}, 3).eval()
     monkeypatch.setattr(export, "load_network", lambda _: network)
     return network
 
 
+@pytest.mark.sampled(2, of="exported files")
 def test_the_command(folder, small, tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
     images, file = torch.randn(4, 1, 5, 5), tmp_path / "new" / "n.onnx"
@@ -73,6 +75,7 @@ def test_the_command(folder, small, tmp_path, monkeypatch):
     assert "is there already: give it another name, or --replace" in " ".join(again.output.split())
 
 
+@pytest.mark.sampled(2, of="exported files")
 def test_a_network_of_the_size_of_its_images(folder, small, tmp_path):
     """The checkpoint says of which data they are."""
     file, images = tmp_path / "n.pt2", torch.randn(2, 1, 28, 28)
@@ -199,7 +202,7 @@ def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
     assert "--size: got 5, and PointTransformer is a network of points" in " ".join(again.output.split())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="exported files")
 @pytest.mark.parametrize("kind", ["invariants", "tensors", "LieTransformer", "PlatonicTransformer"])
 def test_programs_of_points(kind, tmp_path, monkeypatch):
     on_r3 = gspaces.rot2dOnR3(3)
