@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
 
-__all__ = ["exporting", "refuse_scripting"]
+__all__ = ["exporting", "packaging", "refuse_scripting", "with_loops"]
+
+_with_loops: ContextVar[bool] = ContextVar("with_loops", default=False)
 
 
 def exporting() -> bool:
@@ -16,6 +21,21 @@ def exporting() -> bool:
     by that number.
     """
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+@contextmanager
+def with_loops() -> Iterator[None]:
+    """Within this context what is written down is for a package into which compiled loops are linked."""
+    token = _with_loops.set(True)
+    try:
+        yield
+    finally:
+        _with_loops.reset(token)
+
+
+def packaging() -> bool:
+    """Whether what is written down is for a package into which compiled loops are linked."""
+    return exporting() and _with_loops.get()
 
 
 def refuse_scripting(module: Any) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import escnn.nn as en
 import pytest
@@ -14,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention._export import exporting
+from escnn_attention.models import compile_package
 from tests import spaces
 from tests.layers import C4, CASES, Case, there
 
@@ -129,10 +131,14 @@ def on_points(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
 
 
 def program_of_points(plain: nn.Module, inputs: list[Tensor], named: dict[str, Tensor]) -> ExportedProgram:
+    return torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free_sizes(named))
+
+
+def free_sizes(named: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
     free = {key: {1 if key == "edge_index" else 0: Dim.AUTO} for key in ("x", "coords", *named)}
     if "edge_attr" in named:
         free["edge_attr"] = dict.fromkeys(range(named["edge_attr"].dim() - 1), Dim.AUTO)
-    return torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free)
+    return free
 
 
 def check_points(name: str, onnx: bool = False) -> None:
@@ -209,9 +215,9 @@ def test_files_of_layers_and_networks_on_points(name, onnx):
 def test_compiled_packages_of_layers_and_networks_on_points(name, tmp_path):
     """By AOTInductor, which compiles for a minute."""
     plain, inputs, named = on_points(CASES[name])
-    program = program_of_points(plain, inputs, named)
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "n.pt2"))
-    run = torch._inductor.aoti_load_package(package)
+    free = free_sizes(named)
+    file = compile_package(plain, tuple(inputs), tmp_path / "n.pt2", kwargs=named, dynamic_shapes=free)
+    run = torch._inductor.aoti_load_package(str(file))
     with torch.no_grad():
         for tensors, options in ((inputs, named), twice_as_many(inputs, named)):
             assert_same(run(*tensors, **options), plain(*tensors, **options))
@@ -293,8 +299,8 @@ def onnx_of(program: ExportedProgram) -> torch.onnx.ONNXProgram:
 def test_compiled_packages(name, tmp_path):
     """By AOTInductor, which compiles for a minute."""
     plain, x = plain_and_input(CASES[name])
-    package = torch._inductor.aoti_compile_and_package(program_of(plain, x), package_path=str(tmp_path / "n.pt2"))
-    run = torch._inductor.aoti_load_package(package)
+    file = compile_package(plain, (x,), tmp_path / "n.pt2", dynamic_shapes=BATCH)
+    run = torch._inductor.aoti_load_package(str(file))
     for images in (several(x), x[:1]):
         with torch.no_grad():
             assert_same(run(images), plain(images))

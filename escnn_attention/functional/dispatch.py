@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
+from escnn_attention._export import exporting, packaging
 from escnn_attention.functional.backends import blocked, dense, native, reference, standard, triton
 from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
@@ -219,7 +219,8 @@ def _compute_anywhere(call: Call) -> Tensor:
         call, unfold = fold_points(call)
         return unfold(all_pairs.attention(call))
     call, unfold = fold(call)
-    return unfold(standard.attention(call))
+    in_loop = packaging() and not call.dropout and native.why_unsupported(call) is None
+    return unfold((native if in_loop else standard).attention(call))
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

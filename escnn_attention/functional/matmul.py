@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import exporting
+from escnn_attention._export import exporting, packaging
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.functional.gather import Columns, add_columns, gather_columns
 
@@ -127,14 +127,14 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(x, weight, bias) or exporting():
+    if is_transformed(x, weight, bias) or (exporting() and not packaging()):
         weight = weight if columns is None else gather_columns(weight, columns)
         y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
         if bias is not None:
             bias = F.pad(bias, (0, 0) * (bias.dim() - 1) + (0, len(weight) - len(bias)))
             y = y + bias[(slice(None), *[None] * (x.dim() - 1))]
         return y
-    if not torch.is_grad_enabled():
+    if packaging() or not torch.is_grad_enabled():
         return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinear.apply(x, weight, bias, *(columns or (None, 0)))
 
@@ -151,11 +151,11 @@ def grouped_linear_transpose(
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(y, weight, bias) or exporting():
+    if is_transformed(y, weight, bias) or (exporting() and not packaging()):
         weight = weight if columns is None else gather_columns(weight, columns)
         x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
         return x if bias is None else x + bias
-    if not torch.is_grad_enabled():
+    if packaging() or not torch.is_grad_enabled():
         return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, 0)))
 
@@ -166,7 +166,7 @@ def _in_one(weight: Tensor, rows: int) -> bool:
     Few numbers are moved in less time than another product takes to start.
     """
     groups, outputs, inputs = weight.shape
-    few = rows * groups * outputs <= _FEW
+    few = not packaging() and rows * groups * outputs <= _FEW
     return few or groups == 1 or inputs >= 6 * outputs or weight.device.type != "cpu"
 
 
@@ -176,7 +176,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.reshape(-1, inputs)  # of other shapes torch adds the bias in an operation of its own
     if bias is not None:
         bias = bias.expand(-1, *shape[1:-1]).reshape(-1, 1, outputs)
-    if _in_one(weight, len(rows)):
+    if _in_one(weight, rows.shape[0]):
         of_all = bias is not None and len(bias) == groups
         y = F.linear(rows, weight.view(-1, inputs), bias.flatten() if bias is not None and of_all else None)
         y = y.view(-1, groups, outputs).transpose(0, 1)

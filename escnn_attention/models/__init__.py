@@ -12,6 +12,7 @@ from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
+from escnn_attention.models.packages import compile_package
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pose_mean import PoseMean
@@ -48,6 +49,7 @@ __all__ = [
     "ResidualBlock",
     "SymmetricTensors",
     "VisionTransformer",
+    "compile_package",
     "create",
     "exported",
     "from_pretrained",

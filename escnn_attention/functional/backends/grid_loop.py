@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.backends import blocked
@@ -123,6 +124,7 @@ class GridLoop:
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
+        packaged: the output as an operator in a package, where there is one.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class GridLoop:
         forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty_sums: Callable[[Arguments], Tensor],
+        packaged: Callable[[Arguments], Tensor] | None = None,
     ):
         def backward(
             arguments: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, _: list[bool]
@@ -142,6 +145,7 @@ class GridLoop:
             return empty_output(arguments), empty_sums(arguments)
 
         passes = Passes(forward_pass, backward, empty, _plainly, keeps_output=True, backend=backend, instead="blocked")
+        self.packaged = packaged
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
 
     def __call__(self, call: Call, chunk: int) -> Tensor:
@@ -175,6 +179,8 @@ class GridLoop:
             dropout=call.dropout,
             chunk=chunk,
         )
+        if self.packaged is not None and packaging():
+            return self.packaged(arguments).to(dtype)
         run = self.operator if q.shape[1] else _plainly  # The loop has no images to go over.
         return run(arguments).to(dtype)
 

@@ -33,6 +33,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.functional.native.packaged import attention_on_grids
 from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid import Grid
 
@@ -105,19 +106,18 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
-    """Run the kernel on the arguments and on further tensors, which it reads or fills."""
+def _fields(call: Arguments) -> dict[str, Any]:
+    """What the kernel is told of the arguments, all that is neither an output nor a gradient."""
     q, k, waves = call.q, call.k, _waves(call)
     heads, images, positions, query_poses, channels = q.shape
     everything = _sees_everything(call)
     if everything:
         shape, steps, pad = *_line(positions), 0
-        rows, parts = positions, min(images, max(1, _PARTS // heads))
+        rows, parts = positions, torch.sym_min(images, max(1, _PARTS // heads))
     else:
         shape, steps, pad = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
-        rows, parts = _rows(call, pad), min(images, _PARTS)
-    values: dict[str, Any] = {
-        **tensors,
+        rows, parts = _rows(call, pad), torch.sym_min(images, _PARTS)
+    return {
         "q": q.contiguous(),
         "k": k.contiguous(),
         "v": call.v.contiguous(),
@@ -151,7 +151,17 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "scale": call.scale,
         "unit": 1 / LOG2E,
     }
-    _KERNEL.run(q.dtype, values)
+
+
+def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
+    """Run the kernel on the arguments and on further tensors, which it reads or fills."""
+    _KERNEL.run(call.q.dtype, {**_fields(call), **tensors})
+
+
+def _packaged(call: Arguments) -> Tensor:
+    """The output of the kernel in a package."""
+    values = {**_fields(call), **_NO_GRADIENTS, "out": None, "sums": None}
+    return attention_on_grids(call.q.dtype, values, in_windows=call.kernel_size > 0)
 
 
 @constant_tables
@@ -224,4 +234,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_loop = GridLoop("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums)
+_loop = GridLoop("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums, _packaged)

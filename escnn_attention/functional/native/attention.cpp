@@ -1,57 +1,6 @@
 // Attention on a grid, forward and backward: what backends/native.py calls.
 
-#include "grids/everything_pass.h"
-#include "grids/window_pass.h"
-#include "threads.h"
-
-namespace {
-
-// Where the gradients of tables go, of one of `heads` heads `size` numbers.
-struct TableGradient {
-    double* to;
-    int64_t heads, size;
-
-    std::vector<double> room(int64_t tasks) const { return std::vector<double>(to ? tasks * size : 0); }
-    double* of(std::vector<double>& room, int64_t task) const { return to ? room.data() + task * size : nullptr; }
-    void add(std::vector<double>& room, int64_t task, int64_t head, double unit) const {
-        for (int64_t i = 0; to && i < size; i++) to[head % heads * size + i] += unit * room[task * size + i];
-    }
-};
-
-template <class Pass> int run(const Arguments& call, const Layout& layout, const TableGradient& spatial) {
-    const TableGradient pose{call.grad_pose, call.pose_heads, call.num_poses * call.key_poses * call.channels};
-    // Every part of a batch has gradients of tables of its own, which are added in order: whatever the threads did
-    // first, the result is the same.
-    const int64_t tasks = call.heads * call.parts;
-    std::vector<double> of_spatial = spatial.room(tasks), of_pose = pose.room(tasks);
-    const auto make = [&] { return Pass(call, layout); };
-    const bool done = share(tasks, call.threads, make, [&](Pass& pass, int64_t task) {
-        const int64_t head = task / call.parts, part = task % call.parts;
-        const int64_t first = part * call.images / call.parts, last = (part + 1) * call.images / call.parts;
-        for (int64_t image = first; image < last; image++) pass.work(head, image);
-        pass.take_gradients(spatial.of(of_spatial, task), pose.of(of_pose, task));
-    });
-    for (int64_t task = 0; task < tasks; task++) {
-        spatial.add(of_spatial, task, task / call.parts, call.unit);
-        pose.add(of_pose, task, task / call.parts, call.unit);
-    }
-    return !done;
-}
-
-template <class T> int run(const Arguments& call) {
-    try {
-        const Layout layout(call, WIDTH<T>, sizeof(T));
-        if (call.everything)
-            return run<EverythingPass<T>>(
-                call, layout, {call.grad_waves, call.wave_heads, call.num_poses * layout.positions * call.num_waves});
-        return run<WindowPass<T>>(
-            call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-}
-
-}  // namespace
+#include "grids/attention.h"
 
 // 0, or 1 where there was not enough memory. NUMBER is the type of all numbers but the gradients of the tables.
 extern "C" int escnn_attention(const Arguments* call) { return run<NUMBER>(*call); }

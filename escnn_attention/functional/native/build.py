@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from escnn_attention.functional.native.fields import Fields
 from escnn_attention.functional.native.library_folder import LibraryFolder
 from escnn_attention.functional.native.shipped import shipped_library
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "find_compiler", "library"]
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library"]
+
+_T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ FOLDER = Path(__file__).parent
 """Where the sources are."""
 
 _OPTIONS = [
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"),
+    *("-std=c++17", "-O3", "-fPIC", "-pthread"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),  # what is not a number stays so
 ]
 # What means the processor that is there; compilers differ in which they know, and without it take any of its kind.
@@ -147,11 +150,41 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
     Raises:
         NotBuilt: there is no compiler, or it fails.
     """
+    return _kept(LibraryFolder.load, source, ("-shared",), definitions)
+
+
+@cache
+def archive(source: Path, *definitions: str, include: tuple[str, ...] = ()) -> bytes:
+    """A C++ file as a static library, for a linker.
+
+    Args:
+        source, definitions: as those of :func:`library`.
+        include: folders of headers that are not in the file's own.
+
+    Raises:
+        NotBuilt: there is no compiler or no ``ar``, or one of them fails.
+    """
+    return _kept(LibraryFolder.read, source, ("-c", *(f"-I{folder}" for folder in include)), definitions)
+
+
+def _kept(
+    take: Callable[[LibraryFolder, str, Callable[[Path], None]], _T],
+    source: Path,
+    kind: tuple[str, ...],
+    definitions: tuple[str, ...],
+) -> _T:
+    """What is taken of the folder of libraries, in which there is that of a C++ file then.
+
+    Args:
+        take: a method of the folder.
+        source, definitions: as those of :func:`library`.
+        kind: ``-shared``, or ``-c`` for a static library, and further options.
+    """
     if os.name != "posix":
         raise NotBuilt(f"loops are compiled on Linux and macOS, not where os.name is {os.name!r}")
     compiler = find_compiler()
     processor, target = _processor(compiler)
-    options = [*_OPTIONS, *processor, *(f"-D{d}" for d in definitions)]
+    options = [*_OPTIONS, *kind, *processor, *(f"-D{d}" for d in definitions)]
     files = [source, *sorted(source.parent.rglob("*.h"))]
     told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
     stem = f"{source.stem}-{hashlib.sha256(told.encode(errors='surrogateescape')).hexdigest()[:32]}"
@@ -160,19 +193,22 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL:
         _logger.warning(
             "compiling %s with %s, once on this machine: it may take half a minute", source.name, compiler[0]
         )
+        made = path if "-shared" in kind else path.with_suffix(".o")
         # What the compiler leaves behind when it is killed goes with the folder.
-        _run([*compiler, *options, str(source), "-o", str(path)], TMPDIR=str(path.parent))
+        _run([*compiler, *options, str(source), "-o", str(made)], TMPDIR=str(path.parent))
+        if made != path:
+            _run(["ar", "rcs", str(path), str(made)])
 
     try:
         with LibraryFolder(_folder()) as folder:
-            return folder.load(stem, build)
+            return take(folder, stem, build)
     except NotBuilt:
         raise
     except (OSError, RuntimeError) as error:  # the second where there is no home
         _warn_once(f"libraries are built for this process only: {error}")
     try:
         with LibraryFolder(Path(_temporary_folder().name)) as folder:
-            return folder.load(stem, build)
+            return take(folder, stem, build)
     except NotBuilt:
         raise
     except OSError as error:

@@ -66,6 +66,12 @@ class LibraryFolder:
             os.unlink(name, dir_fd=self._folder)
             raise
 
+    def read(self, stem: str, build: Callable[[Path], None]) -> bytes:
+        """The bytes of the library of a name, for linkers: see :meth:`load`."""
+        name = self._find(stem) or self._keep(stem, build)
+        with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._folder), "rb") as file:
+            return file.read()
+
     def _find(self, stem: str) -> str | None:
         """The file of a library that is whole; those that are not are removed."""
         for name in sorted(os.listdir(self._folder)):

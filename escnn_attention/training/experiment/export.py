@@ -1,10 +1,11 @@
-"""Trained networks as files that run anywhere: ONNX, and programs of ``torch.export``."""
+"""Trained networks as files: ONNX and programs of ``torch.export``, which run anywhere, and compiled packages."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from escnn_attention.equivariance.report import EquivarianceReport
+from escnn_attention.functional.native.packaged import why_not_linked
+from escnn_attention.models import compile_package
 from escnn_attention.training.errors import UserError, told
 from escnn_attention.training.experiment.network import checkpoint_of, load_network
 from escnn_attention.training.experiment.subjects import Run, Subject, subject_of
@@ -64,6 +67,7 @@ def export_network(
     *,
     size: int | None = None,
     opset: int | None = None,
+    compiled: bool = False,
     replace: bool = False,
 ) -> Exported:
     """Write the trained network of an experiment to a file that needs neither this package nor escnn.
@@ -78,15 +82,18 @@ def export_network(
 
     Args:
         source: the folder that was given to ``escnn-attention fit --folder``, or a checkpoint of it.
-        file: what to write: ``.onnx``, or ``.pt2`` for :func:`torch.export.load`.
+        file: what to write: ``.onnx``, or ``.pt2`` for :func:`torch.export.load`, or with ``compiled`` for
+            ``torch._inductor.aoti_load_package``.
         size: the height and width of the images; by default what the data of the training have.
         opset: the version of ONNX's operators, 20 by default.
+        compiled: whether the file is a package for processors like the one that is there, with the compiled loop of
+            attention on grids inside (:func:`escnn_attention.models.compile_package`).
         replace: whether a file that is there may be replaced.
 
     Raises:
-        UserError: another suffix, a version of the operators that there is not, packages that are missing, a file that
-            is there already, no size of images, a network neither of images nor of points, or outputs that are not
-            those of it.
+        UserError: another suffix, a version of the operators that there is not, packages that are missing, no
+            compiler for ``compiled``, a file that is there already, no size of images, a network neither of images nor
+            of points, or outputs that are not those of it.
 
     Example:
         >>> from escnn_attention.training.errors import UserError
@@ -100,10 +107,11 @@ def export_network(
     path = Path(file)
     _check_file(path, replace)
     _check_opset(path, opset)
+    kind = _kind(path, compiled)
     subject = subject_of(load_network(source), checkpoint_of(source), size)
     plain = subject.plain()
-    content = _WRITERS[path.suffix](subject, plain, opset or DEFAULT_OPSET)
-    run = _read(path, subject, content)
+    content = _WRITERS[kind](subject, plain, opset or DEFAULT_OPSET)
+    run = _read(path, kind, subject, content)
     error = _largest_error(run, plain, subject)
     if not error <= _TOLERANCE:
         raise UserError(
@@ -119,7 +127,7 @@ def export_network(
 
 def _check_file(path: Path, replace: bool) -> None:
     """The file may be written."""
-    if path.suffix not in _WRITERS:
+    if path.suffix not in (".onnx", ".pt2"):
         raise UserError(f"FILE: got {path}, needed a name that ends in .onnx or .pt2")
     if path.is_dir():
         raise UserError(f"FILE: {path} is a folder")
@@ -128,6 +136,17 @@ def _check_file(path: Path, replace: bool) -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
     if missing:
         raise UserError(f"FILE: .onnx needs {', '.join(missing)}: pip install 'escnn-attention[export]', or write .pt2")
+
+
+def _kind(path: Path, compiled: bool) -> str:
+    """Which of the writers and readers is for a file."""
+    if not compiled:
+        return path.suffix
+    if path.suffix != ".pt2":
+        raise UserError(f"--compiled: got {path.name}, needed a name that ends in .pt2")
+    if reason := why_not_linked():
+        raise UserError(f"--compiled: {reason}")
+    return "compiled"
 
 
 def _check_opset(path: Path, opset: int | None) -> None:
@@ -159,6 +178,20 @@ def _read_program(_: Subject, content: bytes) -> Run:
         return torch.export.load(io.BytesIO(content)).module()
 
 
+def _write_package(subject: Subject, plain: torch.nn.Module, _: int) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder, _quietly():
+        file, example = Path(folder, "network.pt2"), next(subject.trials())
+        return compile_package(plain, example, file, dynamic_shapes=subject.shapes()).read_bytes()
+
+
+def _read_package(_: Subject, content: bytes) -> Run:
+    with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder, _quietly():
+        file = Path(folder, "network.pt2")
+        file.write_bytes(content)
+        loaded: Run = torch._inductor.aoti_load_package(str(file))
+    return loaded
+
+
 def _write_onnx(subject: Subject, plain: torch.nn.Module, opset: int) -> bytes:
     names: dict[str, Any] = {"input_names": list(subject.inputs), "output_names": [subject.output]}
     with _quietly():
@@ -180,17 +213,25 @@ def _read_onnx(subject: Subject, content: bytes) -> Run:
     return run
 
 
-def _read(path: Path, subject: Subject, content: bytes) -> Run:
+def _read(path: Path, kind: str, subject: Subject, content: bytes) -> Run:
     """What the file will say of its inputs."""
     try:
-        return _READERS[path.suffix](subject, content)
+        return _READERS[kind](subject, content)
     except Exception as error:  # onnxruntime has many
         first, *_ = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path}: it cannot be read again, and is not written: {first}") from error
 
 
-_WRITERS: dict[str, Callable[[Subject, torch.nn.Module, int], bytes]] = {".onnx": _write_onnx, ".pt2": _write_program}
-_READERS: dict[str, Callable[[Subject, bytes], Run]] = {".onnx": _read_onnx, ".pt2": _read_program}
+_WRITERS: dict[str, Callable[[Subject, torch.nn.Module, int], bytes]] = {
+    ".onnx": _write_onnx,
+    ".pt2": _write_program,
+    "compiled": _write_package,
+}
+_READERS: dict[str, Callable[[Subject, bytes], Run]] = {
+    ".onnx": _read_onnx,
+    ".pt2": _read_program,
+    "compiled": _read_package,
+}
 
 
 @contextlib.contextmanager

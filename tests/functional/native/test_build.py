@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def source(tmp_path):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path / "cache"))
     compiled.library.cache_clear()
+    compiled.archive.cache_clear()
     compiled._warn_once.cache_clear()
     return tmp_path / "cache"
 
@@ -56,6 +58,21 @@ def test_builds_once_and_again_where_the_source_or_a_macro_is_another(source, ca
         assert compiled.library(source, "NUMBER=7").number() == 14
     finally:
         del os.environ["ESCNN_ATTENTION_CACHE"]
+
+
+def test_a_static_library_is_built_once_and_can_be_linked(source, cache, compiler, tmp_path, monkeypatch):
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "one.h").write_text("#define ONE 1\n")
+    source.write_text('#include <one.h>\nextern "C" int number() { return NUMBER + ONE; }\n')
+    content = compiled.archive(source, "NUMBER=7", include=(str(tmp_path / "headers"),))
+    (tmp_path / "libseven.a").write_bytes(content)
+    (tmp_path / "user.cpp").write_text('extern "C" int number();\nextern "C" int user() { return number(); }\n')
+    command = [*compiler, "-shared", "-fPIC", str(tmp_path / "user.cpp"), "-o", str(tmp_path / "user.so")]
+    subprocess.run([*command, "-lseven", f"-L{tmp_path}"], check=True)
+    assert ctypes.CDLL(str(tmp_path / "user.so")).user() == 8
+    compiled.archive.cache_clear()
+    monkeypatch.setattr(compiled.LibraryFolder, "_keep", lambda *_: pytest.fail("built again"))
+    assert compiled.archive(source, "NUMBER=7", include=(str(tmp_path / "headers"),)) == content
 
 
 def test_what_a_compiler_says_is_in_the_error(source, cache, compiler):

@@ -17,6 +17,7 @@ from escnn_attention import LiftingSelfAttention
 from escnn_attention.models import (
     EquivariantClassifier,
     HamiltonianNetwork,
+    HybridNet,
     LieTransformer,
     PlatonicTransformer,
     PointTransformer,
@@ -43,8 +44,9 @@ def as_modules(monkeypatch):
         written.append(plain)
         return b"content"
 
-    monkeypatch.setattr(export, "_WRITERS", {".pt2": write})
-    monkeypatch.setattr(export, "_READERS", {".pt2": lambda subject, content: written[-1]})
+    monkeypatch.setattr(export, "_WRITERS", {".pt2": write, "compiled": write})
+    monkeypatch.setattr(export, "_READERS", {kind: lambda _, content: written[-1] for kind in export._WRITERS})
+    return written
 
 
 @pytest.fixture
@@ -135,6 +137,7 @@ def test_a_file_that_is_not_equivariant_says_so(folder, small, tmp_path):
         ("n.pt2", {"opset": 20}, r"--opset: got 20 for n\.pt2, which has none"),
         ("folder.pt2", {}, r"folder\.pt2 is a folder"),
         ("n.pt2", {"size": 0}, "--size: got 0, needed a positive number"),
+        ("n.onnx", {"compiled": True}, r"--compiled: got n\.onnx, needed a name that ends in \.pt2"),
     ],
 )
 def test_what_cannot_be_written(folder, tmp_path, file, options, why):
@@ -142,6 +145,31 @@ def test_what_cannot_be_written(folder, tmp_path, file, options, why):
     with pytest.raises(UserError, match=why):
         export_network(folder, tmp_path / file, **options)
     assert not (tmp_path / "n.pt2").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_network_that_is_compiled(folder, tmp_path, monkeypatch):
+    """The loop of attention is in the package, and what it says is checked."""
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 3, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), num_heads=1)
+    monkeypatch.setattr(export, "load_network", lambda _: network.eval())
+    file, images = tmp_path / "n.pt2", torch.randn(5, 1, 9, 9)
+    written = export_network(folder, file, size=9, compiled=True)
+    assert max(written.error, written.report.relative_error) < 1e-5
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch._inductor.aoti_load_package(str(file))(images), network(images), atol=1e-5, rtol=1e-5
+        )
+    assert b"attention_on_grids_float" in file.read_bytes()
+
+
+def test_the_command_compiles(folder, small, tmp_path, as_modules, monkeypatch):
+    monkeypatch.setattr(export, "why_not_linked", lambda: None)
+    result = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "n.pt2"), "--size", "5", "--compiled"])
+    assert result.exit_code == 0, result.output
+    assert len(as_modules) == 1
+    monkeypatch.setattr(export, "why_not_linked", lambda: "there is no C++ compiler")
+    with pytest.raises(UserError, match=r"--compiled: there is no C\+\+ compiler"):
+        export_network(folder, tmp_path / "m.pt2", size=5, compiled=True)
 
 
 def test_what_is_missing(folder, tmp_path, monkeypatch):
