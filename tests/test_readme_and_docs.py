@@ -168,8 +168,9 @@ def test_commands_exist(name):
         elif words[:2] == ["escnn-attention", "compare"]:
             options = words[2:]
         elif words[:2] == ["escnn-attention", "export"]:
-            (file,) = words[3:]
+            file, *flags = words[3:]
             assert Path(file).suffix in (".onnx", ".pt2"), words
+            assert flags in ([], ["--compiled"]), words
             options = []
         elif experiment := experiment_options(words):
             assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer", "--pretrained"}, words
