@@ -58,7 +58,8 @@ def mark_undrawn(items: Iterable[pytest.Item], seed: int, *, draw: bool) -> None
         if mark and not item.get_closest_marker("exhaustive"):
             sweeps.setdefault(mark.kwargs.get("of", _name(item)), []).append(item)
     for name, combinations in sweeps.items():
-        mark = combinations[0].get_closest_marker("sampled")
+        mark, *others = (item.get_closest_marker("sampled") for item in combinations)
+        assert all(other.args == mark.args for other in others), f"{name}: sampled with several numbers"
         most = next(iter(mark.args), None)
         if not draw:
             drawn = []

@@ -92,6 +92,7 @@ def some_elements(gspace, number=3):
     return [gspace.fibergroup.sample() for _ in range(number)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SPACES)
 def test_exact_for_the_samples_that_are_a_subgroup(name):
     layer, x = sampled_layer(name)

@@ -61,7 +61,7 @@ ELSEWHERE_ALIVE = {
 """Parameters that are alive on larger grids, for other weights, or in another use of a module."""
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_layers_and_networks(name):
     dead = dead_entries(CASES[name], draws=12 if "Net" in name or "CNN" in name else 3)
@@ -129,7 +129,7 @@ POINT_ENCODINGS = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["own", "all"])

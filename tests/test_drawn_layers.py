@@ -101,6 +101,7 @@ def check_copies(layer: Layer, drawn: Drawn) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.sampled(8)
 def test_drawn(kind, seed):
     drawn = KINDS[kind][0](Draw(f"{seed} {kind}"))
     layer = drawn.layer(seed)

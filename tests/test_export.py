@@ -94,7 +94,7 @@ def test_nothing_is_exported_by_itself():
 ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ON_POINTS)
 def test_what_is_written_down_between_points_is_the_same(name, written_down, monkeypatch):
     plain, inputs, named = on_points(CASES[name], torch.float64)
@@ -223,7 +223,7 @@ def test_compiled_packages_of_layers_and_networks_on_points(name, tmp_path):
             assert_same(run(*tensors, **options), plain(*tensors, **options))
 
 
-@pytest.mark.sampled(27)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ON_GRIDS)
 def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
     plain, x = plain_and_input(CASES[name], torch.float64)

@@ -93,7 +93,7 @@ def test_exported_modules_refuse_them_but_where_each_position_is_treated_by_itse
         plain(x.new_zeros(2, x.shape[1], 0, 5))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("largest", [1e4, 1e8, 1e12])
 def test_gradients_of_large_features_are_finite(name, largest):

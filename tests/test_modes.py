@@ -211,12 +211,13 @@ def draw(request) -> random.Random:
     return random.Random(f"{request.config.option.hypothesis_seed} {request.node.name}")
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_no_mode_spoils_another(name, draw):
     check(CASES[name], draw.sample(MODES, 2))
 
 
+@pytest.mark.sampled(2, of="compiled graphs")
 def test_no_export_and_no_compiler_spoils_another_mode(draw):
     check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))
 
@@ -255,6 +256,7 @@ def test_no_mode_spoils_another_whatever_serves(name, backend, draw):
     check(CASES[name], draw.sample(modes, len(modes)), backend)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.points])
 def test_who_sees_whom_is_for_one_call(name):
     case = CASES[name]

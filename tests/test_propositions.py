@@ -165,7 +165,7 @@ def test_proposition_4_3_holds_for_translations_only():
 # A map that commutes with the translations and with H commutes with what they generate, G = R^d ⋊ H.
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier"])
 @pytest.mark.parametrize("name", EVERY_GROUP)
 def test_proposition_5_1_lifting_attention_is_equivariant(name, encoding):
@@ -178,7 +178,7 @@ def test_proposition_5_1_lifting_attention_is_equivariant(name, encoding):
     assert translation_error(layer, 1) < EXACT
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("encoding", ["mlp", "fourier"])
 @pytest.mark.parametrize("name", EVERY_GROUP)
@@ -278,6 +278,7 @@ def dihedral(n):
     return rotations + [r @ np.diag([-1.0, 1.0]) for r in rotations]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*GROUPS, "C8"])
 def test_definition_4_3_equivariance_is_unique(name):
     """A network of H from scalars to scalars commutes with the elements of H, and with no others of D16.

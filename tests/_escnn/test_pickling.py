@@ -74,7 +74,7 @@ def same(a, b):
 
 
 @copies
-@pytest.mark.sampled
+@pytest.mark.sampled(10)
 @every_gspace
 def test_types_are_copied_by_what_they_are(make, copied):
     gspace = make()

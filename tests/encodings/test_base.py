@@ -86,6 +86,7 @@ def test_gradients_of_the_offset_are_finite_at_zero(make):
     assert 0 < delta.grad.norm() < 100
 
 
+@pytest.mark.sampled(6)
 @positional
 @pytest.mark.parametrize(("dim", "num_poses"), [(2, 8), (3, 24), (2, 1), (0, 8)])
 def test_the_positional_score_of_a_unit_query_has_unit_variance(make, dim, num_poses):
@@ -126,6 +127,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sampled(7)
 @every_encoding
 @pytest.mark.parametrize("layer_of", LAYERS.values(), ids=LAYERS)
 def test_attention_is_neither_uniform_nor_saturated_at_initialisation(layer_of, make):

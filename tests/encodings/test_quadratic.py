@@ -131,6 +131,7 @@ SPACES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("options", [{}, {"query": "all"}, {"keys": "own"}, {"lifting": True}], ids=str)
 @pytest.mark.parametrize("name", SPACES)
 def test_equivariant(name, options):

@@ -46,7 +46,7 @@ def strided(c4):
     return nn.SequentialModule(nn.ReLU(c4), nn.R2Conv(c4, c4, 3, padding=1, stride=2), nn.ReLU(c4))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_exact_layers_are_exact(make):
     gspace = make()

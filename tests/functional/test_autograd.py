@@ -81,17 +81,19 @@ def check(operator: Operator, call: NamedTuple, tests: Sequence[str]) -> None:
         torch.library.opcheck(operator.backward, arguments, test_utils=tests)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_every_operator_is_what_compilers_take_it_for(make):
     check(*make(), ["test_schema", "test_autograd_registration", "test_faketensor"])
 
 
-@pytest.mark.sampled(1)  # each takes a second
+@pytest.mark.sampled(2, of="compiled graphs")
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_every_operator_is_compiled_with_its_gradients(make):
     check(*make(), ["test_aot_dispatch_dynamic"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_every_operator_gives_what_operations_of_pytorch_give(make):
     operator, call = make()

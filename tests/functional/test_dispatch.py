@@ -46,6 +46,7 @@ def test_what_is_tried_first_on_a_device(device, names):
     assert dispatch.preference(Grid, device) == names
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("backend", backends_for())
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["q", "k", "v"])

@@ -81,6 +81,7 @@ def test_grouped_products(size):
     torch.testing.assert_close(grouped_linear_transpose(y, weight), torch.einsum("gno,gos->ns", y, weight))
 
 
+@pytest.mark.sampled(2)
 @channels
 @pytest.mark.parametrize("groups", [1, 5])
 def test_grouped_products_with_a_bias(size, groups):

@@ -150,6 +150,7 @@ class TestLogMotion:
             np.testing.assert_allclose(scipy.linalg.expm(algebra), motion, atol=1e-10)
             assert np.linalg.norm(omega) < np.pi + 1e-9
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("encoding", KERNELS)
     @pytest.mark.parametrize("query", ["own", "all"])
     def test_layers_are_equivariant_and_exported(self, encoding, query):

@@ -56,6 +56,7 @@ def check_tables(gspace):
     assert (np.sort(tables.quotient, axis=1) == np.arange(n)).all()
 
 
+@pytest.mark.sampled(9)
 @gspaces_listed
 def test_tables_agree_with_escnn(make):
     check_tables(make())
@@ -129,7 +130,7 @@ def rich_type(gspace):
     return FieldType(gspace, fields)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dual", [False, True])
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_frames_are_the_matrices_of_the_type(make, dual):
@@ -147,6 +148,7 @@ def test_frames_are_the_matrices_of_the_type(make, dual):
         np.testing.assert_allclose(matrix, expected, atol=1e-9)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_a_permutation_does_what_its_matrices_do(make):
     segments = frames(rich_type(make()))
@@ -182,6 +184,7 @@ def check_invariant_vectors(field_type):
         np.testing.assert_allclose(np.asarray(field_type.representation(g)) @ vectors, vectors, atol=1e-9)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 def test_invariant_vectors_are_all_that_no_element_moves(make):
     check_invariant_vectors(rich_type(make()))

@@ -19,6 +19,7 @@ def largest_mean(gspace, samples, frequency):
     return max(means, default=0.0)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("make", "samples", "frequency"), EXACT.values(), ids=EXACT)
 def test_irreps_integrate_to_zero_up_to_a_frequency(make, samples, frequency):
     gspace = make()

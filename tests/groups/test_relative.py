@@ -22,6 +22,7 @@ def test_features_are_entries_of_the_matrix_of_the_relative_element(make):
         np.testing.assert_allclose(tables.relative[s, t], entries[:2] if d == 2 else entries, atol=1e-9)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", EXACT)
 def test_features_tell_elements_apart(name):
     make, samples, _ = EXACT[name]

@@ -11,6 +11,7 @@ from tests import spaces
 from tests.groups.cases import EXACT
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", EXACT)
 def test_tables_of_samples(name):
     make, samples, _ = EXACT[name]

@@ -94,7 +94,7 @@ def test_rotmnist_runs_and_is_exact():
     assert equivariance_report(network.as_fields(), (1, 1, 28, 28), layers=False).relative_error < 1e-11
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("group", ["Z2", "Z2M", "R4", "R8", "R4M"])
 def test_equivariant(group, query):

@@ -51,7 +51,7 @@ def test_every_name_is_tried():
     assert set(models.list_models()) == set(SMALL) | set(models.list_models(pretrained=True))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SMALL)
 def test_names_make_networks_that_are_saved(name, tmp_path):
     network = models.create(name, **SMALL[name])
@@ -140,7 +140,7 @@ def _chosen_as_described(name, described):
     return chosen
 
 
-@pytest.mark.sampled(1)  # to find the widths of a network takes a second
+@pytest.mark.sampled(1, of="networks as they were trained")
 @pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
 def test_networks_of_digits_are_those_of_the_comparison(name):
     networks = pytest.importorskip("escnn_attention.training.comparison.networks")
@@ -189,7 +189,7 @@ def test_every_trained_network_has_a_card():
         assert f"### {name}" in page
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, of="networks as they were trained")
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_are_as_accurate_as_their_cards_say(name):
     pytest.importorskip("escnn_attention.training")

@@ -24,7 +24,7 @@ def permutation_fields(gspace):
     return FieldType(gspace, fields)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @every_activation
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant(make, name):

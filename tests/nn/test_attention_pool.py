@@ -18,7 +18,7 @@ def drawn(fields, layer=AttentionPool, **options):
     return pool
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_no_element_changes_it(make):
     gspace = make()
@@ -105,6 +105,7 @@ def cloud(fields, number=5):
     return nn.GeometricTensor(torch.randn(number, fields.size, dtype=torch.float64), fields, coords)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("make", (spaces.PLANE | spaces.VOLUME).values(), ids=spaces.PLANE | spaces.VOLUME)
 def test_no_element_changes_what_is_read_of_a_cloud(make):
     fields = spaces.mixed(make())

@@ -34,7 +34,7 @@ def test_without_attention_it_is_the_convolution_of_escnn(kinds):
 # ---------------------------------------------------------------------------------------------------- equivariance
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", PLANE | VOLUME)
 def test_equivariant(name, variant):

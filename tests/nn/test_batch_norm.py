@@ -18,7 +18,7 @@ def drawn(module):
     return module.double()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant(make, training):

@@ -17,7 +17,7 @@ PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
 KINDS = pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @KINDS
 @pytest.mark.parametrize("make", spaces.PLANE.values(), ids=spaces.PLANE)
 def test_blocks_on_grids_are_equivariant_and_exported(make, kind):
@@ -29,6 +29,7 @@ def test_blocks_on_grids_are_equivariant_and_exported(make, kind):
     torch.testing.assert_close(block.export()(x.tensor), block(x).tensor)
 
 
+@pytest.mark.sampled(2)
 @KINDS
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_blocks_at_points_are_equivariant_and_exported(query, kind):

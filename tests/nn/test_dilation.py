@@ -250,7 +250,7 @@ class TestScaledWindows:
         errors = self.errors(layer, scales, steps=2)
         assert max(errors) < 0.03
 
-    @pytest.mark.sampled
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
     @pytest.mark.parametrize("base", [math.sqrt(2), 1.5])
     @pytest.mark.parametrize("name", ["C4", "C8"])

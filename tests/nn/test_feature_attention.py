@@ -135,7 +135,7 @@ def test_statistics(statistics):
 # ---------------------------------------------------------------------------------------------------- equivariance
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", SPACES)
 def test_equivariant(name, variant):

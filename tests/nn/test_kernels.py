@@ -38,6 +38,7 @@ def sizes_of_groups():
             yield pytest.param(name, size, marks=[pytest.mark.exhaustive] if slow else [])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "size"), list(sizes_of_groups()))
 def test_the_basis_has_the_rank_of_all_equivariant_kernels(name, size):
     gspace = spaces.PLANE[name]()
@@ -55,6 +56,7 @@ def test_the_basis_has_the_rank_of_all_equivariant_kernels(name, size):
         assert (squares > 1e-10 * squares.max()).sum() == number  # the rest is rounding
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", ["trivial 3D", "mirror", "C4 3D"])
 def test_the_basis_is_complete_in_space(name, size):
@@ -166,7 +168,7 @@ def test_poses_of_a_type():
 # ------------------------------------------------------------------------------------------- kernels between poses
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("basis", ["auto", "complete", "bandlimited"])
 @pytest.mark.parametrize("name", [n for n in SPACES if n != "octahedral"])
 def test_kernels_are_equivariant(name, basis):

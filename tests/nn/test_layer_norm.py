@@ -27,7 +27,7 @@ def offset(field_type, size=4):
     return x
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @scopes
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant(make, scope):
@@ -184,7 +184,7 @@ def test_fields_of_a_continuous_group(make):
 KINDS = [("layer", "pose"), ("rms", "pose"), ("rms", "position"), ("rms", "sample")]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("kind", "scope"), KINDS)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_kinds_and_poses_are_equivariant(make, kind, scope):

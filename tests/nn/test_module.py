@@ -79,6 +79,7 @@ def x(request, module):
     return module.in_type(torch.randn(2, module.in_type.size, *build(name)[1]))
 
 
+@pytest.mark.sampled(6)
 def test_equivariant_in_float64(module, x):
     assert spaces.grid_error(module.double().eval(), x.to(torch.float64)) < 1e-12
 
@@ -121,6 +122,7 @@ def test_scattered_points_are_refused_where_positions_see_each_other(module):
         module(points)
 
 
+@pytest.mark.sampled(6)
 def test_half_precision(module, x):
     expected = module.eval()(x).tensor
     y = module.bfloat16()(x.to(torch.bfloat16)).tensor
@@ -196,6 +198,7 @@ def test_state_dict(request, module, x):
         assert torch.equal(other(x).tensor, expected)
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_copies(copied, module, x):
     module.eval()

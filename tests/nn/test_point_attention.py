@@ -28,7 +28,7 @@ from escnn_attention.groups.fibers import fibers
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "quadratic", "2232"])
 def test_equivariance(space, encoding):

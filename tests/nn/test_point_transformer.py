@@ -21,6 +21,7 @@ def cloud(field_type: FieldType, number: int = 8) -> GeometricTensor:
     return GeometricTensor(x, field_type, coords)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kernel_features", [None, 3])
 @pytest.mark.parametrize("space", [gspaces.flipRot2dOnR2(5), gspaces.rot2dOnR3(3), gspaces.invOnR3()])
 @pytest.mark.parametrize("same", [True, False])

@@ -29,6 +29,7 @@ def test_equivariant_to_and_from_regular_fields(make):
         assert spaces.grid_error(drawn(PoseLinear(*types)), field(types[0])) < 1e-12
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_equivariant_pointwise(make):
     regular = spaces.regular(make(), 2)

@@ -92,6 +92,7 @@ POINT_ENCODINGS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("encoding", POINT_ENCODINGS)
 def test_registers_between_points(encoding, query):
@@ -216,6 +217,7 @@ def test_bad_registers(layer):
 SHARED = {"head_fields": 3, "query": "own", "keys": "own", "shared_scores": True}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
 @pytest.mark.parametrize("size", [3, None])
 def test_shared_scores_are_the_formula(encoding, size):
@@ -258,6 +260,7 @@ def test_scores_of_one_pose_for_all_are_not_equivariant():
     assert spaces.grid_error(layer, x) > 1e-3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "none"])
 @pytest.mark.parametrize("options", [{}, {"radius": 2.0}, {"normalization": "count"}], ids=str)
 def test_shared_scores_between_points_are_the_formula(encoding, options):

@@ -14,7 +14,7 @@ C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
 SO3 = gspaces.rot3dOnR3()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["norm", "square"])
 @pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
 def test_no_element_changes_it(make, kind):

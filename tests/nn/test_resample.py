@@ -12,7 +12,7 @@ SPACES = list((spaces.PLANE | spaces.VOLUME).values())
 IDS = list(spaces.PLANE | spaces.VOLUME)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("make", SPACES, ids=IDS)
 @pytest.mark.parametrize("size", [4, 5])
 def test_equivariant_at_even_and_odd_sizes(make, size):
@@ -82,6 +82,7 @@ def test_mistakes():
         Crop(fields, 1)(torch.zeros(1, 4, 5, 5))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["avg", "max"])
 @pytest.mark.parametrize("shape", [(8, 8), (7, 7), (2, 2), (3, 3), (6, 9)])
 def test_antialiased_pooling_is_exact_at_every_size(shape, kind):

@@ -36,7 +36,7 @@ from tests.spaces import (
 
 
 class TestEquivariance:
-    @pytest.mark.sampled
+    @pytest.mark.sampled(8)
     @pytest.mark.parametrize("query", ["own", "all"])
     @pytest.mark.parametrize("name", ALL)
     def test_every_group(self, name, query):

@@ -24,6 +24,7 @@ from escnn_attention.plain.local_frames import frames_at
 from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, mixed, on_sphere, scalars
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("lifts", [True, False])
 def test_the_error_of_rotations_falls_with_the_samples(space, lifts):

@@ -35,7 +35,7 @@ GSPACES = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(8)
 @norms
 @pytest.mark.parametrize("make", GSPACES)
 def test_equivariant(make, norm):

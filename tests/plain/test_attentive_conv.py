@@ -64,6 +64,7 @@ def written_out(layer, x):
     return torch.stack(rows, dim=1).flatten(1, 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_and_gradients_are_those_of_the_formula(variant, residual):
@@ -80,6 +81,7 @@ def test_values_and_gradients_are_those_of_the_formula(variant, residual):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "options",
     [
@@ -193,6 +195,7 @@ def test_chunks_do_not_change_the_result():
             torch.testing.assert_close(layer(x).tensor, y)
 
 
+@pytest.mark.sampled(2, of="compiled graphs")
 def test_compiles_in_one_graph():
     exported = layer_on(gspaces.rot2dOnR2(4), (2, 2)).eval().export()
     x = input_of(layer_on(gspaces.rot2dOnR2(4), (2, 2)), 6).tensor.requires_grad_()

@@ -188,7 +188,7 @@ def written_out(layer, x, query):
     return torch.cat(out)[None].unflatten(2, tuple(max(p) + 1 for p in zip(*places, strict=True)))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("query", ["own", "all", "lifting"])
 @pytest.mark.parametrize(
     ("base", "options"),
@@ -219,6 +219,7 @@ def test_agrees_with_plain_loops(base, options, query):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["reference", "blocked", "native", "dense"])
 @pytest.mark.parametrize("make", [lifting, group])
 def test_every_backend(make, backend):
@@ -251,7 +252,7 @@ def test_cuda(make, name, base, windows, dtype, tolerance):
     assert all(p.grad.isfinite().all() for p in there.parameters())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="compiled graphs")
 @pytest.mark.parametrize(("name", "base"), [("flip", 2), ("C3", 1.5)])
 def test_compiles_in_one_graph(name, base):
     layer = group(PLANE[name](), Scales(base, 2))

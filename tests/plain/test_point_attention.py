@@ -27,7 +27,7 @@ from escnn_attention.functional import BACKENDS
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])
@@ -69,6 +69,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kernel", PUBLISHED)
 @pytest.mark.parametrize("last_activation", [False, True])
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
@@ -195,7 +196,7 @@ def test_backends_agree(encoding, query, keys, scalars):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["native"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -418,6 +419,7 @@ def test_precisions():
     assert float((single - double).norm() / double.norm()) < 1e-5
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("encoding", ["LieTransformer", "product", "location only", "2232"])
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])

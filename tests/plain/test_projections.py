@@ -96,6 +96,7 @@ def check_intertwines(matrix, in_type, out_type):
         assert np.abs(left - right).max() <= 1e-13 * max(1.0, np.abs(matrix).max()) * in_type.size
 
 
+@pytest.mark.sampled(8)
 @every_gspace
 def test_both_directions_intertwine(make):
     gspace = make()
@@ -348,6 +349,7 @@ def heads_of(module) -> HeadModule:
     return found
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", BIASED)
 def test_keys_have_a_bias_exactly_where_it_matters(name):
     """What is added to all keys, channel by channel: to the keys themselves, and by the parameter."""

@@ -25,6 +25,7 @@ def panels(figure):
     return [shown(ax) for ax in found]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", "rotary", "absolute"])
 @pytest.mark.parametrize("kernel_size", [5, None])
 def test_the_picture_of_a_pose_is_that_of_the_identity_turned(encoding, kernel_size):

@@ -77,6 +77,7 @@ def test_dropout_drops_probabilities_and_keeps_the_mean(window, kinds):
     torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

@@ -42,6 +42,7 @@ def added(*vectors):
     return [sum(numbers) for numbers in zip(*vectors, strict=True)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
 @pytest.mark.parametrize("window", [Window(), Window(3), Window(3, "disc", 2)], ids=["global", "local", "dilated"])

@@ -48,7 +48,7 @@ def formula(tensors, geometry):
     return written_out(attentive._call(*tensors, geometry))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",

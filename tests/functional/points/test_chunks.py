@@ -26,6 +26,7 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("normalization", ["softmax", "count"])
 @pytest.mark.parametrize("query", ["own", "all"])

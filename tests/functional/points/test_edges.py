@@ -40,7 +40,7 @@ def tables_and_edges(batch: torch.Tensor, size: int) -> tuple[torch.Tensor, torc
     return tables, torch.stack([keys, queries]), features
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute", "LieTransformer", "2232"])
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("keys", ["all", "own"])
@@ -79,6 +79,7 @@ def test_the_formula_of_other_layers():
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"radius": 1.2}, {"num_neighbours": 2}, {"query": "all"}], ids=str)
 def test_tables_say_what_edges_do(options):
     """Clouds in any order, of different sizes; points that are hidden hold anything."""
@@ -112,6 +113,7 @@ def test_tables_say_what_edges_do(options):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [PointSelfAttention, PointAttentiveConv])
 @pytest.mark.parametrize("space", ["C3", "D4", "C5 on R3", "inversion"])
 def test_equivariance(kind, space):

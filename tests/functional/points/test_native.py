@@ -152,6 +152,7 @@ def assert_close(call: Arguments) -> None:
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("normalize_by_count", [False, True])
 @pytest.mark.parametrize("sum_query_poses", [False, True])
 @pytest.mark.parametrize(

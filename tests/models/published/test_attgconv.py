@@ -302,6 +302,7 @@ def test_rotated_mnist_on_other_groups(kind, poses):
     assert_same_logits(rotated_mnist(kind, poses, 2, channels=2, hidden=1), mnist_logits, poses, 2, 28, 28)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "poses"), [(None, 1), ("features", 4), ("features", 8)])
 @pytest.mark.parametrize(
     ("make", "formula", "size", "network"),

@@ -222,6 +222,7 @@ def test_networks_give_the_published_outputs(group, kernel, readout, normalizati
     assert difference < 1e-12 if lifts == 4 else difference > 1e-4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("group", "kernel", "readout", "location", "nonlinearity"),
     [
@@ -258,7 +259,7 @@ def test_networks_that_draw_rotations_give_the_published_outputs(group, kernel, 
     assert limited if nonlinearity else not limited
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("group", "kernel", "location", "nonlinearity"),
     [

@@ -216,7 +216,7 @@ def logits(tensors, image):
 # ------------------------------------------------------------------------------------------------------------ the tests
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize(
     "options",

@@ -140,6 +140,7 @@ def output(tensors, group, scalars, vectors, coords, pool, divisor, values):
 # ------------------------------------------------------------------------------------------------------------ the tests
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

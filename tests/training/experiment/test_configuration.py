@@ -75,7 +75,7 @@ def test_configurations_that_are_none(tmp_path, content, message):
         call("fit", tmp_path / "experiment.yaml", tmp_path / "run")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples" / "gsa_nets" / "configurations").glob("*.yaml")), ids=lambda p: p.stem
 )

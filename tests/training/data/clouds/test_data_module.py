@@ -43,6 +43,7 @@ def same(one, other):
     return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_processes_see_together_what_one_sees(kind, world_size):

@@ -305,6 +305,7 @@ def test_the_pickled_archive_is_not_the_one():
     assert len(bytes.fromhex(cifar10.MD5)) == 16
 
 
+@pytest.mark.sampled(2, of="data sets as they are published")
 @pytest.mark.skipif(
     not os.path.exists(os.path.join(os.environ.get("ESCNN_ATTENTION_DATA", ""), "cifar10_jpeg.npz")),
     reason="ESCNN_ATTENTION_DATA names no folder with cifar10_jpeg.npz",

@@ -232,6 +232,7 @@ real = pytest.mark.skipif(
 )
 
 
+@pytest.mark.sampled(2, of="data sets as they are published")
 @real
 def test_the_real_data():
     data = load_images("rotmnist")
@@ -239,6 +240,7 @@ def test_the_real_data():
     np.testing.assert_allclose(data.normalisation(), (0.13249, 0.29277), atol=2e-4)
 
 
+@pytest.mark.sampled(2, of="data sets as they are published")
 @real
 def test_the_real_data_in_batches():
     data = RotMNIST(batch_size=1_000)
