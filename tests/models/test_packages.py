@@ -64,7 +64,7 @@ class Several(nn.Module):
 
 
 def layer(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    made = ea.GroupSelfAttention(FIELDS, FIELDS, **{"num_heads": 2, **LAYERS[name]}).to(dtype).eval()
+    made = ea.GroupSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **LAYERS[name]).to(dtype).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
