@@ -57,18 +57,19 @@ class Run:
         """
         config = yaml.safe_load(self.base.read_text(encoding="utf-8"))
         for name, value in self.changes.items():
-            _set(config, name.split("."), copy.deepcopy(value))
+            set_value(config, name, copy.deepcopy(value))
         planned, warm_up = config["trainer"].get("max_epochs"), config["model"].get("warm_up")
         for name, value in (more or {}).items():
-            _set(config, name.split("."), copy.deepcopy(value))
+            set_value(config, name, copy.deepcopy(value))
         epochs = config["trainer"].get("max_epochs")
         if warm_up and planned and epochs != planned and "model.warm_up" not in (more or {}):
             config["model"]["warm_up"] = warm_up * epochs / planned
         return config
 
 
-def _set(config: dict[str, Any], path: list[str], value: Any) -> None:
-    *parents, last = path
+def set_value(config: dict[str, Any], path: str, value: Any) -> None:
+    """Set one value of a configuration by its dotted name."""
+    *parents, last = path.split(".")
     for key in parents:
         config = config.setdefault(key, {})
     config[last] = value

@@ -19,47 +19,85 @@ import torch
 from rich.console import Console
 
 from escnn_attention.training.comparison.groups import gspace_by_name
-from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.comparison.images import ImageData, load_images
 from escnn_attention.training.comparison.measure import ANY_ANGLE, UPRIGHT, measure_accuracies, orient
 from escnn_attention.training.comparison.networks import count_parameters, describe_network
 from escnn_attention.training.comparison.progress import Reporter
 from escnn_attention.training.comparison.settings import Settings
-from escnn_attention.training.comparison.training import train
+from escnn_attention.training.comparison.training import configure, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error
+from examples.experiments.runs import NETWORK, set_value
 
 RECIPE = "the recipe"
-_NORMS = {"projection": "group", "norm_scope": "position"}
-_POINTWISE = {"projection": "pointwise", "norm_scope": "sample"}
-_TOKEN = {"num_heads": 4, "head_fields": 4}
+_RATE, _WEIGHT_DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
+_BLOCK = {"projection": "group", "norm_scope": "sample"}
+
+
+def _network(**changes: Any) -> dict[str, Any]:
+    """Other arguments of the network."""
+    return {f"{NETWORK}.{name}": value for name, value in changes.items()}
+
+
+def _block(**changes: Any) -> dict[str, Any]:
+    """Other arguments of the network's blocks."""
+    return _network(block=_BLOCK | changes)
+
+
+_TOKEN = _network(class_token={"num_heads": 4, "head_fields": 4})
+_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "labels not smoothed": {"model.label_smoothing": 0.0},
+    "no weight decay": {_WEIGHT_DECAY: 0.0},
+    "weight decay of norms, biases and encodings, too": {"model.decay": "all", _WEIGHT_DECAY: 0.1},
+    "a tenth of decay, for the weights alone": {"model.decay": "weights", _WEIGHT_DECAY: 0.1},
+    "half the learning rate": {_RATE: 0.003},
+    "a constant learning rate": {"model.schedule": "constant", "model.warm_up": 0, _RATE: 0.002},
+    "an average of the weights over 50 steps": {"model.ema": 0.98},
+}
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "steerable": {RECIPE: {}, "logits read by a class token": {"class_token": _TOKEN}},
+    "steerable": {RECIPE: {}, "logits read by a class token": _TOKEN},
     "hybrid": {
         RECIPE: {},
-        "encoding by an MLP, not as a convolution": {"encoding": "mlp"},
-        "layer norms of each position": {"block": _NORMS},
-        "a last layer norm": {"last_norm": True},
-        "keys of all poses": {"keys": "all"},
-        "pointwise projections": {"block": _POINTWISE},
-        "LayerScale of 0.1": {"block": {"projection": "group", "norm_scope": "sample", "layer_scale": 0.1}},
-        "two convolutions, two blocks": {"convolutions": [1, 1], "attention": [0, 2]},
-        "logits read by a class token": {"class_token": _TOKEN},
+        "encoding by an MLP, not as a convolution": _network(encoding="mlp"),
+        "the same, queries and keys of unit length": _network(encoding="mlp", block=_BLOCK | {"qk_norm": True}),
+        "layer norms of each position": _block(norm_scope="position"),
+        "batch norms in the block": _block(norm_scope=None, norm_kind="batch"),
+        "a last layer norm": _network(last_norm=True),
+        "keys of all poses": _network(keys="all"),
+        "pointwise projections": _block(projection="pointwise"),
+        "LayerScale of 0.1": _block(layer_scale=0.1),
+        "stochastic depth of 0.1": _block(drop_path=0.1),
+        "GELU": _block(activation="gelu"),
+        "two convolutions, two blocks": _network(convolutions=[1, 1], attention=[0, 2]),
+        "logits read by a class token": _TOKEN,
     },
     "gsa-net": {
         RECIPE: {},
-        "encoding by an MLP, not as a convolution": {"encoding": "mlp"},
-        "layer norms of each position": {"block": _NORMS},
-        "blocks of GSA-Nets": {"norm": "gsa"},
-        "logits read by a class token": {"class_token": _TOKEN},
+        "encoding by an MLP, not as a convolution": _network(encoding="mlp"),
+        "the same, queries and keys of unit length": _network(encoding="mlp", block=_BLOCK | {"qk_norm": True}),
+        "layer norms of each position": _block(norm_scope="position"),
+        "blocks of GSA-Nets": _network(norm="gsa"),
+        "stochastic depth of 0.1": _block(drop_path=0.1),
+        "logits read by a class token": _TOKEN,
+        **_TRAINING,
     },
 }
-"""What is changed of a network, by its name and that of the change: arguments of :class:`HybridNet`."""
+"""What is changed of a training, by the network's name and that of the change: new values of the configuration."""
 
 
 described = functools.cache(describe_network)
 """A network of the comparison, which takes as long to find as some epochs to train; copies of it are changed."""
+
+
+def configuration(name: str, changes: Mapping[str, Any], data: ImageData, settings: Settings) -> dict[str, Any]:
+    """The configuration of the comparison's training of a network, changed."""
+    network = copy.deepcopy(described(name, settings.group, data.size, data.num_classes, settings.parameters))
+    config = configure(network, data, settings)
+    for path, value in changes.items():
+        set_value(config, path, copy.deepcopy(value))
+    return config
 
 
 def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, float]:
@@ -69,11 +107,9 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
         UserError: the folder has the result of another network or training.
     """
     data = load_images("digits").limited(settings.limit_train, settings.limit_test)
-    size = (data.size, data.num_classes, settings.parameters)
-    network = copy.deepcopy(described(name, settings.group, *size))
-    network["init_args"].update(changes)
+    config = configuration(name, changes, data, settings)
     limits = {"limit_train": settings.limit_train, "limit_test": settings.limit_test}
-    requested = json.loads(json.dumps({"network": network, "epochs": settings.epochs, "seed": settings.seed, **limits}))
+    requested = json.loads(json.dumps({"configuration": config, **limits}))
     finished = settings.folder / "result.json"
     if finished.exists():
         kept = json.loads(finished.read_text(encoding="utf-8"))
@@ -81,7 +117,7 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
             raise UserError(f"--out: {finished} is of another network or training; choose another folder")
         found: dict[str, float] = kept["measured"]
         return found
-    training = train(name, network, data, settings, Reporter())
+    training = train(name, config, settings, Reporter())
     images = orient(data.test.images, gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}
     result = measure_accuracies(training.network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)

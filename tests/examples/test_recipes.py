@@ -13,9 +13,12 @@ pytest.importorskip("sklearn")
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from escnn_attention.models import HybridNet
-from escnn_attention.training.comparison.groups import gspace_by_name
+from escnn_attention.training import Classifier
+from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.modules.scheduled import adam
 from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
 from examples.experiments.twins import parameters
@@ -79,18 +82,25 @@ def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
     assert len(right.texts) == len(figures.PUBLISHED)
 
 
-def test_every_variant_is_another_network():
+def test_every_variant_is_another_training():
+    data = load_images("digits").limited(8, 8)
+    settings = Settings(group="c4", parameters=900, epochs=5)
     for name, variants in ablations.VARIANTS.items():
-        made = []
+        seen = set()
         for changes in variants.values():
-            options = ablations.described(name, "c4", 16, 10, 900)["init_args"] | changes
-            made.append(HybridNet(**options | {"gspace": gspace_by_name("c4")}))
-        assert len({str(network) for network in made}) == len(variants), name
+            model = ablations.configuration(name, changes, data, settings)["model"]
+            options = model["optimizer"]["init_args"]
+            module = Classifier(**model | {"network": build_described(model["network"]), "optimizer": adam})
+            torch.optim.AdamW(module.parameters(), **options)
+            told = (model["schedule"], model["warm_up"], model["label_smoothing"], options)
+            seen.add(f"{module.network} {module.ema} {module.decay} {told}")
+        assert len(seen) == len(variants), name
 
 
 @pytest.mark.sampled(8, of="commands of the examples")
 def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(ablations, "VARIANTS", {"steerable": {"the recipe": {}, "wider": {"widths": [3, 3]}}})
+    variants = {"the recipe": {}, "wider": {f"{NETWORK}.widths": [3, 3]}}
+    monkeypatch.setattr(ablations, "VARIANTS", {"steerable": variants})
     narrow = functools.partial(ablations.described, "steerable", "c2", 16, 10, 600)
     monkeypatch.setattr(ablations, "described", lambda *_: narrow())
     arguments = ["ablations", *TINY, "--out", tmp_path, "--networks", "steerable"]

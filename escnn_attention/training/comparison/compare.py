@@ -27,7 +27,7 @@ from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.comparison.results import NetworkResult, write_results
 from escnn_attention.training.comparison.run_folder import FIGURES, open_run
 from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
-from escnn_attention.training.comparison.training import Training, read_network, train
+from escnn_attention.training.comparison.training import Training, configure, read_network, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import LAST
 
@@ -86,7 +86,7 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
                     report.say(f"{name} is finished, it is not trained again ({folder / name})")
                 else:
                     test = test or orient(data.test.images, gspace)
-                    training = train(name, describe(name), data, settings, report)
+                    training = train(name, configure(describe(name), data, settings), settings, report)
                     result = _measure(name, training, test, data, settings, report)
                     result.write(folder / name)
             if result is not None:

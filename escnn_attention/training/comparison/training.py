@@ -72,14 +72,13 @@ def configure(network: dict[str, Any], data: ImageData, settings: Settings) -> d
     }
 
 
-def train(name: str, network: dict[str, Any], data: ImageData, settings: Settings, report: Reporter) -> Training:
+def train(name: str, configuration: dict[str, Any], settings: Settings, report: Reporter) -> Training:
     """Train a network, from the checkpoint of the last finished epoch if there is one.
 
     Args:
         name: of the network, and of its folder.
-        network: its description.
-        data: the images.
-        settings: epochs, batch size, learning rate, seed, accelerator, folder.
+        configuration: of the training: that of :func:`configure`, or one like it.
+        settings: the number of epochs, and the folder.
         report: told what happens.
 
     Raises:
@@ -87,10 +86,9 @@ def train(name: str, network: dict[str, Any], data: ImageData, settings: Setting
         KeyboardInterrupt: on Ctrl-C.
     """
     folder, epochs = settings.folder / name, settings.epoch_count
-    configuration = configure(network, data, settings)
     checkpoint = folder / LAST
     if checkpoint.exists():
-        _, finished = read_network(network, checkpoint)
+        _, finished = read_network(configuration["model"]["network"], checkpoint)
         if finished < epochs:
             report.say(f"resuming {name} at epoch {finished + 1} of {epochs} from {checkpoint}")
         else:

@@ -21,7 +21,11 @@ def trained(tiny_in, digits, tmp_path_factory):
     """Settings, description and result of a training, of which none is to be changed."""
     network = describe_network("hybrid", "c4", 8, 10, 300)
     settings = tiny_in(tmp_path_factory.mktemp("trained"))
-    return settings, network, train("hybrid", network, digits.limited(50, None), settings, Reporter())
+    return (
+        settings,
+        network,
+        train("hybrid", configure(network, digits.limited(50, None), settings), settings, Reporter()),
+    )
 
 
 def test_its_folder_is_that_of_an_experiment(trained, tmp_path):
@@ -44,7 +48,7 @@ def test_weights_are_a_function_of_the_seed(trained, digits, tmp_path):
     assert configure(description, data, settings)["seed_everything"] == settings.seed == 0
     first = {name: value.clone() for name, value in training.network.state_dict().items()}
     other = replace(settings, seed=1, output=tmp_path)
-    changed = train("hybrid", description, data, other, Reporter()).network.state_dict()
+    changed = train("hybrid", configure(description, data, other), other, Reporter()).network.state_dict()
     assert any(not torch.equal(first[name], changed[name]) for name in first)
 
 
