@@ -69,8 +69,9 @@ class PointTransformer(CloudNetwork):
             order, such as ``{"scalar": 1, "vector": 2}``.
         out_type: a number of invariants; or the type of an equivariant output, for which ``"vector"`` is one vector and
             ``"symmetric tensor"`` one symmetric d × d matrix.
-        fields: the regular fields of the blocks, or the type of their features, which a continuous group needs: for
-            example so many times ``fibergroup.bl_regular_representation(2)``.
+        fields: the regular fields of the blocks; numbers of scalars and vectors, ``{"scalar": 8, "vector": 8}``; or the
+            type of their features, which a continuous group needs: for example so many times
+            ``fibergroup.bl_regular_representation(2)``.
         num_blocks: the number of blocks.
         num_heads: of each attention.
         attention: further arguments of :class:`PointTransformerBlock`, such as ``radius``, ``num_neighbours``,
@@ -130,7 +131,7 @@ class PointTransformer(CloudNetwork):
         in_type: int | Mapping[str, int] | FieldType,
         out_type: int | Literal["vector", "symmetric tensor"] | FieldType,
         *,
-        fields: int | FieldType = 16,
+        fields: int | Mapping[str, int] | FieldType = 16,
         num_blocks: int = 4,
         num_heads: int = 4,
         attention: Mapping[str, Any] | None = None,
@@ -204,12 +205,17 @@ def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> 
 
 def in_type_of(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
     """The type of the features, of what says it."""
-    if not isinstance(value, Mapping):
-        return _scalars(gspace, "in_type", value)
+    if isinstance(value, Mapping):
+        return _scalars_and_vectors("in_type", gspace, value)
+    return _scalars(gspace, "in_type", value)
+
+
+def _scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]) -> FieldType:
+    """The type of numbers of scalars and vectors, in their order."""
     fields = {"scalar": gspace.trivial_repr, "vector": gspace.basespace_action}
     if not value or not value.keys() <= fields.keys():
-        raise ValueError(f'in_type: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
-    counts = {name: check_int(f"in_type[{name!r}]", count) for name, count in value.items()}
+        raise ValueError(f'{argument}: got {dict(value)!r}, needed numbers of "scalar", of "vector" or of both')
+    counts = {name: check_int(f"{argument}[{name!r}]", count) for name, count in value.items()}
     return FieldType(gspace, [field for name, count in counts.items() for field in count * [fields[name]]])
 
 
@@ -233,9 +239,11 @@ def _named(gspace: GSpace, value: str | FieldType) -> FieldType:
     return _scalars(gspace, "out_type", value)
 
 
-def _hidden_type(in_type: FieldType, fields: int | FieldType, samples: Samples | None) -> FieldType:
+def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType, samples: Samples | None) -> FieldType:
     """The type of the features of the blocks."""
     gspace = in_type.gspace
+    if isinstance(fields, Mapping):
+        return _scalars_and_vectors("fields", gspace, fields)
     if isinstance(fields, FieldType):
         check_same_gspace(in_type, fields)
         return fields

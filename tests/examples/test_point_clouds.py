@@ -81,7 +81,8 @@ def as_wide(monkeypatch):
 
     def fields(run):
         network = run.configuration()["model"]["network"]["init_args"]
-        return network.get("potential", {"init_args": network})["init_args"]["fields"]
+        fields = network.get("potential", {"init_args": network})["init_args"]["fields"]
+        return fields if isinstance(fields, int) else sum(fields.values())
 
     monkeypatch.setattr(tables, "parameters", fields)
 
@@ -108,7 +109,7 @@ def test_learning_rates_of_small_versions():
     for experiment in [*experiments("qm9", True), *experiments("shapes", True)]:
         equivariant, twin = experiment.runs(True)
         rates = [run.configuration()["model"]["optimizer"]["init_args"]["lr"] for run in (equivariant, twin)]
-        assert rates[0] == experiment.rate < rates[1]
+        assert rates[0] == (experiment.rate or rates[1]) <= rates[1]
         same = [run.configuration()["model"]["optimizer"] for run in experiment.runs(False)]
         assert same[0] == same[1]
 

@@ -267,6 +267,14 @@ def test_numbers_of_fields_by_name():
     space = gspaces.flipRot2dOnR2(4)
     network = PointTransformer(space, {"vector": 1, "scalar": 2}, "vector", pool=None, **SMALL)
     assert network.in_type == FieldType(space, [space.basespace_action] + 2 * [space.trivial_repr])
+    network = PointTransformer(space, 1, 3, **SMALL | {"fields": {"scalar": 4, "vector": 2}}).double()
+    assert network.blocks[-1].out_type == FieldType(space, 4 * [space.trivial_repr] + 2 * [space.basespace_action])
+    x, coords = cloud(network.in_type)
+    given = network(x, coords, batch=BATCH)
+    for g in space.testing_elements:
+        action = torch.tensor(space.basespace_action(g), dtype=coords.dtype)
+        agree(network(x, coords @ action.T, batch=BATCH), given)
+    assert (network(x, coords * torch.tensor([1.0, 1.5]), batch=BATCH) - given).norm() > 1e-6  # the negative control
 
 
 def test_weights_and_gradients():
@@ -340,6 +348,7 @@ def test_bad_arguments():
         (ValueError, "in_type: got {'tensor': 1}, needed numbers of \"scalar\"", {"in_type": {"tensor": 1}}),
         (ValueError, "in_type: got {}, needed", {"in_type": {}}),
         (ValueError, r"in_type\['vector'\]: got 0", {"in_type": {"vector": 0}}),
+        (ValueError, "fields: got {'tensor': 1}, needed numbers of \"scalar\"", {"fields": {"tensor": 1}}),
         (TypeError, "attention: got 'radus', needed", {"attention": {"radus": 1.0}}),
         (TypeError, "attention: got 'encoding', an argument of the network", {"attention": {"encoding": "mlp"}}),
         (ValueError, "radius", {"attention": {"radius": -1.0}}),
