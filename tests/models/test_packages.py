@@ -96,6 +96,7 @@ def transformed(x: Tensor, fields: FieldType, element) -> Tensor:
     return fields(x).transform(element).tensor
 
 
+@pytest.mark.sampled(2, of="exported files")
 @pytest.mark.usefixtures("compiler")
 @torch.no_grad()
 def test_a_package_where_neither_package_is(tmp_path, run_python):
