@@ -98,7 +98,7 @@ class Scheduled(pl.LightningModule):
         super().__init__()
         if schedule not in get_args(Schedule):
             raise ValueError(f"schedule: got {schedule!r}, needed one of {', '.join(map(repr, get_args(Schedule)))}")
-        if not warm_up >= 0:
+        if not isinstance(warm_up, int | float) or not warm_up >= 0:
             raise ValueError(f"warm_up: got {warm_up!r}, needed a number of epochs that is not negative")
         if warm_up and schedule == "plateau":
             raise ValueError(f"warm_up: got {warm_up!r}, needed 0 for the schedule 'plateau'")

@@ -43,6 +43,7 @@ def test_plateau():
         ({"milestones": [3]}, r"milestones: got \(3,\) for the schedule 'constant'"),
         ({"schedule": "steps", "milestones": [3, 2]}, "needed ascending numbers"),
         ({"schedule": "plateau", "warm_up": 1}, "warm_up: got 1, needed 0"),
+        ({"schedule": "cosine", "warm_up": None}, "warm_up: got None, needed a number of epochs"),
         ({"gamma": 2}, "gamma: got 2"),
         ({"patience": -1}, "patience: got -1"),
     ],
