@@ -111,13 +111,6 @@ def _at(config: Any, path: str) -> Any:
 SMALL = "few clouds, few epochs, narrow networks: not the published protocol, and far from what the networks can do"
 """What the small versions are."""
 
-_FAST: dict[str, Any] = {
-    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.005}},
-    "model.schedule": "cosine",
-    "model.warm_up": 1,
-}
-_LIE = "escnn_attention.PairKernel"
-
 # A head that sees few numbers of few fields learns slowly: they are widened before they are pooled.
 _WIDE_HEAD: dict[str, Any] = {
     "model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.005, "weight_decay": 0.01}},
@@ -183,13 +176,13 @@ _SPRINGS = Experiment(
     "C4",
     {"error": "square error, 5 frames"},
     {
-        **_FAST,
         "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        "model.warm_up": 1,
         "trainer.max_epochs": 16,
         f"{_POTENTIAL}.fields": 4,
         f"{_POTENTIAL}.num_blocks": 1,
         f"{_POTENTIAL}.num_heads": 2,
-        f"{_POTENTIAL}.encoding": {"class_path": _LIE, "init_args": {"hidden": 8}},
+        f"{_POTENTIAL}.encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 8}},
         f"{DATA}.solver": "exact",
         f"{DATA}.num_train": 160,
         f"{DATA}.num_valid": 50,

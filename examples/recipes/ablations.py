@@ -49,8 +49,8 @@ _TOKEN = _network(class_token={"num_heads": 4, "head_fields": 4})
 _TRAINING: Mapping[str, Mapping[str, Any]] = {
     "labels not smoothed": {"model.label_smoothing": 0.0},
     "no weight decay": {_WEIGHT_DECAY: 0.0},
-    "weight decay of norms, biases and encodings, too": {"model.decay": "all", _WEIGHT_DECAY: 0.1},
-    "a tenth of decay, for the weights alone": {"model.decay": "weights", _WEIGHT_DECAY: 0.1},
+    "a weight decay of 0.1": {_WEIGHT_DECAY: 0.1},
+    "a weight decay of 0.1, none of norms, biases and encodings": {"model.decay": "weights", _WEIGHT_DECAY: 0.1},
     "half the learning rate": {_RATE: 0.003},
     "a constant learning rate": {"model.schedule": "constant", "model.warm_up": 0, _RATE: 0.002},
     "an average of the weights over 50 steps": {"model.ema": 0.98},
