@@ -423,7 +423,8 @@ def others(draw: Draw) -> Drawn:
     modes = draw.modes(fibers(space)) | window_of(draw, fibers(space))
     del modes["dropout"]
     norm = draw.choice(["gsa", "pre"])
-    block = [regular, regular] if norm == "gsa" else [any_type, other]
+    # Every type has maps to a regular field: the last norm would divide features that all vanish by next to nothing.
+    block = [regular, regular] if norm == "gsa" else [any_type, other + regular]
     kind = draw.choice(["regular", "trivial"])
     makes: list[tuple[FieldType, Callable[[], Layer]]] = [
         (any_type, lambda: ea.PoseLinear(any_type, regular, bias=bias)),
