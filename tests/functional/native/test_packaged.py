@@ -5,10 +5,16 @@ import shutil
 
 import pytest
 import torch
+from escnn import gspaces
+from escnn.nn import FieldType
 from torch._inductor import config
 
+from escnn_attention import GroupSelfAttention
+from escnn_attention.functional.backends import grid_loop, native
 from escnn_attention.functional.native import packaged
 from escnn_attention.functional.native.fields import FIELDS
+
+C4 = gspaces.rot2dOnR2(4)
 
 
 class Calls(torch.nn.Module):
@@ -47,6 +53,57 @@ def test_an_output_of_all_poses():
 def test_the_operator_has_no_code_in_this_process():
     with pytest.raises(NotImplementedError, match="attention_on_grids_float"):
         Calls(torch.float32)(torch.randn(2, 3, 9, 4, 8))
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """Gives the operators the loop of this process, and writes down what they are called with."""
+    calls = []
+
+    def attend(tensors, integers, numbers, in_windows):
+        calls.append((tensors, integers, numbers, in_windows))
+        names = [field.name for field in FIELDS["grids"].fields]
+        values = dict(zip(names, [*tensors, *integers, *numbers], strict=True))
+        q = values["q"]
+        values["out"] = q.new_empty(*q.shape[:3], values["num_poses"], q.shape[-1])
+        # More than there are sums.
+        values["sums"] = q.new_empty(q.numel() // q.shape[-1] * values["num_poses"])
+        native._KERNEL.run(q.dtype, values)
+        return values["out"]
+
+    library = torch.library.Library("escnn_attention", "IMPL")
+    for name in packaged._OPERATORS.values():
+        library.impl(name, attend, "CPU")
+    monkeypatch.setattr(grid_loop, "packaging", lambda: True)
+    yield calls
+    library._destroy()
+
+
+@pytest.mark.skipif(native.why_not_built(torch.float64) is not None, reason="there is no compiled loop")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "query": "own"},
+        {"kernel_size": 3, "query": "all", "keys": "own"},
+        {"kernel_size": None, "encoding": "fourier"},
+        {"kernel_size": None, "encoding": "none"},
+    ],
+    ids=str,
+)
+def test_operators_do_what_they_say(options, dtype, run_here, monkeypatch):
+    fields = FieldType(C4, 2 * [C4.regular_repr])
+    layer = GroupSelfAttention(fields, fields, num_heads=2, backend="native", **options).to(dtype).eval()
+    x = fields(torch.randn(2, fields.size, 5, 4, dtype=dtype))
+    with torch.no_grad():
+        y = layer(x).tensor
+        monkeypatch.setattr(grid_loop, "packaging", lambda: False)
+        torch.testing.assert_close(y, layer(x).tensor)
+    (arguments,) = run_here
+    operator = getattr(torch.ops.escnn_attention, packaged._OPERATORS[dtype]).default
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=tests)
 
 
 def test_libraries_of_the_precisions_that_are_used(monkeypatch):
