@@ -31,7 +31,8 @@ def compile_package(
     points stay with PyTorch's operators.
 
     All of a package is compiled for the processor that is there, and others may be unable to run it. It takes a minute
-    or two, and a C++ compiler.
+    or two, and a C++ compiler. As every package of AOTInductor it looks at the sizes of its inputs only where the
+    environment has ``AOTI_RUNTIME_CHECK_INPUTS=1``: with images of another size it is undefined what it gives.
 
     Args:
         plain: what ``export()`` or :func:`exported` gives, in eval mode.

@@ -263,4 +263,6 @@ def size_of_data(description: Any) -> int | None:
     if package != training.__name__ and not package.startswith(f"{training.__name__}.data"):
         return None
     size = getattr(getattr(training, name, None), "size", None) if name in training.__all__ else None
+    if size is not None:
+        size = (description.get("init_args") or {}).get("size", size)  # of images that can be had in several
     return size if isinstance(size, int) else None

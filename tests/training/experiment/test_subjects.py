@@ -26,7 +26,9 @@ def test_clouds_are_as_large_as_neighbourhoods():
     ("description", "size"),
     [
         ({"class_path": "escnn_attention.training.CIFAR10"}, 32),
-        ({"class_path": "escnn_attention.training.Springs"}, None),
+        ({"class_path": "escnn_attention.training.Digits", "init_args": {"batch_size": 4}}, 8),
+        ({"class_path": "escnn_attention.training.Digits", "init_args": {"size": 16}}, 16),
+        ({"class_path": "escnn_attention.training.Springs", "init_args": {"size": 16}}, None),
         ({"class_path": "os.path"}, None),
         ({"class_path": 3}, None),
         (None, None),
