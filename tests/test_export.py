@@ -191,7 +191,7 @@ def points_in_onnx(program: ExportedProgram) -> Callable[..., Tensor]:
     return run
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("name", [name for name in ON_POINTS if "Self" in name])
 def test_files_of_points_take_any_number_and_are_used_where_neither_package_is(name, tmp_path, run_python):
     """A program, its file elsewhere, and what ONNX is made of it: one program for all, which takes seconds to write."""
@@ -233,7 +233,7 @@ def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):
         assert_same(found, plain(x), 1e-12)
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("name", ["mixed", *(name for name in ON_GRIDS if not hasattr(models, name))])
 def test_files_take_any_number_of_images_and_are_used_where_neither_package_is(name, tmp_path, run_python):
     case = MIXED if name == "mixed" else CASES[name]

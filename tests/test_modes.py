@@ -217,7 +217,7 @@ def test_no_mode_spoils_another(name, draw):
     check(CASES[name], draw.sample(MODES, 2))
 
 
-@pytest.mark.sampled(2, of="compiled graphs")
+@pytest.mark.sampled(1, of="compiled graphs")
 def test_no_export_and_no_compiler_spoils_another_mode(draw):
     check(CASES["GroupSelfAttention"], draw.sample((exported, compiled, inference), 3))
 

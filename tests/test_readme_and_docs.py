@@ -71,9 +71,9 @@ def runs(name: str) -> Any:
     """A page as a parameter: of those that take seconds some run."""
     marks = []
     if "/pictures/" in name:
-        marks.append(pytest.mark.sampled(2, of="pages with pictures"))
+        marks.append(pytest.mark.sampled(1, of="pages with pictures"))
     if name.endswith("exporting.md"):
-        marks.append(pytest.mark.sampled(2, of="exported files"))
+        marks.append(pytest.mark.sampled(1, of="exported files"))
     return pytest.param(name, marks=marks)
 
 

@@ -56,7 +56,7 @@ def quickly(in_this_process, tmp_path):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_layers(tmp_path, monkeypatch, capsys, quick_path):
     """The program, with a process of its own to measure in."""
     for name, value in {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "0", "PYTHONPATH": quick_path}.items():
@@ -93,7 +93,7 @@ def test_layers(tmp_path, monkeypatch, capsys, quick_path):
             assert stored["ratios"][f"{case.name} / {name}"]["seconds"] == pytest.approx(factor)
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_backends(quickly, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     stored = quickly("backends")[1]["backends"]
@@ -113,7 +113,7 @@ def test_backends(quickly, monkeypatch):
         assert served or "cannot serve this call" in measured["failure"]
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_scaling(quickly, tmp_path):
     _, stored = quickly("scaling")
     pixels, orders = stored["scaling"]["curves"].values()
@@ -126,7 +126,7 @@ def test_scaling(quickly, tmp_path):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_ceilings(quickly):
     printed, stored = quickly("ceilings")
     stored = stored["ceilings"]
@@ -138,7 +138,7 @@ def test_ceilings(quickly):
         assert done == pytest.approx(case.operations())
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_step(quickly):
     _, stored = quickly("step", "--case", "d4-96", "--query", "own")
     assert list(stored) == ["step-d4-96"]
@@ -150,7 +150,7 @@ def test_step(quickly):
     assert all(seconds > 0 for seconds in step["runs"][0]["seconds_by_kind"].values())
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_dense_and_rotary(quickly):
     printed, stored = quickly("dense")
     assert [check["target"] for check in stored["dense"]["checks"]] == 4 * [70.0]
@@ -178,7 +178,7 @@ def assert_shared(layer, stored, printed):
     assert stored["ratios"][" / ".join(names)]["seconds"] == pytest.approx(each["seconds"] / one["seconds"])
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_attentive(quickly, tmp_path):
     printed, stored = quickly("attentive")
     large, stored = stored["attentive-all-cnn-c"], stored["attentive"]
@@ -196,7 +196,7 @@ def test_attentive(quickly, tmp_path):
     assert check["value"] == pytest.approx(large["results"]["α"]["peak_bytes"] / 1e9)
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_points(quickly, tmp_path):
     printed, stored = quickly("points")
     assert stored.keys() == {"points", "points-edges", "points-frames", "points-training"}

@@ -29,7 +29,7 @@ def names_in(kind):
     return set(re.findall(r'save\(\s*"(\S+)"', inspect.getsource(PICTURES[kind])))
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 @pytest.mark.parametrize("kind", PICTURES)
 def test_pictures_are_drawn(tmp_path, monkeypatch, kind):
     arguments = ["--out", str(tmp_path / "new"), "--dpi", "30", "--quick", "--only", kind]

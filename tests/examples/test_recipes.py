@@ -52,7 +52,7 @@ def test_the_hybrid_and_its_twin_differ_in_their_attention_only():
         assert config["data"]["init_args"]["rotate_train"] == 360 / order
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_rotmnist_writes_its_table(tmp_path, monkeypatch):
     np.savez(tmp_path / "rotmnist.npz", **samples.rotmnist(train=64, valid=8, test=8))
     narrow = {f"{NETWORK}.widths": [2, 2, 2], "trainer.enable_progress_bar": False}
@@ -97,7 +97,7 @@ def test_every_variant_is_another_training():
         assert len(seen) == len(variants), name
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
     variants = {"the recipe": {}, "wider": {f"{NETWORK}.widths": [3, 3]}}
     monkeypatch.setattr(ablations, "VARIANTS", {"steerable": variants})
@@ -135,7 +135,7 @@ def test_heads_look_at_as_many_keys_as_they_do():
     torch.testing.assert_close(heads.numbers_of_keys(single), torch.full((1,), 2.0))
 
 
-@pytest.mark.sampled(8, of="commands of the examples")
+@pytest.mark.sampled(5, of="commands of the examples")
 def test_heads_of_every_attention_of_a_network(tmp_path):
     text = _call("heads", "hybrid-digits", "gsa-net-digits", "--images", "4", "--out", tmp_path / "out")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| hybrid", "| gsa"))]

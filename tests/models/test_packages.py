@@ -96,7 +96,7 @@ def transformed(x: Tensor, fields: FieldType, element) -> Tensor:
     return fields(x).transform(element).tensor
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.usefixtures("compiler")
 @torch.no_grad()
 def test_a_package_where_neither_package_is(tmp_path, run_python):
@@ -148,7 +148,7 @@ def loops_of(program: ExportedProgram) -> int:
     return sum("attention_on_grids" in str(node.target) for node in program.graph.nodes)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_is_written_down_once_and_for_packages_only(name, compiler):
     plain = layer(name)

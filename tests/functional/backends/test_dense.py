@@ -174,7 +174,7 @@ def test_second_derivatives_only_without_fused_kernels(monkeypatch, piece):
         assert_same(second("dense"), second("reference"))
 
 
-@pytest.mark.sampled(2, of="compiled graphs")
+@pytest.mark.sampled(1, of="compiled graphs")
 @pytest.mark.parametrize("window", [Window(), Window(3)])
 def test_compiles_in_one_graph(monkeypatch, window):
     monkeypatch.setattr(dense, "ENTRIES_PER_CHUNK", 1)

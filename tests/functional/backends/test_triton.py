@@ -241,7 +241,7 @@ def test_second_derivatives(query):
     assert_same(twice_differentiated("triton", *arguments), twice_differentiated("reference", *arguments))
 
 
-@pytest.mark.sampled(2, of="compiled graphs")
+@pytest.mark.sampled(1, of="compiled graphs")
 @interpreted
 def test_is_one_node_for_compilers():
     (q, k, v), grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"})

@@ -59,7 +59,7 @@ def small(monkeypatch):
     return network
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 def test_the_command(folder, small, tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
     images, file = torch.randn(4, 1, 5, 5), tmp_path / "new" / "n.onnx"
@@ -77,7 +77,7 @@ def test_the_command(folder, small, tmp_path, monkeypatch):
     assert "is there already: give it another name, or --replace" in " ".join(again.output.split())
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 def test_a_network_of_the_size_of_its_images(folder, small, tmp_path):
     """The checkpoint says of which data they are."""
     file, images = tmp_path / "n.pt2", torch.randn(2, 1, 28, 28)
@@ -230,7 +230,7 @@ def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
     assert "--size: got 5, and PointTransformer is a network of points" in " ".join(again.output.split())
 
 
-@pytest.mark.sampled(2, of="exported files")
+@pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("kind", ["invariants", "tensors", "LieTransformer", "PlatonicTransformer"])
 def test_programs_of_points(kind, tmp_path, monkeypatch):
     on_r3 = gspaces.rot2dOnR3(3)
