@@ -89,7 +89,8 @@ class Environment:
     def pip_install(self, what: str, *arguments: str) -> None:
         """Install by pip: with its progress on a terminal, else only with its warnings and errors."""
         say(f"installing {what}")
-        command = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
+        # Most of what is installed is never imported, so that Python's files are compiled where they are first used.
+        command = [self.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
         for path in self.constraints:
             command += ["-c", path]
         if not sys.stdout.isatty():
@@ -185,9 +186,9 @@ def workers() -> str:
 def run(command: list, task: str) -> int:
     """Run one command line of a task and return its exit status, as a shell would."""
     variables = dict(os.environ)
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all that it imports
     if task.startswith("test"):
         variables.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the processors already
-        variables.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the tests, for ten seconds
     # Paths given to compare are the caller's; the other tasks are about the project.
     process = subprocess.Popen(command, cwd=None if task == "compare" else ROOT, env=variables)
     while True:

@@ -6,6 +6,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
@@ -120,11 +121,20 @@ class CompareOptions(NamedTuple):
         bool, typer.Option("--restart", help="Start afresh; a run that the folder holds is moved aside, not deleted.")
     ] = False
     accelerator: Annotated[Accelerator, typer.Option(help="Where to compute.")] = Accelerator.auto
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Networks that are trained side by side.  [default: as there are cores, one on a GPU]",
+            show_default=False,
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Threads on the CPU.  [default: $OMP_NUM_THREADS, or all cores up to {_MOST_THREADS}]",
+            help="Threads of each on the CPU.  [default: $OMP_NUM_THREADS, or its part of the cores, up to"
+            f" {_MOST_THREADS}]",
             show_default=False,
         ),
     ] = None
@@ -158,8 +168,8 @@ def compare(**given: Any) -> None:
     options = CompareOptions(**given)._asdict()
     options["networks"] = tuple(name.strip() for name in given["networks"].split(",") if name.strip())
     options |= {name: given[name].value for name in ("data", "accelerator")}
-    threads = options.pop("threads")
-    _run_comparison(Settings(**options), threads)
+    jobs, threads = options.pop("jobs"), options.pop("threads")
+    _run_comparison(Settings(**options), jobs, threads)
 
 
 _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -256,7 +266,7 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(2) from error
 
 
-def _run_comparison(settings: Settings, threads: int | None) -> None:
+def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -> None:
     console = Console()
     # Imported late: --help and mistakes in the options are answered at once.
     with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
@@ -265,7 +275,8 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
         from escnn_attention.training.comparison.compare import compare as run
         from escnn_attention.training.comparison.console import ConsoleReporter, result_table
         from escnn_attention.training.errors import UserError
-    _choose_threads(threads)
+    settings = replace(settings, jobs=_choose_jobs(settings) if jobs is None else jobs)
+    _choose_threads(threads, settings.jobs)
     try:
         comparison = run(settings, ConsoleReporter(console))
     except UserError as error:
@@ -280,8 +291,22 @@ def _run_comparison(settings: Settings, threads: int | None) -> None:
         console.print(f"  {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _choose_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` threads, or by default as many as there are cores, within reason.
+def _choose_jobs(settings: Settings) -> int:
+    """As many networks at a time as there are cores, on a CPU.
+
+    Small networks hardly gain by a second thread: two of them side by side take less time than one after the other.
+    """
+    import joblib
+    import torch
+
+    elsewhere = torch.cuda.is_available() or torch.backends.mps.is_available()
+    if settings.accelerator not in ("auto", "cpu") or (settings.accelerator == "auto" and elsewhere):
+        return 1
+    return max(1, min(joblib.cpu_count(), len(settings.networks)))
+
+
+def _choose_threads(threads: int | None, jobs: int) -> None:
+    """Let torch use ``threads`` threads, or by default as many as each of ``jobs`` has cores, within reason.
 
     torch counts the cores of the machine, also where a container may use few of them; joblib asks the system. Threads
     that find no core free wait for each other in every small operation.
@@ -292,7 +317,7 @@ def _choose_threads(threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(joblib.cpu_count(), _MOST_THREADS))
+        torch.set_num_threads(max(1, min(joblib.cpu_count() // jobs, _MOST_THREADS)))
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ import torch
 from typer.testing import CliRunner
 
 import escnn_attention
-from escnn_attention.training.cli import _choose_threads, app
+from escnn_attention.training.cli import _choose_jobs, _choose_threads, app
+from escnn_attention.training.comparison.settings import Settings
 
 TINY = ["--networks", "cnn", "--group", "c4", "--epochs", "1", "--parameters", "600"]
 TINY += ["--limit-train", "50", "--limit-test", "20", "--batch-size", "25", "--accelerator", "cpu"]
@@ -79,6 +80,7 @@ def test_table_and_files(run, tmp_path):
         ),
         (["--data", "cifar"], "cifar"),
         (["--epochs", "0"], "epochs"),
+        (["--jobs", "0"], "jobs"),
         (["--output", ""], "--output': got an empty name, needed a folder"),
         (["--nonsense"], "nonsense"),
     ],
@@ -95,14 +97,25 @@ def test_threads(monkeypatch):
     threads = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
-        for asked, expected in ((None, min(joblib.cpu_count(), 8)), (3, 3), (2, 2)):
-            _choose_threads(asked)
+        for asked, jobs, expected in ((None, 1, 8), (None, 4, 5), (None, 40, 1), (3, 1, 3), (2, 4, 2)):
+            monkeypatch.setattr(joblib, "cpu_count", lambda: 20)
+            _choose_threads(asked, jobs)
             assert torch.get_num_threads() == expected
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        _choose_threads(None)
+        _choose_threads(None, 1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+def test_networks_side_by_side_are_as_many_as_cores(monkeypatch):
+    for cores, expected in ((1, 1), (3, 3), (64, 4)):
+        monkeypatch.setattr(joblib, "cpu_count", lambda cores=cores: cores)
+        assert _choose_jobs(Settings(accelerator="cpu")) == expected
+    assert _choose_jobs(Settings(accelerator="cuda")) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert _choose_jobs(Settings()) == 1
+    assert _choose_jobs(Settings(accelerator="cpu")) == 4
 
 
 def test_help_names_every_option(run):
@@ -118,6 +131,7 @@ def test_help_names_every_option(run):
         "output",
         "restart",
         "accelerator",
+        "jobs",
         "threads",
     ):
         assert f"--{option}" in result.output

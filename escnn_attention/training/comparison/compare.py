@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from escnn_attention.training.comparison.figures import write_figures
 from escnn_attention.training.comparison.groups import grid_symmetries, gspace_by_name
 from escnn_attention.training.comparison.images import ImageData, load_images
@@ -23,11 +20,12 @@ from escnn_attention.training.comparison.measure import (
     orient,
 )
 from escnn_attention.training.comparison.networks import count_parameters, describe_network
+from escnn_attention.training.comparison.processes import side_by_side
 from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.comparison.results import NetworkResult, write_results
 from escnn_attention.training.comparison.run_folder import FIGURES, open_run
 from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
-from escnn_attention.training.comparison.training import Training, configure, read_network, train
+from escnn_attention.training.comparison.training import configure, read_network, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import LAST
 
@@ -77,20 +75,20 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
     with open_run(folder, configuration, restart=settings.restart) as moved:
         if moved is not None:
             report.say(f"the earlier run was moved to {moved}")
-        test: dict[str, npt.NDArray[np.float32]] = {}
-        results = []
-        for name in NETWORK_NAMES:
-            result = NetworkResult.read(folder / name)
-            if name in settings.networks:
-                if result is not None:
-                    report.say(f"{name} is finished, it is not trained again ({folder / name})")
-                else:
-                    test = test or orient(data.test.images, gspace)
-                    training = train(name, configure(describe(name), data, settings), settings, report)
-                    result = _measure(name, training, test, data, settings, report)
-                    result.write(folder / name)
-            if result is not None:
-                results.append(result)
+        pending = []
+        for name in filter(settings.networks.__contains__, NETWORK_NAMES):
+            if NetworkResult.read(folder / name) is None:
+                pending.append(name)
+            else:
+                report.say(f"{name} is finished, it is not trained again ({folder / name})")
+        work = functools.partial(_finish, {name: describe(name) for name in pending}, data, settings)
+        if settings.jobs > 1 and len(pending) > 1:
+            # The last ones take longest, and are begun first.
+            side_by_side(work, pending[::-1], settings.jobs, report)
+        else:
+            for name in pending:
+                work(name, report)
+        results = [result for name in NETWORK_NAMES if (result := NetworkResult.read(folder / name)) is not None]
         files = write_results(folder, results, configuration, data.source)
         networks = {r.network: read_network(describe(r.network), folder / r.network / LAST)[0] for r in results}
         report.say("drawing figures")
@@ -102,7 +100,7 @@ def _check(settings: Settings) -> None:
     unknown = [name for name in settings.networks if name not in NETWORK_NAMES]
     if unknown or not settings.networks:
         raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(NETWORK_NAMES)}")
-    for name in ("parameters", "epochs", "batch_size", "limit_train", "limit_test", "learning_rate"):
+    for name in ("parameters", "epochs", "batch_size", "limit_train", "limit_test", "learning_rate", "jobs"):
         value = getattr(settings, name)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} must be positive, got {value}")
@@ -125,19 +123,17 @@ def _load(settings: Settings, report: Reporter) -> ImageData:
     return data.limited(settings.limit_train, settings.limit_test)
 
 
-def _measure(
-    name: str,
-    training: Training,
-    test: Mapping[str, npt.NDArray[np.float32]],
-    data: ImageData,
-    settings: Settings,
-    report: Reporter,
-) -> NetworkResult:
+def _finish(
+    descriptions: Mapping[str, dict[str, Any]], data: ImageData, settings: Settings, name: str, report: Reporter
+) -> None:
+    """Train a network, measure it, and write the result to its folder."""
+    training = train(name, configure(descriptions[name], data, settings), settings, report)
     network, gspace = training.network, gspace_by_name(settings.group)
     with report.bar(f"testing {name}") as advance:
+        test = orient(data.test.images, gspace)
         accuracies = measure_accuracies(network, test, data, training.device, 4 * settings.batch_size, advance)
     upright, any_angle = accuracies.pop(UPRIGHT), accuracies.pop(ANY_ANGLE)
-    return NetworkResult(
+    result = NetworkResult(
         network=name,
         parameters=count_parameters(network),
         accuracy_upright=upright,
@@ -149,3 +145,4 @@ def _measure(
         epochs=settings.epoch_count,
         device=str(training.device),
     )
+    result.write(settings.folder / name)

@@ -10,12 +10,13 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
-    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from escnn_attention.training.comparison.compare import Comparison
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
@@ -23,32 +24,53 @@ from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.comparison.results import NetworkResult
 
 
+class _Size(DownloadColumn):
+    """Bytes, for bars of bytes."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.fields["size"] else Text()
+
+
 class ConsoleReporter(Reporter):
-    """Shows messages and progress bars on ``console``. A finished bar stays as a line."""
+    """Shows messages and progress bars on ``console``, of one time together. A finished bar stays as a line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self._progress = self._display()
+        self._bars = 0
+
+    def _display(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(bar_width=16),
+            _Size(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+        )
 
     def say(self, message: str) -> None:
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, title: str, total: int | None = None, *, size: bool = False) -> Iterator[Advance]:
-        columns: list[ProgressColumn] = [
-            TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=16),
-            *([DownloadColumn()] if size else []),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-        ]
-        with Progress(*columns, console=self.console) as progress:
-            task = progress.add_task(title, total=total, note="")
+        if not self._bars:
+            self._progress = self._display()
+            self._progress.start()
+        self._bars += 1
+        progress = self._progress
+        task = progress.add_task(title, total=total, note="", size=size)
 
-            def advance(completed: int, total: int | None = None, note: str = "") -> None:
-                progress.update(task, completed=completed, total=total, note=note)
+        def advance(completed: int, total: int | None = None, note: str = "") -> None:
+            progress.update(task, completed=completed, total=total, note=note)
 
+        try:
             yield advance
+        finally:
+            self._bars -= 1
+            if not self._bars:
+                progress.stop()
 
 
 def result_table(comparison: Comparison) -> Table:

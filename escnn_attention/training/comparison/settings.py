@@ -16,7 +16,9 @@ DEFAULT_EPOCHS = {"digits": 15, "rotmnist": 10}
 class Settings:
     """The options of ``escnn-attention compare``; the command line describes each.
 
-    ``epochs`` and ``output`` have defaults that depend on the data: see :meth:`epoch_count` and :meth:`folder`.
+    More than one of ``jobs`` trains networks side by side, in new processes, which import the main module: a script
+    that asks for it does so below ``if __name__ == "__main__":``. ``epochs`` and ``output`` have defaults that depend
+    on the data: see :meth:`epoch_count` and :meth:`folder`.
     """
 
     networks: tuple[str, ...] = NETWORK_NAMES
@@ -33,6 +35,7 @@ class Settings:
     output: Path | None = None
     restart: bool = False
     accelerator: str = "auto"
+    jobs: int = 1
 
     @property
     def epoch_count(self) -> int:

@@ -140,12 +140,24 @@ def test_changed_options(tiny, compared):
         ({"learning_rate": 0.0}, "--learning-rate must be positive"),
         ({"batch_size": -1}, "--batch-size must be positive"),
         ({"seed": -1}, "--seed"),
+        ({"jobs": 0}, "--jobs must be positive, got 0"),
         ({"accelerator": "tpu"}, "unknown accelerator"),
     ],
 )
 def test_options_that_cannot_be_met(tiny, change, message):
     with pytest.raises(UserError, match=message):
         compare(replace(tiny, **change))
+
+
+def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, compared, listener, one_thread):
+    both = replace(tiny, networks=("cnn", "steerable"))
+    one_by_one = compare(both).results
+    apart = replace(both, output=tiny.folder.with_name("apart"), jobs=2)
+    together = compare(apart, listener).results
+    assert [replace(r, seconds_per_epoch=0) for r in together] == [replace(r, seconds_per_epoch=0) for r in one_by_one]
+    for name in both.networks:
+        one, other = (read_checkpoint(s.folder / name / "last.ckpt")["state_dict"] for s in (both, apart))
+        assert all(torch.equal(one[key], other[key]) for key in other)
 
 
 def test_damaged_checkpoint(tiny, compared):
