@@ -21,6 +21,9 @@ Seeds = Annotated[
     int, typer.Option(min=1, help="Train every network so many times, from --seed upwards: mean ± standard error.")
 ]
 Accelerator = Annotated[str, typer.Option(help="As Lightning's: auto, cpu, gpu.")]
+Only = Annotated[
+    list[str] | None, typer.Option(help="Train this network of the table, by its label, and no others; repeatable.")
+]
 
 
 _TRAINING: dict[str, tuple[Any, Any]] = {
@@ -29,6 +32,7 @@ _TRAINING: dict[str, tuple[Any, Any]] = {
     "seed": (Seed, 0),
     "seeds": (Seeds, 1),
     "accelerator": (Accelerator, "auto"),
+    "only": (Only, None),
 }
 """The options that trainings have, and their defaults."""
 

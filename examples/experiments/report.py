@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file, write_json
 from examples.experiments.runs import DATA, Run, execute
 
@@ -28,6 +29,7 @@ def execute_all(
     seed: int = 0,
     seeds: int = 1,
     accelerator: str = "auto",
+    only: Sequence[str] | None = None,
     draw: Callable[[Sequence[Run], Sequence[Sequence[dict[str, Any]]]], None] | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Train and test all runs with every seed, and write and show the table after each.
@@ -44,14 +46,20 @@ def execute_all(
         seed: the first of the seeds, see :func:`execute`. If it is not 0 the files are marked with the seeds.
         seeds: how many there are, one after the other.
         accelerator: as Lightning's.
+        only: the labels of the runs that are trained; by default all are.
         draw: makes a figure of the runs that are done and the results of each, one for each seed.
 
     Returns:
         for each run one result for each seed, see :func:`execute`.
 
     Raises:
+        UserError: no run has a label of ``only``.
         SystemExit: when all are through, if any has failed; the message names them.
     """
+    labels = [run.label for run in runs]
+    if missing := [label for label in only or () if label not in labels]:
+        raise UserError(f"--only: got {', '.join(missing)}, needed labels of {name}: {', '.join(labels)}")
+    runs = [run for run in runs if not only or run.label in only]
     console = Console()
     folder = out / ("full" if small is None else "small")
     file = out / f"{marked(name, small, seed, seeds)}.json"

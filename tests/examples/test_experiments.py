@@ -147,6 +147,16 @@ def test_several_seeds(run, three):
     assert marked("table", "small", 3, 2) == "table-small-seeds3-4"
 
 
+def test_only_some_are_trained(run, trained, tmp_path):
+    other = Run("another", run.base, {f"{NETWORK}.widths": [3]}, "C2")
+    shutil.copytree(trained, tmp_path / "full")
+    ((result,),) = execute_all("table", [other, run], tmp_path, only=[run.label], accelerator="cpu")
+    assert [row["label"] for row in json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))] == [run.label]
+    assert result["seed"] == 0
+    with pytest.raises(UserError, match="--only: got a third, needed labels of table: another, a CNN 3×3"):
+        execute_all("table", [other, run], tmp_path, only=[run.label, "a third"], accelerator="cpu")
+
+
 def test_one_that_fails_does_not_stop_the_others(run, trained, tmp_path, capsys):
     broken = Run("a broken one", run.base, {f"{NETWORK}.widths": [0]})
     shutil.copytree(trained, tmp_path / "out" / "full")
