@@ -205,7 +205,12 @@ def predict(context: typer.Context) -> None:
 @app.command()
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="The folder of a training, or a checkpoint in it.")
+        str,
+        typer.Argument(
+            metavar="RUN_OR_NAME",
+            help="The folder of a training, a checkpoint in it, or a network that save_pretrained wrote: its folder, or"
+            " a name of models.list_models(pretrained=True).",
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
     size: Annotated[

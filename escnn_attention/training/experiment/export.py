@@ -18,9 +18,13 @@ from torch.export import ExportedProgram
 
 from escnn_attention.equivariance.report import EquivarianceReport
 from escnn_attention.functional.native.packaged import why_not_linked
-from escnn_attention.models import compile_package
+from escnn_attention.models import compile_package, from_pretrained, list_models
+from escnn_attention.models.pretrained import CONFIGURATION
+from escnn_attention.models.registry import data_of
 from escnn_attention.training.errors import UserError, told
+from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.network import checkpoint_of, load_network
+from escnn_attention.training.experiment.pretrained import as_told
 from escnn_attention.training.experiment.subjects import Run, Subject, subject_of
 from escnn_attention.training.files import atomic_file
 
@@ -70,7 +74,7 @@ def export_network(
     compiled: bool = False,
     replace: bool = False,
 ) -> Exported:
-    """Write the trained network of an experiment to a file that needs neither this package nor escnn.
+    """Write a trained network to a file that needs neither this package nor escnn.
 
     The file is read again and given random images or clouds, as they are and transformed by the group, before it takes
     its place: one whose outputs are not those of the network is not written.
@@ -81,19 +85,20 @@ def export_network(
     output, such as the positions of :class:`~escnn_attention.training.PointForecast`, is left to you.
 
     Args:
-        source: the folder that was given to ``escnn-attention fit --folder``, or a checkpoint of it.
+        source: the folder that was given to ``escnn-attention fit --folder``, a checkpoint of it, a folder that
+            ``save_pretrained`` wrote, or a name of :func:`escnn_attention.models.list_models` that has weights.
         file: what to write: ``.onnx``, or ``.pt2`` for :func:`torch.export.load`, or with ``compiled`` for
             ``torch._inductor.aoti_load_package``.
-        size: the height and width of the images; by default what the data of the training have.
+        size: the height and width of the images; by default what the data of the training, or of the name, have.
         opset: the version of ONNX's operators, 20 by default.
         compiled: whether the file is a package for processors like the one that is there, with the compiled loop of
             attention on grids inside (:func:`escnn_attention.models.compile_package`).
         replace: whether a file that is there may be replaced.
 
     Raises:
-        UserError: another suffix, a version of the operators that there is not, packages that are missing, no
-            compiler for ``compiled``, a file that is there already, no size of images, a network neither of images nor
-            of points, or outputs that are not those of it.
+        UserError: no trained network, another suffix, a version of the operators that there is not, packages that are
+            missing, no compiler for ``compiled``, a file that is there already, no size of images, a network neither of
+            images nor of points, or outputs that are not those of it.
 
     Example:
         >>> from escnn_attention.training.errors import UserError
@@ -108,7 +113,7 @@ def export_network(
     _check_file(path, replace)
     _check_opset(path, opset)
     kind = _kind(path, compiled)
-    subject = subject_of(load_network(source), checkpoint_of(source), size)
+    subject = _subject(source, size)
     plain = subject.plain()
     content = _WRITERS[kind](subject, plain, opset or DEFAULT_OPSET)
     run = _read(path, kind, subject, content)
@@ -125,6 +130,24 @@ def export_network(
     return Exported(path, len(content), subject.things(), subject.inputs, error, report)
 
 
+def _subject(source: str | Path, size: int | None) -> Subject:
+    """What is to be written: the network of a training, or one that ``save_pretrained`` wrote."""
+    path, names = Path(source), list_models(pretrained=True)
+    if (path / CONFIGURATION).is_file() or (not path.exists() and str(source) in names):
+        with as_told():
+            return subject_of(from_pretrained(str(source)), source, size, data_of(source))
+    try:
+        checkpoint = checkpoint_of(path)
+    except UserError as error:
+        if path.exists():
+            raise
+        raise UserError(
+            f"RUN_OR_NAME: got {source}, needed a folder, a checkpoint, or one of {', '.join(names)}"
+        ) from error
+    network, trained = load_network(path), provenance_of(read_checkpoint(checkpoint))
+    return subject_of(network, checkpoint, size, trained["configuration"].get("data") if trained else None)
+
+
 def _check_file(path: Path, replace: bool) -> None:
     """The file may be written."""
     if path.suffix not in (".onnx", ".pt2"):
@@ -135,7 +158,7 @@ def _check_file(path: Path, replace: bool) -> None:
         raise UserError(f"FILE: {path} is there already: give it another name, or --replace")
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
     if missing:
-        raise UserError(f"FILE: .onnx needs {', '.join(missing)}: pip install 'escnn-attention[export]', or write .pt2")
+        raise UserError(f"FILE: .onnx needs {', '.join(missing)}: the extra export has them, or write .pt2")
 
 
 def _kind(path: Path, compiled: bool) -> str:

@@ -16,7 +16,7 @@ from escnn_attention.training.errors import UserError, told
 from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
 
-__all__ = ["Measured", "is_asked_for", "run_pretrained"]
+__all__ = ["Measured", "as_told", "is_asked_for", "run_pretrained"]
 
 _OPTION = "--pretrained"
 _PLACE = "escnn_attention.training"
@@ -68,7 +68,7 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     if data is not None:
         parser.set_defaults({"data": data, "task": task})
     config = parser.parse_args(list(arguments))
-    with quiet_lightning(), told(), _as_told():
+    with quiet_lightning(), told(), as_told():
         network = models.from_pretrained(name)
         if config.get("data") is None:
             raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
@@ -124,7 +124,7 @@ def _listed(loaders: object) -> list:
 
 
 @contextlib.contextmanager
-def _as_told() -> Iterator[None]:
+def as_told() -> Iterator[None]:
     """What networks and data say of wrong input is for the person at the command line."""
     try:
         yield

@@ -20,7 +20,6 @@ from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.plain.cloud_pooling import pool_clouds
 from escnn_attention.plain.point_network import SymmetricTensors
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 
 __all__ = ["CloudSubject", "ImageSubject", "Run", "Subject", "size_of_data", "subject_of"]
 
@@ -215,40 +214,38 @@ class _CloudsInFile(EquivariantModule):
         return (input_shape[0], self.out_type.size)
 
 
-def subject_of(network: torch.nn.Module, checkpoint: Path, size: int | None) -> Subject:
+def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, data: Any) -> Subject:
     """What is to be written of a network.
 
     Args:
         network: of images or of points.
-        checkpoint: from which it comes, and which says of what size its images are.
-        size: the height and width of the images; None for what the checkpoint says.
+        source: from which it comes, for errors.
+        size: the height and width of the images; None for those of the data.
+        data: what it was trained on, as a configuration has it; None if that is not known.
 
     Raises:
         UserError: a network of neither, or no size of images, or one of points.
     """
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
-            f"{checkpoint}: a HamiltonianNetwork takes gradients while it runs, which no file does; its energy is"
+            f"{source}: a HamiltonianNetwork takes gradients while it runs, which no file does; its energy is"
             " network.potential, which has an export()"
         )
     if not isinstance(network, CloudNetwork):
-        return ImageSubject(network, _image_shape(network, checkpoint, size))
+        return ImageSubject(network, _image_shape(network, source, size_of_data(data) if size is None else size))
     if size is not None:
         raise UserError(f"--size: got {size}, and {type(network).__name__} is a network of points; leave it out")
     return CloudSubject(network)
 
 
-def _image_shape(network: torch.nn.Module, checkpoint: Path, size: int | None) -> tuple[int, ...]:
+def _image_shape(network: torch.nn.Module, source: str | Path, size: int | None) -> tuple[int, ...]:
     """The shape of an image that the network takes."""
     in_type = getattr(network, "in_type", None)
     channels = getattr(network, "in_channels", getattr(in_type, "size", None))
     if not isinstance(channels, int) or not isinstance(getattr(network, "num_classes", None), int):
-        raise UserError(f"{checkpoint}: {type(network).__name__} is a network neither of images nor of points")
+        raise UserError(f"{source}: {type(network).__name__} is a network neither of images nor of points")
     if size is None:
-        trained = provenance_of(read_checkpoint(checkpoint))
-        size = size_of_data(trained["configuration"].get("data")) if trained else None
-    if size is None:
-        raise UserError(f"--size: {checkpoint} does not say how large its images are; give their height and width")
+        raise UserError(f"--size: {source} does not say how large its images are; give their height and width")
     if size < 1:
         raise UserError(f"--size: got {size}, needed a positive number")
     return (channels, *[size] * (2 if in_type is None else in_type.gspace.dimensionality))

@@ -21,10 +21,11 @@ from escnn_attention.models import (
     LieTransformer,
     PlatonicTransformer,
     PointTransformer,
+    from_pretrained,
 )
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import export, subjects
+from escnn_attention.training.experiment import export
 from escnn_attention.training.experiment.export import export_network
 from tests.training.experiment.runs import SHORT, files
 
@@ -87,6 +88,22 @@ def test_a_network_of_the_size_of_its_images(folder, small, tmp_path):
         torch.testing.assert_close(torch.export.load(file).module()(images), small(images), atol=1e-5, rtol=1e-5)
     assert max(written.error, written.report.relative_error) < 1e-5
     assert written.num_bytes == file.stat().st_size
+
+
+@pytest.mark.usefixtures("as_modules")
+def test_a_network_by_its_name(tmp_path):
+    """Its data say how large its images are; a folder of save_pretrained does not."""
+    written = export_network("hybrid-digits", tmp_path / "n.pt2")
+    assert (written.things, written.inputs) == ("images 1×16×16", ("images",))
+    assert max(written.error, written.report.relative_error) < 1e-4
+    from_pretrained("hybrid-digits").save_pretrained(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"--size: .*mine does not say how large its images are"):
+        export_network(tmp_path / "mine", tmp_path / "m.pt2")
+    assert export_network(tmp_path / "mine", tmp_path / "m.pt2", size=8).things == "images 1×8×8"
+    clouds = export_network("point-transformer-constellations", tmp_path / "c.pt2")
+    assert clouds.inputs == ("features", "coords", "batch")
+    with pytest.raises(UserError, match=r"RUN_OR_NAME: got hybrid-digit, needed a folder, .* hybrid-digits"):
+        export_network("hybrid-digit", tmp_path / "d.pt2")
 
 
 def test_a_file_that_says_something_else_is_not_written(folder, small, tmp_path, monkeypatch):
@@ -175,14 +192,14 @@ def test_the_command_compiles(folder, small, tmp_path, as_modules, monkeypatch):
 def test_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="holds no trained network"):
         export_network(tmp_path, tmp_path / "n.pt2")
-    monkeypatch.setattr(subjects, "provenance_of", lambda _: None)
+    monkeypatch.setattr(export, "provenance_of", lambda _: None)
     with pytest.raises(UserError, match=r"--size: .* does not say how large its images are"):
         export_network(folder, tmp_path / "n.pt2")
     monkeypatch.setattr(export, "load_network", lambda _: torch.nn.Linear(2, 2))
     with pytest.raises(UserError, match="Linear is a network neither of images nor of points"):
         export_network(folder, tmp_path / "n.pt2", size=8)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else "there")
-    with pytest.raises(UserError, match=r"needs onnxruntime: pip install 'escnn-attention\[export\]'"):
+    with pytest.raises(UserError, match="needs onnxruntime: the extra export has them"):
         export_network(folder, tmp_path / "n.onnx")
 
 
@@ -198,6 +215,7 @@ def loaded(network, monkeypatch):
             parameter.add_(0.1 * torch.randn_like(parameter))
     monkeypatch.setattr(export, "load_network", lambda _: network.eval())
     monkeypatch.setattr(export, "checkpoint_of", lambda source: Path(source))
+    monkeypatch.setattr(export, "read_checkpoint", lambda checkpoint: {})
     return network
 
 
