@@ -22,6 +22,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.edges import features_of_shown
+from escnn_attention.geometry.stretches import where
 
 __all__ = [
     "Chunk",
@@ -307,8 +308,8 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     """The edges ``(2, E)`` between the points ``there``, which are those of ``mask``, numbered among themselves."""
     if edges is None:
         return None
-    place = edges.new_zeros(len(mask)).index_copy(0, there, torch.arange(len(there), device=there.device))
-    return place[edges[:, mask[edges].all(0)]]
+    place = edges.new_zeros(mask.shape[0]).index_copy(0, there, torch.arange(there.shape[0], device=there.device))
+    return place[edges.index_select(1, where(mask[edges].all(0)))]
 
 
 def where_present(
@@ -325,11 +326,11 @@ def where_present(
 
     Whatever the points that are not there hold, it reaches nothing, gradients included.
     """
-    there = mask.nonzero().squeeze(-1)
+    there = where(mask)
     edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
     y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
-    return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
+    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
 
 
 def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
@@ -23,6 +24,7 @@ from escnn_attention.functional.points.edges import with_edges
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.stretches import where
 
 __all__ = ["Chunks", "attend_in_chunks"]
 
@@ -88,14 +90,8 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     assert isinstance(positions, Points)
     assert isinstance(bias, PairBias)
     q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
-    number, heads, poses, channels = q.shape
-    neighbours = positions.neighbours()
-    pairs = heads * bias.num_poses * (1 if call.query == "own" else poses) * (1 if call.keys == "own" else k.shape[2])
-    # A score, its exponential, its probability, and the gradient.
-    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
-    # The backward pass of every chunk makes a gradient of all keys.
-    fastest = max(fastest, k.numel()) // width
-    chunks = neighbours.chunks(max(1, chunk_size(fastest, q.element_size(), copies=max(copies, width)) // pairs))
+    number, heads, _, channels = q.shape
+    chunks = _chunks(call, fastest, copies)
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
@@ -120,6 +116,23 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
 
 
+def _chunks(call: Call, fastest: int, copies: int) -> list[Chunk]:
+    """The chunks of a call: see :func:`attend_in_chunks`. What is written down has a single one."""
+    positions, bias = call.positions, call.bias
+    assert isinstance(positions, Points)
+    assert isinstance(bias, PairBias)
+    if exporting():
+        return [positions.at_once()]
+    neighbours = positions.neighbours()
+    heads, _, _, poses, _ = call.q.shape
+    query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
+    # A score, its exponential, its probability, and the gradient.
+    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
+    # The backward pass of every chunk makes a gradient of all keys.
+    numbers = chunk_size(max(fastest, call.k.numel()) // width, call.q.element_size(), copies=max(copies, width))
+    return neighbours.chunks(max(1, numbers // (heads * bias.num_poses * query_poses * key_poses)))
+
+
 def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
     """The rows of all chunks at the points of their queries, and zeros at points without keys."""
     if all(some.first is not None for some in chunks):
@@ -127,7 +140,7 @@ def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tens
     places = torch.cat([some.queries.flatten() for some in chunks])
     if any(some.padded for some in chunks):
         # Not those that fill up.
-        there = (places >= 0).nonzero().squeeze(-1)
+        there = where(places >= 0)
         places, rows = places[there], rows.index_select(0, there)
     return rows.new_zeros(shape).index_copy(0, places, rows)
 
@@ -149,6 +162,6 @@ class _Rows:
         number = self._index.numel()
         if self._first is None:
             rows = rows.index_select(0, self._index.flatten())
-        elif len(rows) > number:
+        elif rows.shape[0] > number:
             rows = rows[self._first : self._first + number]
         return rows.unflatten(0, self._index.shape)
