@@ -217,10 +217,15 @@ def _compute_anywhere(call: Call) -> Tensor:
     """The attention of a call that PyTorch writes down: what is fastest on this machine says nothing of another."""
     if isinstance(call.positions, Points):
         call, unfold = fold_points(call)
-        return unfold(neighbours.attention(call))
+        in_loop = loop.why_not_first(call) is None and _in_package(loop.why_unsupported, call)
+        return unfold((loop if in_loop else neighbours).attention(call))
     call, unfold = fold(call)
-    in_loop = packaging() and not call.dropout and native.why_unsupported(call) is None
-    return unfold((native if in_loop else standard).attention(call))
+    return unfold((native if _in_package(native.why_unsupported, call) else standard).attention(call))
+
+
+def _in_package(why_unsupported: Callable[[Call], str | None], call: Call) -> bool:
+    """Whether what is written down is a package with a loop that serves this call."""
+    return packaging() and not call.dropout and why_unsupported(call) is None
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

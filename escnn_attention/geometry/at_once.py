@@ -16,6 +16,12 @@ from escnn_attention.geometry.stretches import stretches, where
 
 __all__ = ["all_at_once"]
 
+_LEAST = 2
+"""The length of the shortest groups: AOTInductor has to know that no axis has length 1, which it could expand."""
+
+_MOST = 2**21 - 1
+"""The most groups, and the longest: the bounds of products of three sizes, which programs have, are of 64 bits."""
+
 _MEAN_SIZES = 2
 """Of how many clouds of mean size there are points in a group, at most."""
 
@@ -28,7 +34,8 @@ def all_at_once(
     Args:
         places: ``(N, d)``, where neighbours are searched.
         edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
-        batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
+        batch: ``(N,)``, the number of the cloud of each point, in any order, below zero for those of none; None for a
+            single cloud.
         rule: by which points are neighbours.
         numbered: whether the chunk tells which of the edges of ``edge_index`` is which.
 
@@ -49,74 +56,85 @@ def all_at_once(
 def _by_edges(edges: Tensor, number: int, numbered: bool) -> Chunk:
     queries, order = edges[1].sort()
     keys = edges[0].index_select(0, order)
-    degree = queries.new_zeros(number).index_add(0, queries, torch.ones_like(queries))
-    lists = _Lists(queries, degree)
-    # A query without keys is none: it gets zeros, whatever it holds.
-    asking = torch.where(degree > 0, torch.arange(number, device=edges.device), -1)
-    return Chunk(asking.unsqueeze(1), lists.of(keys), True, edges=lists.of(order) if numbered else None)
+    lists = _Lists(queries, queries, number)
+    return Chunk(lists.queries, lists.of(keys), True, edges=lists.of(order) if numbered else None)
 
 
 def _whole_clouds(places: Tensor, batch: Tensor | None) -> Chunk:
     """The points of every cloud, in one group or several, each of which sees the cloud."""
     number = places.shape[0]
-    points = torch.arange(number, device=places.device)
     if batch is None:
-        one = points.unsqueeze(0)
+        one = torch.arange(number, device=places.device).unsqueeze(0)
         return Chunk(one, one, False, 0)
     ordered, order = batch.sort()
+    there = where(ordered >= 0)
+    ordered, order = ordered.index_select(0, there), order.index_select(0, there)
     cloud, start = stretches(ordered)
-    place = points - start.index_select(0, cloud)
-    sizes = torch.zeros_like(start).index_add(0, cloud, torch.ones_like(cloud))
-    keys = _table(order, cloud, place, start.shape[0], _size(_largest(sizes), number))
+    place = torch.arange(order.shape[0], device=order.device) - start.index_select(0, cloud)
+    clouds = _size(_largest(cloud + 1), number, 1)
+    sizes = order.new_zeros(clouds).index_add(0, cloud, torch.ones_like(cloud))
+    longest = sizes.max().clamp(min=_LEAST)
+    keys = _table(order, cloud, place, clouds, _size(longest, number, _LEAST))
     # A long cloud among short ones would make all groups as long; clouds that are about alike are one group each.
-    few = torch.minimum(_largest(sizes), _MEAN_SIZES * number // _largest(cloud + 1).clamp(min=1))
+    few = torch.minimum(longest, _MEAN_SIZES * sizes.sum() // clouds).clamp(min=_LEAST)
     parts = (sizes + few - 1) // few
     group = (parts.cumsum(0) - parts).index_select(0, cloud) + place // few
-    groups = _size(_largest(group + 1), number)
-    queries = _table(order, group, place % few, groups, _size(few, number))
-    seen = torch.zeros_like(group[:groups]).scatter(0, group, cloud)
+    groups = _size(_largest(group + 1), number, 1)
+    queries = _table(order, group, place % few, groups, _size(few, number, _LEAST))
+    seen = group.new_zeros(groups).scatter(0, group, cloud)
     return Chunk(queries, keys.index_select(0, seen), True)
 
 
 def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
     """Every point by itself, with those of its cloud that are neighbours by a rule."""
-    x, queries, keys = rule.precise(places), clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
-    square = rule.squares(_rows(x, queries), _rows(x, keys))
-    if clouds.padded:
-        square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
+    queries, keys = clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
+    # Every coordinate by itself, so that numbers of pairs lie side by side.
+    x = rule.precise(places).T.contiguous()
+    x = x.unsqueeze(1) if clouds.first is not None else F.pad(x, (0, 1))
+    of_queries, of_keys = (
+        x if clouds.first is not None else _columns(x, index) for index in (clouds.queries, clouds.keys)
+    )
+    square = rule.squares(of_queries.unsqueeze(3).movedim(0, -1), of_keys.unsqueeze(2).movedim(0, -1))
     # A point is the nearest to itself, also where others lie at the same place.
     square = square.masked_fill(queries == keys, -1.0)
-    bound = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
-    asking, square, keys = (t.flatten(0, 1) for t in (queries.squeeze(2), square, keys.expand(square.shape)))
     if clouds.padded:
-        there = where(asking >= 0)
-        asking, square, keys = (t.index_select(0, there) for t in (asking, square, keys))
-    if rule.num_neighbours is not None:
-        # As many again that are infinitely far, in case there are fewer.
-        square, keys = (F.pad(t, (0, rule.num_neighbours), value=v) for t, v in ((square, torch.inf), (keys, -1)))
-        square, nearest = square.topk(rule.num_neighbours, largest=False)
-        return Chunk(asking.unsqueeze(1), torch.where(square <= bound, keys.gather(1, nearest), -1), True)
-    near = square <= bound
-    query, key = near.nonzero().unbind(1)
-    return Chunk(asking.unsqueeze(1), _Lists(query, near.sum(1)).of(keys[query, key]), True)
+        square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
+    number, few = places.shape[0], rule.num_neighbours
+    bound = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
+    asking, square = queries.flatten(), square.flatten(0, 1)
+    size = clouds.queries.shape[1]
+    if few is None:
+        query, key = (square <= bound).nonzero().unbind(1)
+        lists = _Lists(query, asking.index_select(0, query), number)
+        return Chunk(lists.queries, lists.of(clouds.keys[query // size, key]), True)
+    # As many again that are infinitely far, in case there are fewer.
+    square, nearest = F.pad(square, (0, few), value=torch.inf).topk(few, largest=False)
+    there = where(asking >= 0)
+    row, square, nearest = there.unsqueeze(1) // size, square.index_select(0, there), nearest.index_select(0, there)
+    keys = torch.where(square <= bound, clouds.keys[row, nearest.clamp(max=clouds.keys.shape[1] - 1)], -1)
+    asking = asking.index_select(0, there)
+    points = asking.new_full((number,), -1).index_copy(0, asking, asking)
+    return Chunk(points.unsqueeze(1), keys.new_full((number, few), -1).index_copy(0, asking, keys), True)
 
 
 class _Lists:
-    """Entries row by row.
+    """Entries of edges as a list for each of N points; a point without any is no query: it gets zeros.
 
     Args:
-        row: ``(E,)``, of each entry, rising.
-        number: ``(R,)``, how many each row has.
+        row: ``(E,)``, rising: entries of one query have the same.
+        query: ``(E,)``, the point.
+        number: N.
     """
 
-    def __init__(self, row: Tensor, number: Tensor):
+    def __init__(self, row: Tensor, query: Tensor, number: int):
+        which, start = stretches(row)
         entry = torch.arange(row.shape[0], device=row.device)
-        self._row = row
-        self._place = entry - (number.cumsum(0) - number).index_select(0, row)
-        self._rows, self._longest = number.shape[0], _size(_largest(number), row.shape[0])
+        self._row, self._place = query, entry - start.index_select(0, which)
+        self._rows, self._longest = number, _size(_largest(self._place + 1), row.shape[0], _LEAST)
+        self.queries = query.new_full((number,), -1).scatter(0, query, query).unsqueeze(1)
 
     def of(self, entries: Tensor) -> Tensor:
-        """The entries ``(E,)`` as ``(R, longest)``; -1 fills up."""
+        """The entries ``(E,)`` as ``(N, longest)``; -1 fills up."""
         return _table(entries, self._row, self._place, self._rows, self._longest)
 
 
@@ -126,9 +144,10 @@ def _table(entries: Tensor, row: Tensor, place: Tensor, rows: int, longest: int)
     return empty.scatter(0, row * longest + place, entries).view(rows, longest)
 
 
-def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """The rows of an index of any shape; any row for -1."""
-    return x.index_select(0, index.clamp(min=0).flatten()).unflatten(0, index.shape)
+def _columns(x: Tensor, index: Tensor) -> Tensor:
+    """The columns of ``x``, ``(d, N)``, of an index of any shape; the last for -1."""
+    index = torch.where(index < 0, x.shape[1] - 1, index)
+    return x.index_select(1, index.flatten()).unflatten(1, index.shape)
 
 
 def _largest(numbers: Tensor) -> Tensor:
@@ -136,6 +155,15 @@ def _largest(numbers: Tensor) -> Tensor:
     return F.pad(numbers, (0, 1)).max()
 
 
-def _size(number: Tensor, most: int) -> int:
-    """A number, at most so large, as a size: that of a tensor, which all that writes programs down follow."""
-    return where(torch.arange(most, device=number.device) < number).shape[0]
+def _size(number: Tensor, most: int, least: int) -> int:
+    """A number as a size, that of a tensor, which all that writes programs down follow.
+
+    Args:
+        number: itself.
+        most: at least as large.
+        least: the size of less.
+    """
+    size = where(torch.arange(most + least, device=number.device) < number.clamp(min=least)).shape[0]
+    torch._check(size >= least)
+    torch._check(size <= _MOST)
+    return size

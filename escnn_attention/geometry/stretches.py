@@ -1,4 +1,4 @@
-"""Numbers and sizes that follow from tensors, by operations of PyTorch and ONNX alone."""
+"""Where flags are true, and stretches of equal numbers, by operations of PyTorch and ONNX alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import torch
 from torch import Tensor
 
 __all__ = ["stretches", "where"]
-
-_MOST = 2**31 - 1
-"""What is written down for ONNX has the bounds of products of two sizes, which have to be numbers of 64 bits."""
 
 
 def where(flags: Tensor) -> Tensor:
@@ -20,9 +17,7 @@ def where(flags: Tensor) -> Tensor:
         >>> where(torch.tensor([True, False, True]))
         tensor([0, 2])
     """
-    index = flags.nonzero().squeeze(1)
-    torch._check(index.shape[0] <= _MOST)
-    return index
+    return flags.nonzero().squeeze(1)
 
 
 def stretches(numbers: Tensor) -> tuple[Tensor, Tensor]:

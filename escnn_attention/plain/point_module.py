@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from escnn_attention.geometry.clouds import where_present
+from escnn_attention._export import exporting
+from escnn_attention.geometry.clouds import only_shown, where_present
 
 __all__ = ["PointModule"]
 
@@ -28,7 +29,8 @@ class PointModule(torch.nn.Module, ABC):
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
         if mask is None:
             return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
-        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
+        present = only_shown if exporting() else where_present
+        return present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
 
     @abstractmethod
     def of_all(

@@ -67,11 +67,21 @@ def test_edges_that_are_there_twice_and_queries_without_keys():
     assert all_at_once(COORDS, edges, None, Neighbourhood()).edges is None
 
 
+@pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(3.5), Neighbourhood(None, 2)], ids=str)
+def test_points_of_no_cloud_are_none(rule):
+    there = torch.tensor([True, False, True, True, False, True])
+    found = times_seen([all_at_once(COORDS, None, torch.where(there, BATCH, -1), rule)], 6)
+    assert not found[~there].any()
+    assert not found[:, ~there].any()
+    assert torch.equal(found[there][:, there], of_lists(COORDS[there], None, BATCH[there], rule))
+    assert not times_seen([all_at_once(COORDS, None, torch.full((6,), -1), rule)], 6).any()
+
+
 @pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
 @pytest.mark.parametrize("batch", [None, BATCH[:0]], ids=["one", "several"])
 def test_no_points(rule, batch):
     some = all_at_once(COORDS[:0], None, batch, rule)
-    assert some.queries.numel() == 0
+    assert not (some.queries >= 0).any()
 
 
 def test_one_long_cloud_does_not_make_all_as_long():
