@@ -14,7 +14,7 @@ from torch import Tensor
 from escnn_attention.geometry.clouds import Chunk, Neighbourhood
 from escnn_attention.geometry.stretches import stretches, where
 
-__all__ = ["all_at_once"]
+__all__ = ["all_at_once", "in_parts"]
 
 _LEAST = 2
 """The length of the shortest groups: AOTInductor has to know that no axis has length 1, which it could expand."""
@@ -51,6 +51,43 @@ def all_at_once(
         return _by_edges(edge_index.long(), places.shape[0], numbered)
     clouds = _whole_clouds(places, batch)
     return clouds if rule.is_global else _by_rule(places, clouds, rule)
+
+
+def in_parts(some: Chunk, parts: int) -> list[Chunk]:
+    """Lists of keys in so many chunks, the longest lists first, so that those of a chunk are about as long.
+
+    Queries of a single cloud are in as many chunks, and what is in groups otherwise stays in one.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.at_once import in_parts
+        >>> from escnn_attention.geometry.clouds import Chunk
+        >>> keys = torch.tensor([[0, 1, -1], [0, 1, 2], [1, 2, -1]])
+        >>> [part.keys.tolist() for part in in_parts(Chunk(torch.arange(3)[:, None], keys, True), 2)]
+        [[[0, 1, 2], [0, 1, -1], [1, 2, -1]], [[-1, -1], [-1, -1], [-1, -1]]]
+    """
+    if some.first is not None:
+        queries = _split(some.queries.squeeze(0), parts)
+        return [Chunk(part.unsqueeze(0), some.keys, True) for part in queries]
+    if not isinstance(some.queries.shape[1], int) or some.queries.shape[1] > 1:
+        return [some]
+    degree, order = (some.keys >= 0).sum(1).sort(descending=True)
+    lists = [None if t is None else _split(t.index_select(0, order), parts) for t in (some.keys, some.edges)]
+    all_queries, degrees = _split(some.queries.index_select(0, order), parts), _split(degree, parts)
+    out = []
+    for i, part in enumerate(all_queries):
+        first = torch.arange(_size(_largest(degrees[i]), some.keys.shape[1], _LEAST), device=order.device)
+        keys, edges = (None if t is None else t[i].index_select(1, first) for t in lists)
+        assert keys is not None
+        out.append(Chunk(part, keys, True, edges=edges))
+    return out
+
+
+def _split(rows: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """Rows in parts of as many, filled up with -1."""
+    size = rows.shape[0] // parts + _LEAST
+    whole = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, parts * size - rows.shape[0]), value=-1)
+    return whole.view(parts, size, *rows.shape[1:]).unbind()
 
 
 def _by_edges(edges: Tensor, number: int, numbered: bool) -> Chunk:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from escnn_attention.geometry.at_once import all_at_once
+from escnn_attention.geometry.at_once import all_at_once, in_parts
 from escnn_attention.geometry.clouds import Chunk, Neighbourhood
 from escnn_attention.geometry.points import Points
 
@@ -96,3 +96,23 @@ def test_one_long_cloud_does_not_make_all_as_long():
     assert even.queries.shape == even.keys.shape == (13, 16)
     one = all_at_once(COORDS, None, None, Neighbourhood())
     assert one.queries is one.keys
+
+
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
+@pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
+def test_parts_have_the_same_pairs(batch, rule):
+    some = all_at_once(COORDS, None, batch, rule)
+    chunks = in_parts(some, 4)
+    assert len(chunks) == (1 if rule.is_global and batch is not None else 4)
+    assert torch.equal(times_seen(chunks, 6), times_seen([some], 6))
+    assert not torch.equal(times_seen(chunks[1:], 6), times_seen([some], 6))
+
+
+def test_parts_have_lists_that_are_about_as_long():
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1], [0, 0, 0, 0, 0, 0, 1, 2]])
+    chunks = in_parts(all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True), 3)
+    assert [tuple(part.keys.shape) for part in chunks] == [(4, 6), (4, 2), (4, 2)]
+    for part in chunks:
+        there = part.keys >= 0
+        assert torch.equal(edges[0][part.edges[there]], part.keys[there])
+        assert torch.equal(edges[1][part.edges[there]], part.queries.expand_as(there)[there])

@@ -11,17 +11,19 @@ and key: what all poses of a key share is added to stretches of keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
+from escnn_attention._export import exporting, packaging
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, PairScores
 from escnn_attention.functional.points.edges import with_edges
 from escnn_attention.functional.points.weights import Weights
+from escnn_attention.geometry.at_once import in_parts
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.stretches import where
@@ -42,6 +44,9 @@ class Chunks:
 
     call: Call
     measure: Tensor | None
+
+    parts: ClassVar[int] = 1
+    """The chunks of a package, in which lists are filled up to the longest of each; more take longer to compile."""
 
     @property
     def weights(self) -> Weights:
@@ -91,7 +96,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     assert isinstance(bias, PairBias)
     q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
     number, heads, _, channels = q.shape
-    chunks = _chunks(call, fastest, copies)
+    chunks = _chunks(call, kind.parts, fastest, copies)
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
@@ -105,7 +110,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     rule = kind(call, measure)
     out = []
     for some in chunks:
-        if torch.is_grad_enabled() and len(chunks) > 1:
+        if torch.is_grad_enabled() and len(chunks) > 1 and not exporting():
             out.append(recompute(rule.attend, some, q, k, v, coords, draws=call.dropout > 0))
         else:
             out.append(rule.attend(some, q, k, v, coords))
@@ -116,13 +121,16 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
 
 
-def _chunks(call: Call, fastest: int, copies: int) -> list[Chunk]:
-    """The chunks of a call: see :func:`attend_in_chunks`. What is written down has a single one."""
+def _chunks(call: Call, parts: int, fastest: int, copies: int) -> list[Chunk]:
+    """The chunks of a call: see :func:`attend_in_chunks`. What is written down has always as many."""
     positions, bias = call.positions, call.bias
     assert isinstance(positions, Points)
     assert isinstance(bias, PairBias)
     if exporting():
-        return [positions.at_once()]
+        one = positions.at_once()
+        # A network for every pair is evaluated half as often where all points of a group see each other.
+        several = packaging() and parts > 1 and (one.first is None or bias.tables.halves is None)
+        return in_parts(one, parts) if several else [one]
     neighbours = positions.neighbours()
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
