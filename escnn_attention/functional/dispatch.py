@@ -26,7 +26,7 @@ from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.fold import fold
 from escnn_attention.functional.memory import explain_shortage
-from escnn_attention.functional.points import all_pairs, by_cloud, loop, neighbours
+from escnn_attention.functional.points import by_cloud, loop, neighbours
 from escnn_attention.functional.points.fold import fold_points
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.points import Points
@@ -154,7 +154,7 @@ def attention(
         dropout: the probability with which a key is dropped from a query's attention.
         backend: ``"auto"`` or one of :data:`BACKENDS`. Programs that ``torch.export`` writes down are for any machine:
             they have :mod:`~escnn_attention.functional.backends.standard` on grids, and between points
-            :mod:`~escnn_attention.functional.points.all_pairs`, whichever is named.
+            :mod:`~escnn_attention.functional.points.neighbours` in one chunk, whichever is named.
 
     Returns:
         ``(M, B, N, |H|, C)``.
@@ -217,10 +217,15 @@ def _compute_anywhere(call: Call) -> Tensor:
     """The attention of a call that PyTorch writes down: what is fastest on this machine says nothing of another."""
     if isinstance(call.positions, Points):
         call, unfold = fold_points(call)
-        return unfold(all_pairs.attention(call))
+        in_loop = loop.why_not_first(call) is None and _in_package(loop.why_unsupported, call)
+        return unfold((loop if in_loop else neighbours).attention(call))
     call, unfold = fold(call)
-    in_loop = packaging() and not call.dropout and native.why_unsupported(call) is None
-    return unfold((native if in_loop else standard).attention(call))
+    return unfold((native if _in_package(native.why_unsupported, call) else standard).attention(call))
+
+
+def _in_package(why_unsupported: Callable[[Call], str | None], call: Call) -> bool:
+    """Whether what is written down is a package with a loop that serves this call."""
+    return packaging() and not call.dropout and why_unsupported(call) is None
 
 
 _Reduced = tuple[Call, Callable[[Tensor], Tensor] | None]

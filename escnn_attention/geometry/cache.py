@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_map_only
 
+from escnn_attention._export import exporting
+
 __all__ = ["cached", "constant_result", "constant_tables", "shared_geometry"]
 
 _T = TypeVar("_T")
@@ -86,7 +88,8 @@ def cached(make: Callable[..., _T], *arguments: Any) -> _T:
     Tensors are the same if they are the same object: nobody changes one within a pass. Compilers do not look inside.
     """
     # As a decorator of this function it would import the compiler for those who have no use for one.
-    look_up = torch.compiler.disable(_look_up) if torch.compiler.is_compiling() else _look_up
+    hidden = torch.compiler.is_compiling() and not exporting()
+    look_up = torch.compiler.disable(_look_up) if hidden else _look_up
     result: _T = look_up(make, *arguments)
     return result
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.edges import features_of_shown
+from escnn_attention.geometry.stretches import where
 
 __all__ = [
     "Chunk",
@@ -33,6 +34,7 @@ __all__ = [
     "cloud_slices",
     "numbers_if_one",
     "numbers_of",
+    "only_shown",
     "where_present",
 ]
 
@@ -307,8 +309,8 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     """The edges ``(2, E)`` between the points ``there``, which are those of ``mask``, numbered among themselves."""
     if edges is None:
         return None
-    place = edges.new_zeros(len(mask)).index_copy(0, there, torch.arange(len(there), device=there.device))
-    return place[edges[:, mask[edges].all(0)]]
+    place = edges.new_zeros(mask.shape[0]).index_copy(0, there, torch.arange(there.shape[0], device=there.device))
+    return place[edges.index_select(1, where(mask[edges].all(0)))]
 
 
 def where_present(
@@ -325,11 +327,35 @@ def where_present(
 
     Whatever the points that are not there hold, it reaches nothing, gradients included.
     """
-    there = mask.nonzero().squeeze(-1)
+    there = where(mask)
     edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
     y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
-    return y.new_zeros(len(mask), y.shape[1]).index_copy(0, there, y)
+    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
+
+
+def only_shown(
+    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    mask: Tensor,
+    x: Tensor,
+    coords: Tensor,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    measure: Tensor | None,
+    edge_attr: Tensor | None = None,
+) -> Tensor:
+    """What :func:`where_present` gives, for programs that are written down: no size depends on the mask.
+
+    Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
+    """
+    x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
+    if edge_index is not None:
+        edge_index = edge_index.index_select(1, where(mask[edge_index].all(0)))
+    cloud = torch.where(mask, 0 if batch is None else batch, -1)
+    measure = None if measure is None else torch.where(mask, measure, 1.0)
+    y = layer(x, coords, edge_index, cloud, measure, edge_attr)
+    return torch.where(mask[:, None], y, 0.0)
 
 
 def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
 from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.stretches import stretches, where
 
 __all__ = ["features_of_shown", "pair_rows", "ranks"]
 
@@ -19,10 +19,10 @@ def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
     cloud = torch.zeros_like(places) if batch is None else batch
     if mask is not None:
         cloud = torch.where(mask, cloud, cloud.max() + 1)
-    if exporting():  # ONNX has no stable sort
-        return ((cloud[:, None] == cloud) & (places[:, None] > places)).sum(1)
-    ordered, order = cloud.sort(stable=True)
-    return torch.empty_like(places).index_copy(0, order, places - torch.searchsorted(ordered, ordered))
+    # All different, as ONNX has no stable sort.
+    order = (cloud * coords.shape[0] + places).argsort()
+    among, first = stretches(cloud.index_select(0, order))
+    return torch.empty_like(places).index_copy(0, order, places - first.index_select(0, among))
 
 
 def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, coords: Tensor, shape: torch.Size) -> Tensor:
@@ -42,10 +42,9 @@ def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, coords: Tenso
         tensor([[[ 4,  5, -1],
                  [ 6,  7, -1]]])
     """
-    clouds, size = shape[:2]
-    rank = ranks(batch, None, coords) if exporting() else cached(ranks, batch, None, coords)
-    # In an export points that a mask hides are clouds of their own.
-    row = rank if batch is None else batch.clamp(max=clouds - 1) * size + rank
+    size = shape[1]
+    rank = cached(ranks, batch, None, coords)
+    row = rank if batch is None else batch * size + rank
     rows = row[queries.clamp(min=0)].unsqueeze(2) * size + rank[keys.clamp(min=0)].unsqueeze(1)
     return rows.masked_fill((queries < 0).unsqueeze(2) | (keys < 0).unsqueeze(1), -1)
 
@@ -60,12 +59,10 @@ def features_of_shown(edge_attr: Tensor, mask: Tensor, edge_index: Tensor | None
         batch: ``(N,)``, or None.
 
     Returns:
-        of edges those that are left; in an export all of them, with zeros for others. Of tables some that begin with
-        the points that are there, with zeros behind.
+        of edges those that are left. Of tables some that begin with the points that are there, with zeros behind.
     """
     if edge_index is not None:
-        seen = mask[edge_index].all(0)
-        return torch.where(seen.unsqueeze(1), edge_attr, 0.0) if exporting() else edge_attr[seen]
+        return edge_attr.index_select(0, where(mask[edge_index].all(0)))
     clouds, size = edge_attr.shape[:2]
     cloud = torch.zeros_like(mask, dtype=torch.long) if batch is None else batch
     # One place more is for the points that are hidden.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from escnn_attention.geometry.at_once import all_at_once
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import Chunk, Lists, Neighbourhood, Neighbours
 from escnn_attention.geometry.edges import pair_rows
-from escnn_attention.geometry.pairs import times_seen
 from escnn_attention.geometry.positions import Blocks, Positions
 
 __all__ = ["Cloud", "Points"]
@@ -80,6 +80,11 @@ class Points(Positions):
         # The rule of another layer may be equal.
         return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
 
+    def at_once(self) -> Chunk:
+        """Which points each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
+        numbered = self.edge_attr is not None
+        return cached(all_at_once, self._places, self.edge_index, self.batch, self._rule, numbered)
+
     def edge_rows(self, some: Chunk) -> Tensor:
         """Which rows of the features of edges, of all tables one below the other, the pairs of a chunk have.
 
@@ -90,10 +95,6 @@ class Points(Positions):
             return some.edges.unsqueeze(1)
         assert self.edge_attr is not None
         return pair_rows(some.queries, some.keys, self.batch, self._places, self.edge_attr.shape)
-
-    def times_seen(self) -> Tensor | None:
-        """How many times every point sees every other: see :func:`~escnn_attention.geometry.pairs.times_seen`."""
-        return times_seen(self._places, self.edge_index, self.batch, self._rule)
 
     def in_order(self, order: Tensor) -> Points:
         """The points in another order, where every point sees its whole cloud."""

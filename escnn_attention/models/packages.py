@@ -1,4 +1,4 @@
-"""Layers and networks as packages that AOTInductor compiles, with the compiled loop of attention on grids inside."""
+"""Layers and networks as packages that AOTInductor compiles, with the compiled loops of attention inside."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def compile_package(
     """Compile a plain module to a package that runs about as fast as it does, and needs only PyTorch.
 
     It is what ``torch._inductor.aoti_compile_and_package`` makes of the program of :func:`torch.export.export`, but
-    that attention on grids is the loop of backend ``"native"``, which is linked into the package, where PyTorch's own
-    operators take several times as long. What that loop cannot serve, such as what lies on CUDA, and attention between
-    points stay with PyTorch's operators.
+    that attention on grids and between points is the loop of backend ``"native"``, which is linked into the package,
+    where PyTorch's own operators take several times as long. What that loop cannot serve, such as what lies on CUDA,
+    and between points keys of the query's own pose and values that pass through a kernel, stays with PyTorch's
+    operators.
 
     All of a package is compiled for the processor that is there, and others may be unable to run it. It takes a minute
     or two, and a C++ compiler. As every package of AOTInductor it looks at the sizes of its inputs only where the

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._export import exporting
-from escnn_attention.geometry.clouds import where_present
-from escnn_attention.geometry.pairs import only_visible
+from escnn_attention.geometry.clouds import only_shown, where_present
 
 __all__ = ["PointModule"]
 
@@ -30,10 +29,8 @@ class PointModule(torch.nn.Module, ABC):
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
         if mask is None:
             return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
-        if exporting():
-            y = self.of_all(*only_visible(mask, x, coords, edge_index, batch, measure, edge_attr))
-            return torch.where(mask[:, None], y, 0.0)
-        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
+        present = only_shown if exporting() else where_present
+        return present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
 
     @abstractmethod
     def of_all(

@@ -44,11 +44,9 @@ def test_tables_without_points_that_are_hidden_are_those_of_the_others():
     assert moved.count_nonzero() == 2 * (2 * 2 + 3 * 3 + 1)
 
 
-def test_what_is_hidden_reaches_nothing(monkeypatch):
+def test_what_is_hidden_reaches_nothing():
     table = torch.randn(1, 7, 7, 1)
     table[0, 2], table[0, :, 2] = torch.nan, torch.nan
     assert features_of_shown(table, MASK, None, None).isfinite().all()
     edges, features = torch.tensor([[0, 2, 3], [1, 1, 2]]), torch.tensor([[1.0], [torch.nan], [torch.inf]])
     assert features_of_shown(features, MASK, edges, None).tolist() == [[1.0]]
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-    assert features_of_shown(features, MASK, edges, None).tolist() == [[1.0], [0.0], [0.0]]

@@ -161,7 +161,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
 def _packaged(call: Arguments) -> Tensor:
     """The output of the kernel in a package."""
     values = {**_fields(call), **_NO_GRADIENTS, "out": None, "sums": None}
-    return attention_on_grids(call.q.dtype, values, in_windows=call.kernel_size > 0)
+    return attention_on_grids(call.q.dtype, values, isolating=call.kernel_size > 0)
 
 
 @constant_tables

@@ -1,15 +1,16 @@
-"""The loop over grids inside of packages that AOTInductor compiles: an operator that is linked into the package.
+"""Compiled loops inside of packages that AOTInductor compiles: operators that are linked into the package.
 
-While a package is made, a traced program has :func:`attention_on_grids` where a layer has its loop. This operator has
+While a package is made, a traced program has an operator of :data:`LOOPS` where a layer has its loop. This operator has
 a schema and no code in this process: AOTInductor writes the call of a C function, and links the static library that
-:func:`linked` has a compiler make of ``packaged.cpp``. Such a package needs nothing but PyTorch.
+:func:`linked` has a compiler make of ``packaged_grids.cpp`` or ``packaged_points.cpp``. Such a package needs nothing
+but PyTorch.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,13 @@ from torch.export import ExportedProgram
 from escnn_attention.functional.native.build import FOLDER, NotBuilt, archive, find_compiler
 from escnn_attention.functional.native.fields import FIELDS
 
-__all__ = ["attention_on_grids", "linked", "why_not_linked"]
+__all__ = ["LOOPS", "PackagedLoop", "attention_between_points", "attention_on_grids", "linked", "why_not_linked"]
 
-_SCHEMA = "(Tensor?[] tensors, SymInt[] integers, float[] numbers, bool in_windows) -> Tensor"
+_SCHEMA = "(Tensor?[] tensors, SymInt[] integers, float[] numbers, bool isolating) -> Tensor"
 _DECLARATION = (
     "AOTITorchError aoti_torch_cpu_{}(const AtenTensorHandle** tensors, int64_t num_tensors, const int64_t* integers,"
-    " int64_t num_integers, const double* numbers, int64_t num_numbers, int32_t in_windows, AtenTensorHandle* out)"
+    " int64_t num_integers, const double* numbers, int64_t num_numbers, int32_t isolating, AtenTensorHandle* out)"
 )
-
-_POINTERS = [field.name for field in FIELDS["grids"].fields if field.type.endswith("*")]
-_INTEGERS = [field.name for field in FIELDS["grids"].fields if field.type == "int64_t"]
-_NUMBERS = [field.name for field in FIELDS["grids"].fields if field.type == "double"]
-
-_OPERATORS = {torch.float32: "attention_on_grids_float", torch.float64: "attention_on_grids_double"}
-"""The names of the operators for each type of numbers, that of C++ at their end."""
 
 _OLDEST = "2.10"
 """The version of PyTorch whose C interface says how many threads there are."""
@@ -42,29 +36,73 @@ _OLDEST = "2.10"
 _library = torch.library.Library("escnn_attention", "FRAGMENT")
 
 
-def _empty(tensors: list[Tensor], integers: list[int], *_: Any) -> Tensor:
-    """Room for the output."""
-    q, sizes = tensors[_POINTERS.index("q")], dict(zip(_INTEGERS, integers, strict=True))
-    return q.new_empty(*q.shape[:3], sizes["num_poses"], q.shape[-1])
-
-
-for _name in _OPERATORS.values():
-    _library.define(_name + _SCHEMA, tags=[torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag])
-    torch.library.register_fake(f"escnn_attention::{_name}", _empty, lib=_library)
-
-
-def attention_on_grids(dtype: torch.dtype, values: Mapping[str, Any], in_windows: bool) -> Tensor:
-    """The output of the loop, ``(M, B, N, H, C)``, in a program that a package is made of.
+class PackagedLoop:
+    """A loop as operators of PyTorch for a program that a package is made of, one for each type of numbers.
 
     Args:
-        dtype: of the numbers.
-        values: all fields of the loop by name, None for what there is not.
-        in_windows: whether what is not finite has to be kept from those who do not see it.
+        name: of the operators; that of the type in C++ is put behind it.
+        fields: the name of the list of fields of the loop, and of its source.
+        shape: that of the output, of all fields by name.
+
+    Attributes:
+        operators: their names, for each type of numbers.
+        source: the C++ file.
     """
-    flags = {key: int(value) for key, value in values.items() if isinstance(value, bool)}
-    fields = ([{**values, **flags}[key] for key in keys] for keys in (_POINTERS, _INTEGERS, _NUMBERS))
-    out: Tensor = getattr(torch.ops.escnn_attention, _OPERATORS[dtype])(*fields, in_windows)
-    return out
+
+    def __init__(self, name: str, fields: str, shape: Callable[[Mapping[str, Any]], tuple[int, ...]]):
+        types = {field.name: field.type for field in FIELDS[fields].fields}
+        self._pointers = [key for key, value in types.items() if value.endswith("*")]
+        self._integers = [key for key, value in types.items() if value == "int64_t"]
+        self._numbers = [key for key, value in types.items() if value == "double"]
+        self._shape = shape
+        self.source = FOLDER / f"packaged_{fields}.cpp"
+        self.operators = {torch.float32: f"{name}_float", torch.float64: f"{name}_double"}
+        for operator in self.operators.values():
+            _library.define(operator + _SCHEMA, tags=[torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag])
+            torch.library.register_fake(f"escnn_attention::{operator}", self._empty, lib=_library)
+
+    def __call__(self, dtype: torch.dtype, values: Mapping[str, Any], isolating: bool = False) -> Tensor:
+        """The output of the loop.
+
+        Args:
+            dtype: of the numbers.
+            values: all fields of the loop by name, None for what there is not.
+            isolating: whether what is not finite has to be kept from those who do not see it, where the loop by itself
+                does not.
+        """
+        flags = {key: int(value) for key, value in values.items() if isinstance(value, bool)}
+        fields = (
+            [{**values, **flags}[key] for key in keys] for keys in (self._pointers, self._integers, self._numbers)
+        )
+        out: Tensor = getattr(torch.ops.escnn_attention, self.operators[dtype])(*fields, isolating)
+        return out
+
+    def _empty(self, tensors: list[Tensor], integers: list[int], *_: Any) -> Tensor:
+        """Room for the output."""
+        given: dict[str, Any] = {
+            **dict(zip(self._pointers, tensors, strict=True)),
+            **dict(zip(self._integers, integers, strict=True)),
+        }
+        return given["v"].new_empty(self._shape(given))
+
+
+def _of_positions(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of an output on a grid, ``(M, B, N, H, C)``."""
+    q = values["q"]
+    return (*q.shape[:3], values["num_poses"], q.shape[-1])
+
+
+def _of_queries(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of an output between points, ``(M, G · A, H, C)``."""
+    v, queries = values["v"], values["queries"]
+    return v.shape[0], queries.shape[0] * queries.shape[1], values["num_poses"], v.shape[3]
+
+
+attention_on_grids = PackagedLoop("attention_on_grids", "grids", _of_positions)
+attention_between_points = PackagedLoop("attention_between_points", "points", _of_queries)
+
+LOOPS = (attention_on_grids, attention_between_points)
+"""All loops that packages can have."""
 
 
 def why_not_linked() -> str | None:
@@ -89,12 +127,13 @@ def linked(program: ExportedProgram) -> Iterator[None]:
     from torch.utils.cpp_extension import include_paths
 
     targets = {node.target for module in program.graph_module.modules() for node in _nodes(module)}
-    operators = [getattr(torch.ops.escnn_attention, name).default for name in _OPERATORS.values()]
-    used = {operator._opname: operator for operator in operators if operator in targets}
+    sources = {name: loop.source for loop in LOOPS for name in loop.operators.values()}
+    operators = {name: getattr(torch.ops.escnn_attention, name).default for name in sources}
+    used = {name: operator for name, operator in operators.items() if operator in targets}
     with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
         for name in used:
             definition = f"NUMBER={name.rpartition('_')[2]}"
-            content = archive(FOLDER / "packaged.cpp", definition, include=tuple(include_paths()))
+            content = archive(sources[name], definition, include=tuple(include_paths()))
             Path(folder, f"lib{name}.a").write_bytes(content)
         shims = {operator: [_DECLARATION.format(name)] for name, operator in used.items()}
         options = {"aot_inductor.custom_ops_to_c_shims": shims, "aot_inductor.custom_op_libs": list(used)}

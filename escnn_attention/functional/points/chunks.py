@@ -11,18 +11,22 @@ and key: what all poses of a key share is added to stretches of keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from escnn_attention._export import exporting, packaging
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, PairScores
 from escnn_attention.functional.points.edges import with_edges
 from escnn_attention.functional.points.weights import Weights
+from escnn_attention.geometry.at_once import in_parts
 from escnn_attention.geometry.clouds import Chunk, WholeClouds
 from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.stretches import where
 
 __all__ = ["Chunks", "attend_in_chunks"]
 
@@ -40,6 +44,9 @@ class Chunks:
 
     call: Call
     measure: Tensor | None
+
+    parts: ClassVar[int] = 1
+    """The chunks of a package, in which lists are filled up to the longest of each; more take longer to compile."""
 
     @property
     def weights(self) -> Weights:
@@ -88,14 +95,8 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     assert isinstance(positions, Points)
     assert isinstance(bias, PairBias)
     q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
-    number, heads, poses, channels = q.shape
-    neighbours = positions.neighbours()
-    pairs = heads * bias.num_poses * (1 if call.query == "own" else poses) * (1 if call.keys == "own" else k.shape[2])
-    # A score, its exponential, its probability, and the gradient.
-    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
-    # The backward pass of every chunk makes a gradient of all keys.
-    fastest = max(fastest, k.numel()) // width
-    chunks = neighbours.chunks(max(1, chunk_size(fastest, q.element_size(), copies=max(copies, width)) // pairs))
+    number, heads, _, channels = q.shape
+    chunks = _chunks(call, kind.parts, fastest, copies)
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
@@ -109,7 +110,7 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     rule = kind(call, measure)
     out = []
     for some in chunks:
-        if torch.is_grad_enabled() and len(chunks) > 1:
+        if torch.is_grad_enabled() and len(chunks) > 1 and not exporting():
             out.append(recompute(rule.attend, some, q, k, v, coords, draws=call.dropout > 0))
         else:
             out.append(rule.attend(some, q, k, v, coords))
@@ -120,6 +121,26 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
 
 
+def _chunks(call: Call, parts: int, fastest: int, copies: int) -> list[Chunk]:
+    """The chunks of a call: see :func:`attend_in_chunks`. What is written down has always as many."""
+    positions, bias = call.positions, call.bias
+    assert isinstance(positions, Points)
+    assert isinstance(bias, PairBias)
+    if exporting():
+        one = positions.at_once()
+        # A network for every pair is evaluated half as often where all points of a group see each other.
+        several = packaging() and parts > 1 and (one.first is None or bias.tables.halves is None)
+        return in_parts(one, parts) if several else [one]
+    neighbours = positions.neighbours()
+    heads, _, _, poses, _ = call.q.shape
+    query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
+    # A score, its exponential, its probability, and the gradient.
+    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
+    # The backward pass of every chunk makes a gradient of all keys.
+    numbers = chunk_size(max(fastest, call.k.numel()) // width, call.q.element_size(), copies=max(copies, width))
+    return neighbours.chunks(max(1, numbers // (heads * bias.num_poses * query_poses * key_poses)))
+
+
 def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
     """The rows of all chunks at the points of their queries, and zeros at points without keys."""
     if all(some.first is not None for some in chunks):
@@ -127,7 +148,7 @@ def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tens
     places = torch.cat([some.queries.flatten() for some in chunks])
     if any(some.padded for some in chunks):
         # Not those that fill up.
-        there = (places >= 0).nonzero().squeeze(-1)
+        there = where(places >= 0)
         places, rows = places[there], rows.index_select(0, there)
     return rows.new_zeros(shape).index_copy(0, places, rows)
 
@@ -149,6 +170,6 @@ class _Rows:
         number = self._index.numel()
         if self._first is None:
             rows = rows.index_select(0, self._index.flatten())
-        elif len(rows) > number:
+        elif rows.shape[0] > number:
             rows = rows[self._first : self._first + number]
         return rows.unflatten(0, self._index.shape)

@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.functional.native.packaged import attention_between_points
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
@@ -134,7 +136,8 @@ _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 
 def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least."""
-    return _operator(prepared(arguments))
+    exact = prepared(arguments)
+    return _packaged(exact) if packaging() else _operator(exact)
 
 
 def prepared(arguments: Arguments) -> Arguments:
@@ -218,18 +221,17 @@ def _plainly(call: Arguments) -> Tensor:
     return weights.weighted_sum(p, of_keys(v)).masked_fill((call.queries < 0).view(-1, 1, 1, 1), 0.0).transpose(0, 1)
 
 
-def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
-    """Run the loop on further tensors, which it reads or fills."""
+def _fields(call: Arguments) -> dict[str, Any]:
+    """What the loop is told of the arguments, all that is neither an output nor a gradient, but how it takes groups."""
     v, features, pose, extra = call.v, call.features, call.pose, call.extra
-    values: dict[str, Any] = {
+    return {
         **call.leaves,
-        **tensors,
         "queries": call.queries,
         "keys": call.keys,
         "log_measure": call.log_measure,
         "heads": len(v),
         "points": v.shape[1],
-        "groups": len(call.queries),
+        "groups": call.queries.shape[0],
         "group_queries": call.queries.shape[1],
         "group_keys": call.keys.shape[1],
         "num_poses": call.num_poses,
@@ -244,12 +246,26 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
         "row_stride": call.row_stride,
         "sum_query_poses": call.sum_query_poses,
         "normalize_by_count": call.normalize_by_count,
-        "group_by_group": call.group_by_group,
-        "threads": torch.get_num_threads(),
+        "threads": _threads(),
         "seed": 0 if call.seed is None else int(call.seed),
         "dropout": call.dropout,
     }
-    _KERNEL.run(v.dtype, values)
+
+
+def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
+    """Run the loop on further tensors, which it reads or fills."""
+    _KERNEL.run(call.v.dtype, {**_fields(call), **tensors, "group_by_group": call.group_by_group})
+
+
+def _packaged(call: Arguments) -> Tensor:
+    """The output of the loop in a package, which decides by itself how it takes groups."""
+    filled = {**_NO_GRADIENTS, "out": None, "log_sums": None, "group_by_group": False}
+    return attention_between_points(call.v.dtype, {**_fields(call), **filled})
+
+
+@constant_result
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 _operator = Operator(

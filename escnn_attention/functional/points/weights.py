@@ -59,23 +59,18 @@ class Weights:
         keys: Callable[[], Tensor],
         unseen: Tensor | None,
         log_measure: Tensor | None,
-        log_times: Tensor | None = None,
     ) -> Tensor:
         """Probabilities, or shares of the scores, after dropout, times the factors of the terms.
 
         Args:
             terms: of the scores.
             keys: gives the keys of each group, ``(G, K, M, P, C)``.
-            unseen: ``(G, K)``, which keys fill up, or ``(G, A, K)``, which a query does not see; or None.
+            unseen: ``(G, K)``, which keys fill up, or None.
             log_measure: ``(G, K, P or 1)``, of the keys, or None.
-            log_times: ``(G, A, K)``, the logarithm of how many times a query sees a key, or None.
         """
         if unseen is not None:
-            unseen = unseen[:, None, None, None, None if unseen.dim() == 2 else slice(None), None]
+            unseen = unseen[:, None, None, None, None, None]
         mu = None if log_measure is None else log_measure.transpose(1, 2)[:, None, None, None, None]
-        if log_times is not None:
-            times = log_times[:, None, None, None, :, None]
-            mu = times if mu is None else mu + times
         p = F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
         return p if terms.factors is None else p * terms.factors.transpose(0, 1)[:, :, None, None, :, None]
 
@@ -113,8 +108,6 @@ class Weights:
             weights = weights.masked_fill(unseen, torch.finfo(precise).min)
             # A query that fills up sees no key at all, and all of them have got a share.
             return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:]).masked_fill(unseen, 0.0)
-        if unseen is not None and unseen.shape[4] > 1:  # of what is no zero that fills up
-            weights = weights.masked_fill(unseen, 0.0)
         mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
         mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)

@@ -1,0 +1,118 @@
+"""A single chunk of all points, as programs that are written down have it."""
+
+import pytest
+import torch
+
+from escnn_attention.geometry.at_once import all_at_once, in_parts
+from escnn_attention.geometry.clouds import Chunk, Neighbourhood
+from escnn_attention.geometry.points import Points
+
+COORDS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [4.0, 0.0], [4.5, 0.0], [9.0, 9.0]])
+BATCH = torch.tensor([3, 1, 3, 1, 3, 1])
+
+
+def stretched(query, key):
+    """A distance that stretches the second axis."""
+    return (torch.tensor([1.0, 50.0]) * (key - query)).abs().sum(-1)
+
+
+def times_seen(chunks: list[Chunk], number: int) -> torch.Tensor:
+    """How many times every point sees every other; what fills up is at the end of each row."""
+    times = torch.zeros(number, number)
+    for some in chunks:
+        there = (some.keys >= 0).long()
+        assert bool((there.diff(dim=1) <= 0).all())
+        assert some.padded or bool((some.queries >= 0).all() & (some.keys >= 0).all())
+        for queries, keys in zip(some.queries, some.keys, strict=True):
+            for query in queries[queries >= 0]:
+                times[query].index_add_(0, keys[keys >= 0], torch.ones(int((keys >= 0).sum())))
+    return times
+
+
+def of_lists(coords, edges, batch, rule) -> torch.Tensor:
+    points = Points(coords, coords, edges, batch, rule)
+    return times_seen(points.neighbours().chunks(2**20), len(coords))
+
+
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
+@pytest.mark.parametrize("radius", [None, 1.0, 3.5])
+@pytest.mark.parametrize("number", [None, 1, 2, 9])
+def test_points_see_whom_the_lists_have(batch, radius, number):
+    rule = Neighbourhood(radius, number)
+    coords = COORDS + 0.01 * torch.randn(COORDS.shape)  # of those that are as near any may be taken
+    found = times_seen([all_at_once(coords, None, batch, rule)], 6)
+    assert torch.equal(found, of_lists(coords, None, batch, rule))
+
+
+@pytest.mark.parametrize("rule", [Neighbourhood(2.0, None, stretched), Neighbourhood(None, 2, stretched)], ids=str)
+def test_points_see_whom_the_lists_have_by_another_distance(rule):
+    coords = COORDS + torch.randn(COORDS.shape)
+    found = times_seen([all_at_once(coords, None, BATCH, rule)], 6)
+    assert torch.equal(found, of_lists(coords, None, BATCH, rule))
+    euclidean = Neighbourhood(rule.radius, rule.num_neighbours)
+    assert not torch.equal(found, times_seen([all_at_once(coords, None, BATCH, euclidean)], 6))
+
+
+def test_edges_that_are_there_twice_and_queries_without_keys():
+    edges = torch.tensor([[3, 0, 2, 0], [4, 1, 4, 1]])
+    some = all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True)
+    found = times_seen([some], 6)
+    assert found[1, 0] == 2
+    assert torch.equal(found, of_lists(COORDS, edges, None, Neighbourhood()))
+    assert some.queries.flatten().tolist() == [-1, 1, -1, -1, 4, -1]
+    # The numbers are those of the edges.
+    there = some.keys >= 0
+    assert torch.equal(edges[0][some.edges[there]], some.keys[there])
+    assert torch.equal(edges[1][some.edges[there]], some.queries.expand_as(there)[there])
+    assert all_at_once(COORDS, edges, None, Neighbourhood()).edges is None
+
+
+@pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(3.5), Neighbourhood(None, 2)], ids=str)
+def test_points_of_no_cloud_are_none(rule):
+    there = torch.tensor([True, False, True, True, False, True])
+    found = times_seen([all_at_once(COORDS, None, torch.where(there, BATCH, -1), rule)], 6)
+    assert not found[~there].any()
+    assert not found[:, ~there].any()
+    assert torch.equal(found[there][:, there], of_lists(COORDS[there], None, BATCH[there], rule))
+    assert not times_seen([all_at_once(COORDS, None, torch.full((6,), -1), rule)], 6).any()
+
+
+@pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
+@pytest.mark.parametrize("batch", [None, BATCH[:0]], ids=["one", "several"])
+def test_no_points(rule, batch):
+    some = all_at_once(COORDS[:0], None, batch, rule)
+    assert not (some.queries >= 0).any()
+
+
+def test_one_long_cloud_does_not_make_all_as_long():
+    """Clouds that are about alike are one group each."""
+    uneven = all_at_once(torch.randn(200, 2), None, torch.arange(200).clamp(min=100) - 100, Neighbourhood())
+    pairs = uneven.queries.numel() * uneven.keys.shape[1]
+    assert uneven.keys.shape[1] == 101
+    assert pairs <= 3 * 200 * 101
+    whole = len(torch.arange(200).clamp(min=100).unique()) * 101**2
+    assert pairs < whole / 10
+    even = all_at_once(torch.randn(200, 2), None, torch.arange(200) % 13, Neighbourhood())
+    assert even.queries.shape == even.keys.shape == (13, 16)
+    one = all_at_once(COORDS, None, None, Neighbourhood())
+    assert one.queries is one.keys
+
+
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
+@pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
+def test_parts_have_the_same_pairs(batch, rule):
+    some = all_at_once(COORDS, None, batch, rule)
+    chunks = in_parts(some, 4)
+    assert len(chunks) == (1 if rule.is_global and batch is not None else 4)
+    assert torch.equal(times_seen(chunks, 6), times_seen([some], 6))
+    assert not torch.equal(times_seen(chunks[1:], 6), times_seen([some], 6))
+
+
+def test_parts_have_lists_that_are_about_as_long():
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1], [0, 0, 0, 0, 0, 0, 1, 2]])
+    chunks = in_parts(all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True), 3)
+    assert [tuple(part.keys.shape) for part in chunks] == [(4, 6), (4, 2), (4, 2)]
+    for part in chunks:
+        there = part.keys >= 0
+        assert torch.equal(edges[0][part.edges[there]], part.keys[there])
+        assert torch.equal(edges[1][part.edges[there]], part.queries.expand_as(there)[there])
