@@ -35,7 +35,8 @@ def with_loops() -> Iterator[None]:
 
 def packaging() -> bool:
     """Whether what is written down is for a package into which compiled loops are linked."""
-    return exporting() and _with_loops.get()
+    # Dynamo, which strict exports go through, cannot read the variable; packages are made without it.
+    return exporting() and not torch.compiler.is_dynamo_compiling() and _with_loops.get()
 
 
 def refuse_scripting(module: Any) -> NoReturn:

@@ -243,6 +243,15 @@ def test_files_take_any_number_of_images_and_are_used_where_neither_package_is(n
     check_files(plain, x, program)
 
 
+@pytest.mark.sampled(1, of="exported files")
+@pytest.mark.parametrize("name", ["GroupSelfAttention", "AttentiveConv"])
+def test_strict_programs(name):
+    """Those that PyTorch reads Python for, in place of running it."""
+    plain, x = plain_and_input(CASES[name])
+    program = torch.export.export(plain, (x,), strict=True)
+    torch.testing.assert_close(program.module()(x), plain(x), atol=1e-5, rtol=1e-5)
+
+
 def test_exported_modules_need_what_their_parts_are_of(without_escnn):
     """Unlike their files."""
     with pytest.raises(AssertionError, match="escnn"):

@@ -46,7 +46,8 @@ class HybridNet(EquivariantClassifier):
         stem_kernel: the width of the first convolution, or of the windows in its place.
         stem_heads: the number of heads of a stem that attends.
         conv_kernel: the width of the others.
-        kernel_size: the width of the attention windows; None for global attention.
+        kernel_size: the width of the attention windows; None for global attention, as is usual where the stages before
+            have left few positions: its cost grows with the square of their number.
         window: their shape, see :class:`GroupSelfAttention`.
         num_heads: the number of heads.
         head_fields: the regular fields of a head, in the stem, too; by default the width divided by the number of

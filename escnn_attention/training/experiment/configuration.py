@@ -64,6 +64,9 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     Args:
         arguments: the command and its options.
         name: of the configuration in the folder.
+
+    Raises:
+        UserError: there is none, neither in the folder nor among the options.
     """
     command, *options = arguments or [""]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -71,9 +74,16 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     parser.add_argument("--folder")
     known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
     kept = Path(known.folder) / name if known.folder else None
-    if command == "fit" or known.config or kept is None or not kept.is_file():
+    if command == "fit" or known.config or kept is None:
         return list(arguments)
-    return [command, "--config", str(kept), *options]
+    if kept.is_file():
+        return [command, "--config", str(kept), *options]
+    if not any(option.startswith(("-h", "--help", "--model", "--data")) for option in options):
+        raise UserError(
+            f"--folder: {known.folder} holds no {name}: run 'escnn-attention fit' with this --folder first, or give"
+            " --config"
+        )
+    return list(arguments)
 
 
 def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) -> dict[str, Any]:

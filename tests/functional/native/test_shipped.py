@@ -1,7 +1,9 @@
 """Libraries that came with the package, and which of them a processor takes."""
 
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,18 @@ def test_wheels_have_all_loops_compiled_as_on_first_use():
         path.stem for path in compiled.FOLDER.glob("*.cpp")
     )
     assert set(re.findall(r"set\(INSTRUCTIONS_(\w+)", CMAKE)) == set(shipped.CAPABILITIES)
+
+
+def test_what_wheels_are_checked_by_runs_here(monkeypatch):
+    """But for its first assertion, as a checkout compiles its loops where they are needed."""
+    driver = runpy.run_path(str(Path(__file__).parent / "drivers" / "wheel.py"))["CHECK"]
+    came, rest = re.split(r"^assert shipped.*\n", driver, maxsplit=1, flags=re.M)
+    try:
+        compiled.find_compiler()
+    except compiled.NotBuilt as reason:
+        pytest.skip(str(reason))
+    monkeypatch.setattr(sys, "argv", ["check", torch.backends.cpu.get_cpu_capability()])
+    exec(came + rest, {})
 
 
 def test_this_pytorch_says_what_the_processor_has():

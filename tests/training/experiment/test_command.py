@@ -335,6 +335,12 @@ def test_what_a_killed_process_left_is_removed(configuration, fitted, tmp_path):
     assert all(path.exists() for path in others)
 
 
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_a_folder_without_a_configuration(command, tmp_path):
+    with pytest.raises(UserError, match=r"--folder: .*none holds no config.yaml: run 'escnn-attention fit'"):
+        run_experiment([command, "--folder", str(tmp_path / "none")])
+
+
 def test_without_a_trained_network(configuration, tmp_path):
     with pytest.raises(UserError, match="holds no trained network: run 'escnn-attention fit'"):
         call("test", configuration(), tmp_path / "nothing")

@@ -29,7 +29,9 @@ for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-10)):
     assert why_not_built(dtype) is None, why_not_built(dtype)
     for make in (
         lambda **o: escnn_attention.GroupSelfAttention(fields, fields, kernel_size=3, backend=o["grid"]),
-        lambda **o: escnn_attention.GroupSelfAttention(fields, fields, encoding="fourier", backend=o["grid"]),
+        lambda **o: escnn_attention.GroupSelfAttention(
+            fields, fields, kernel_size=None, encoding="fourier", backend=o["grid"]
+        ),
         lambda **o: escnn_attention.PointSelfAttention(
             fields, fields, radius=2.0, encoding=escnn_attention.PairKernel(hidden=4), backend=o["points"]
         ),
