@@ -223,6 +223,32 @@ def test_compiled_packages_of_layers_and_networks_on_points(name, tmp_path):
             assert_same(run(*tensors, **options), plain(*tensors, **options))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("given", ["edges", "clouds"])
+def test_compiled_packages_take_masks_and_edges(given, tmp_path):
+    """The sizes of all that is known of edges are unknown to the compiler."""
+    fields = spaces.regular(C4, 2)
+    options = {"edge_dim": 3} if given == "edges" else {"radius": 1.5}
+    layer = ea.PointSelfAttention(fields, fields, num_heads=1, **options).eval().export()
+    any_size, any_edges = {0: Dim.AUTO}, {1: Dim.AUTO}
+
+    def inputs(number: int, edges: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        mask = torch.arange(number) % 4 > 0
+        named = {"batch": torch.arange(number) // 3, "mask": mask}
+        if given == "edges":
+            named = {"edge_index": torch.randint(number, (2, edges)), "edge_attr": torch.randn(edges, 3), "mask": mask}
+        return (torch.randn(number, fields.size), torch.randn(number, 2)), named
+
+    args, named = inputs(9, 20)
+    shapes = {name: any_edges if name == "edge_index" else any_size for name in ("x", "coords", *named)}
+    file = compile_package(layer, args, tmp_path / "layer.pt2", kwargs=named, dynamic_shapes=shapes)
+    assert b"attention_between_points_float" in file.read_bytes()
+    run = torch._inductor.aoti_load_package(str(file))
+    for number, edges in ((9, 20), (14, 41), (5, 7)):
+        args, named = inputs(number, edges)
+        torch.testing.assert_close(run(*args, **named), layer(*args, **named), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ON_GRIDS)
 def test_what_is_written_down_is_the_same(name, written_down, monkeypatch):

@@ -23,24 +23,25 @@ def with_edges(terms: PairScores, call: Call, some: Chunk) -> PairScores:
         return terms
     positions = call.positions
     assert isinstance(positions, Points)
-    scores, factors = (t.transpose(0, 1) for t in _read(call, _rows(positions, positions.edge_rows(some))))
+    scores, factors = _read(call, positions, positions.edge_rows(some))
     extra = scores[:, None, None, None]
     return terms._replace(extra=extra if terms.extra is None else terms.extra + extra, factors=factors)
 
 
-def _rows(positions: Points, rows: Tensor) -> Tensor:
-    """The features ``(G, A, K, F)`` in so many rows ``(G, A, K)``, with zeros where these are -1."""
-    assert positions.edge_attr is not None
-    features = positions.edge_attr.flatten(0, -2).index_select(0, rows.clamp(min=0).flatten()).unflatten(0, rows.shape)
-    return features.masked_fill((rows < 0).unsqueeze(-1), 0.0)
+def _read(call: Call, positions: Points, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What features of edges add to the scores of each head and multiply weights with, ``(M, G, A, K)``.
 
-
-def _read(call: Call, features: Tensor) -> tuple[Tensor, Tensor]:
-    """What features ``(G, A, K, F)`` add to the scores of each head and multiply weights with, ``(G, M, A, K)``."""
-    readout = call.edges
+    Args:
+        call: the attention.
+        positions: with the features.
+        rows: ``(G, A, K)``, which of the features; -1 for none, which are zeros.
+    """
+    readout, features, index = call.edges, positions.edge_attr, rows.flatten()
     assert readout is not None
-    made = features.to(readout.dtype) @ readout.flatten(0, 1).T
+    assert features is not None
+    # Flat until they are read: AOTInductor multiplies no matrix that is a view of sizes that it does not know.
+    of_pairs = features.flatten(0, -2).index_select(0, index.clamp(min=0)).masked_fill((index < 0).unsqueeze(1), 0.0)
+    made = (of_pairs.to(readout.dtype) @ readout.flatten(0, 1).T).T.unflatten(1, rows.shape)
     # Where heads have become several, such as one for each pose, these are side by side.
-    made = made.movedim(-1, 1).unflatten(1, readout.shape[:2])
-    made = made.repeat_interleave(len(call.q) // readout.shape[1], 2)
-    return made[:, 0], 1 + made[:, 1]
+    scores, changes = made.unflatten(0, readout.shape[:2]).repeat_interleave(len(call.q) // readout.shape[1], 1)
+    return scores, 1 + changes
