@@ -51,8 +51,14 @@ def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
 
 
 def _build(network: Mapping[str, Any]) -> torch.nn.Module:
-    arguments = dict(network["init_args"])
-    gspace = arguments.pop("gspace")
-    space = named(gspace["class_path"])(**gspace.get("init_args", {}))
+    arguments = {name: _made(value) for name, value in network["init_args"].items()}
+    space = arguments.pop("gspace")
     with torch.random.fork_rng(devices=[]):
         return named(network["class_path"])(space, **arguments)
+
+
+def _made(value: Any) -> Any:
+    """An argument, which may be an object that is given by its class."""
+    if isinstance(value, Mapping) and "class_path" in value:
+        return named(value["class_path"])(**value.get("init_args", {}))
+    return value

@@ -62,11 +62,8 @@ def test_table_2_has_every_group_and_twins(data, small):
         for kind in ("attention", "convolution", "hybrid")
     }
     assert groups["convolution"] == groups["hybrid"]
-    if small:
-        assert groups["attention"][0] == groups["hybrid"][0] == "Z2"
-        assert set(groups["hybrid"]) <= set(groups["attention"]) <= set(GROUPS[data])
-    else:
-        assert groups["attention"] == groups["hybrid"] == GROUPS[data]
+    assert groups["attention"] == groups["hybrid"]
+    assert set(groups["attention"]) <= set(GROUPS[data]) if small else groups["attention"] == GROUPS[data]
     for run in runs:
         network = run.configuration()["model"]["network"]["init_args"]
         assert network["gspace"] == tables._GSPACES[run.group]
@@ -87,7 +84,9 @@ def test_twins_have_about_as_many_parameters(data, small):
     runs = tables.table_2(data, small)
     budget = parameters(runs[0])
     for run in runs:
-        if "large" in run.label:
+        if small:
+            assert 9_100 < parameters(run) < 10_100, run.label  # within 5 % of 9,600
+        elif "large" in run.label:
             assert 400_000 < parameters(run) < 800_000
         else:
             assert 0.85 * budget < parameters(run) <= budget, run.label
