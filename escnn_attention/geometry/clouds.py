@@ -29,6 +29,7 @@ __all__ = [
     "Lists",
     "Neighbourhood",
     "Neighbours",
+    "PointLayer",
     "WholeClouds",
     "among",
     "cloud_slices",
@@ -305,6 +306,10 @@ def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
     return [slice(stop - count, stop) for stop, count in zip(stops, counts.tolist(), strict=True)]
 
 
+PointLayer = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor]
+"""A layer of features, coordinates, ``edge_index``, ``batch``, ``measure`` and ``edge_attr``."""
+
+
 def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     """The edges ``(2, E)`` between the points ``there``, which are those of ``mask``, numbered among themselves."""
     if edges is None:
@@ -314,7 +319,7 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
 
 
 def where_present(
-    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    layer: PointLayer,
     mask: Tensor,
     x: Tensor,
     coords: Tensor,
@@ -335,7 +340,7 @@ def where_present(
 
 
 def only_shown(
-    layer: Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor],
+    layer: PointLayer,
     mask: Tensor,
     x: Tensor,
     coords: Tensor,

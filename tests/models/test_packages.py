@@ -15,6 +15,7 @@ from escnn_attention.functional.backends import native
 from escnn_attention.functional.native import build, packaged
 from escnn_attention.models import compile_package
 from tests import spaces
+from tests.packages import ELSEWHERE, exported, times_written
 
 C4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(C4, 2)
@@ -34,23 +35,6 @@ LAYERS: dict[str, dict] = {
     "norm of queries and keys, registers": {"kernel_size": None, "qk_norm": True, "registers": 2},
 }
 
-# What a machine does that has neither package: arguments are the file, inputs with what is expected of them, and the
-# folder of this package's libraries.
-_ELSEWHERE = """
-sys.modules["escnn"] = sys.modules["escnn_attention"] = None
-import torch
-run = torch._inductor.aoti_load_package(sys.argv[1])
-for inputs, expected in torch.load(sys.argv[2]):
-    for found, y in zip(run(inputs), expected, strict=True):
-        assert found.dtype == y.dtype and torch.equal(found.isnan(), y.isnan())
-        print(float((found - y).nan_to_num().abs().max() / y.nan_to_num().abs().max().clamp(min=1)))
-try:
-    maps = open("/proc/self/maps").read()
-except FileNotFoundError:
-    maps = ""
-assert sys.argv[3] not in maps
-"""
-
 
 class Several(nn.Module):
     """The outputs of some layers for the same fields."""
@@ -64,11 +48,8 @@ class Several(nn.Module):
 
 
 def layer(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    made = ea.GroupSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **LAYERS[name]).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return made.export()
+    made = ea.GroupSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **LAYERS[name]).to(dtype)
+    return exported(made)
 
 
 def features(number: int, size: int = 7) -> Tensor:
@@ -106,8 +87,8 @@ def test_a_package_where_neither_package_is(tmp_path, run_python):
     inputs = [features(3), features(1), spoilt(features(2))]
     assert plain(inputs[-1])[0].isnan().any()
     assert not plain(inputs[-1])[0].isnan().all()
-    torch.save([(x, plain(x)) for x in inputs], tmp_path / "inputs.pt")
-    errors = run_python(_ELSEWHERE, tmp_path / "n.pt2", tmp_path / "inputs.pt", build._folder()).split()
+    torch.save([((x,), plain(x)) for x in inputs], tmp_path / "inputs.pt")
+    errors = run_python(ELSEWHERE, tmp_path / "n.pt2", tmp_path / "inputs.pt", build._folder()).split()
     assert len(errors) == 9
     for error, tolerance in zip(map(float, errors), 3 * [1e-5, 1e-5, 1e-12], strict=True):
         assert error < tolerance
@@ -145,7 +126,7 @@ def program_of(plain: nn.Module) -> ExportedProgram:
 
 
 def loops_of(program: ExportedProgram) -> int:
-    return sum("attention_on_grids" in str(node.target) for node in program.graph.nodes)
+    return times_written(program, "attention_on_grids")
 
 
 @pytest.mark.sampled(1)

@@ -31,7 +31,7 @@ from escnn_attention.functional.backends.grid_loop import (
 from escnn_attention.functional.bias import PositionalBias
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.build import FOLDER, Kernel, num_threads
 from escnn_attention.functional.native.fields import FIELDS
 from escnn_attention.functional.native.packaged import attention_on_grids
 from escnn_attention.geometry.cache import constant_result, constant_tables
@@ -74,7 +74,7 @@ def why_unsupported(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
-    chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=_threads())
+    chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=num_threads())
     if not call.positions.complete or call.bias.spatial is not None:
         return _loop(call, chunk)
     if call.query == "all" and call.q.shape[3] == 1:
@@ -99,11 +99,6 @@ def _without_bias(call: Call, chunk: int) -> Tensor:
 def why_not_built(dtype: torch.dtype) -> str | None:
     """Why there is no compiled loop for numbers of this type, if there is none."""
     return _KERNEL.why_not_built(dtype)
-
-
-@constant_result
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 def _fields(call: Arguments) -> dict[str, Any]:
@@ -144,7 +139,7 @@ def _fields(call: Arguments) -> dict[str, Any]:
         "pad": pad,
         "rows": rows,
         "parts": parts,
-        "threads": _threads(),
+        "threads": num_threads(),
         "seed": 0 if call.seed is None else int(call.seed),
         "sum_query_poses": call.sum_query_poses,
         "dropout": call.dropout,

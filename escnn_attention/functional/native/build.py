@@ -30,8 +30,9 @@ from torch import Tensor
 from escnn_attention.functional.native.fields import Fields
 from escnn_attention.functional.native.library_folder import LibraryFolder
 from escnn_attention.functional.native.shipped import shipped_library
+from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library"]
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library", "num_threads"]
 
 _T = TypeVar("_T")
 
@@ -53,6 +54,12 @@ _PATIENCE_S = 300.0
 
 class NotBuilt(OSError):
     """There is no library, and why."""
+
+
+@constant_result
+def num_threads() -> int:
+    """How many threads a loop has; programs that are written down hold it as a number."""
+    return torch.get_num_threads()
 
 
 class Kernel:

@@ -18,7 +18,7 @@ from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
-from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.build import FOLDER, Kernel, num_threads
 from escnn_attention.functional.native.fields import FIELDS
 from escnn_attention.functional.native.packaged import attention_between_points
 from escnn_attention.functional.points.bias import PairScores
@@ -246,7 +246,7 @@ def _fields(call: Arguments) -> dict[str, Any]:
         "row_stride": call.row_stride,
         "sum_query_poses": call.sum_query_poses,
         "normalize_by_count": call.normalize_by_count,
-        "threads": _threads(),
+        "threads": num_threads(),
         "seed": 0 if call.seed is None else int(call.seed),
         "dropout": call.dropout,
     }
@@ -261,11 +261,6 @@ def _packaged(call: Arguments) -> Tensor:
     """The output of the loop in a package, which decides by itself how it takes groups."""
     filled = {**_NO_GRADIENTS, "out": None, "log_sums": None, "group_by_group": False}
     return attention_between_points(call.v.dtype, {**_fields(call), **filled})
-
-
-@constant_result
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 _operator = Operator(

@@ -14,6 +14,7 @@ from escnn_attention.functional.native import build, packaged
 from escnn_attention.functional.points import loop
 from escnn_attention.models import compile_package
 from tests import spaces
+from tests.packages import ELSEWHERE, exported, times_written
 
 C4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(C4, 2)
@@ -32,21 +33,6 @@ LAYERS: dict[str, dict] = {
 # What the loop does not serve.
 OTHERS: dict[str, dict] = {"own keys": {"keys": "own", "radius": 1.5}}
 
-_ELSEWHERE = """
-sys.modules["escnn"] = sys.modules["escnn_attention"] = None
-import torch
-run = torch._inductor.aoti_load_package(sys.argv[1])
-for inputs, expected in torch.load(sys.argv[2]):
-    for found, y in zip(run(*inputs), expected, strict=True):
-        assert found.dtype == y.dtype and torch.equal(found.isnan(), y.isnan())
-        print(float((found - y).nan_to_num().abs().max() / y.nan_to_num().abs().max().clamp(min=1)))
-try:
-    maps = open("/proc/self/maps").read()
-except FileNotFoundError:
-    maps = ""
-assert sys.argv[3] not in maps
-"""
-
 
 class Several(nn.Module):
     """The outputs of some layers for the same points."""
@@ -61,11 +47,8 @@ class Several(nn.Module):
 
 def layer(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     options = {**LAYERS, **OTHERS}[name]
-    made = ea.PointSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **options).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return made.export()
+    made = ea.PointSelfAttention(FIELDS, FIELDS, 2, head_fields=2, **options).to(dtype)
+    return exported(made)
 
 
 def points(batch: Tensor = BATCH) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,7 +117,7 @@ def test_a_package_of_points_where_neither_package_is(tmp_path, run_python):
     plain = Several(layer("whole clouds"), layer("own keys"), layer("radius", torch.float64))
     run, tolerances = compiled(plain, tmp_path), [1e-5, 1e-5, 1e-12]
     torch.save([(inputs, plain(*inputs)) for inputs in cases()], tmp_path / "inputs.pt")
-    errors = run_python(_ELSEWHERE, tmp_path / "n.pt2", tmp_path / "inputs.pt", build._folder()).split()
+    errors = run_python(ELSEWHERE, tmp_path / "n.pt2", tmp_path / "inputs.pt", build._folder()).split()
     assert len(errors) == 3 * len(cases())
     for error, tolerance in zip(map(float, errors), len(cases()) * tolerances, strict=True):
         assert error < tolerance
@@ -163,7 +146,7 @@ def program_of(plain: nn.Module) -> ExportedProgram:
 
 
 def loops_of(program: ExportedProgram) -> int:
-    return sum("attention_between_points" in str(node.target) for node in program.graph.nodes)
+    return times_written(program, "attention_between_points")
 
 
 @pytest.mark.sampled(1)

@@ -1,0 +1,33 @@
+"""What the tests of packages that AOTInductor compiles have in common."""
+
+from torch import nn
+from torch.export import ExportedProgram
+
+# What a machine does that has neither package: arguments are the file, inputs with what is expected of them, and the
+# folder of this package's libraries.
+ELSEWHERE = """
+sys.modules["escnn"] = sys.modules["escnn_attention"] = None
+import torch
+run = torch._inductor.aoti_load_package(sys.argv[1])
+for inputs, expected in torch.load(sys.argv[2]):
+    for found, y in zip(run(*inputs), expected, strict=True):
+        assert found.dtype == y.dtype and torch.equal(found.isnan(), y.isnan())
+        print(float((found - y).nan_to_num().abs().max() / y.nan_to_num().abs().max().clamp(min=1)))
+try:
+    maps = open("/proc/self/maps").read()
+except FileNotFoundError:
+    maps = ""
+assert sys.argv[3] not in maps
+"""
+
+
+def exported(layer: nn.Module) -> nn.Module:
+    """The plain module of a layer in eval mode, none of whose parameters is as it is initialised."""
+    for parameter in layer.eval().parameters():
+        parameter.data.add_(0.1 * parameter.data.new_empty(parameter.shape).normal_())
+    return layer.export()
+
+
+def times_written(program: ExportedProgram, operator: str) -> int:
+    """How many times a program calls operators whose names contain this."""
+    return sum(operator in str(node.target) for node in program.graph.nodes)
