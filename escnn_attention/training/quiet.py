@@ -23,6 +23,8 @@ _BESIDE_THE_POINT = (
     # What tests and predicts needs the weights only, and knows itself which images it is given.
     ".*Be aware that when using `ckpt_path`.*",
     ".*Couldn't infer the batch indices.*",
+    # Where all images train, none validate.
+    ".*Total length of `list` across ranks is zero.*",
     # Steps are logged by epoch.
     ".*number of training batches .* smaller than the logging interval.*",
 )

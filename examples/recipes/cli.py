@@ -29,13 +29,28 @@ class Network(str, Enum):
 
 
 @training_command(app)
-def rotmnist(out: Out = _OUT, **training: Any) -> None:
+def rotmnist(
+    out: Out = _OUT,
+    full_train: Annotated[
+        bool, typer.Option("--full-train", help="Train on the validation images, too; no figure.")
+    ] = False,
+    **training: Any,
+) -> None:
     """Rotated MNIST, a table and a figure: what attention adds to steerable convolutions, and what it does alone."""
     from examples.recipes.figures import draw_accuracies
 
+    if full_train:
+        execute_all("rotmnist-full-train", tables.rotmnist(full_train=True), out, **training)
+        return
     name = marked("rotmnist", None, training["seed"], training["seeds"])
     draw = functools.partial(draw_accuracies, out / f"{name}.png")
     execute_all("rotmnist", tables.rotmnist(), out, draw=draw, **training)
+
+
+@training_command(app)
+def short(out: Out = _OUT, **training: Any) -> None:
+    """Rotated MNIST in five epochs, with half of the parameters: what attention adds where little is trained."""
+    execute_all("rotmnist-short", tables.short(), out, **training)
 
 
 @app.command()

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from examples.experiments.runs import Run
+from examples.experiments.runs import DATA, NETWORK, Run
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
 
 
-def rotmnist() -> list[Run]:
-    """Rotated MNIST: steerable convolutions, a hybrid of as many parameters, and attention alone."""
+_STEERABLE, _HYBRID, _GSA_NET = (
+    _CONFIGURATIONS / f"rotmnist_{name}.yaml" for name in ("steerable", "hybrid", "gsa_net")
+)
+
+
+def rotmnist(*, full_train: bool = False) -> list[Run]:
+    """Rotated MNIST: steerable convolutions, a hybrid of as many parameters, and attention alone.
+
+    Args:
+        full_train: train on the validation images as well; the last epoch counts.
+    """
+    changes: dict[str, Any] = {"changes": {f"{DATA}.full_train": True}, "variant": "full_train"} if full_train else {}
     return [
-        Run("steerable CNN", _CONFIGURATIONS / "rotmnist_steerable.yaml", group="C8", kind="convolution"),
-        Run("hybrid", _CONFIGURATIONS / "rotmnist_hybrid.yaml", group="C8", kind="hybrid"),
-        Run("GSA-Net", _CONFIGURATIONS / "rotmnist_gsa_net.yaml", group="C4", published=97.46),
+        Run("steerable CNN", _STEERABLE, group="C8", kind="convolution", **changes),
+        Run("hybrid", _HYBRID, group="C8", kind="hybrid", **changes),
+        Run("GSA-Net", _GSA_NET, group="C4", published=97.46, **changes),
+    ]
+
+
+def short() -> list[Run]:
+    """Rotated MNIST in a third of the epochs, with half of the parameters."""
+    options: dict[str, Any] = {"trainer.max_epochs": 5}
+    token = {"num_heads": 4, "head_fields": 4}
+    return [
+        Run(
+            "steerable CNN",
+            _STEERABLE,
+            options | {f"{NETWORK}.widths": [6, 8, 11]},
+            group="C8",
+            kind="convolution",
+            variant="short",
+        ),
+        Run(
+            "hybrid",
+            _HYBRID,
+            options | {f"{NETWORK}.widths": [6, 8, 10], f"{NETWORK}.class_token": token},
+            group="C8",
+            kind="hybrid",
+            variant="short",
+        ),
     ]

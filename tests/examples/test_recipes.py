@@ -34,10 +34,10 @@ def _call(*arguments):
     return result.output
 
 
-def test_the_hybrid_and_its_twin_differ_in_their_attention_only():
-    steerable, hybrid, alone = tables.rotmnist()
+@pytest.mark.parametrize("make", [tables.rotmnist, functools.partial(tables.rotmnist, full_train=True), tables.short])
+def test_the_hybrid_and_its_twin_differ_in_their_attention_only(make):
+    steerable, hybrid, *_ = make()
     assert parameters(hybrid) == pytest.approx(parameters(steerable), rel=0.05)
-    assert parameters(alone) < 44_670  # of the published network
     ours, theirs = hybrid.configuration(), steerable.configuration()
     network, twin = (config["model"].pop("network")["init_args"] for config in (ours, theirs))
     assert ours == theirs
@@ -45,6 +45,15 @@ def test_the_hybrid_and_its_twin_differ_in_their_attention_only():
     assert not any(twin["attention"])
     assert "class_token" not in twin
     assert network["gspace"] == twin["gspace"]
+
+
+def test_trainings_of_rotated_mnist():
+    steerable, hybrid, alone = tables.rotmnist()
+    assert parameters(alone) < 44_670  # of the published network
+    every = tables.rotmnist(full_train=True)
+    assert [run.configuration()["data"]["init_args"].pop("full_train", False) for run in every] == [True] * 3
+    names = [run.name for run in (steerable, hybrid, alone, *every, *tables.short())]
+    assert len({*names}) == len(names)  # each has a folder of its own
     # A network knows the rotations of its group, and gets the others.
     for run in (steerable, hybrid, alone):
         config = run.configuration()

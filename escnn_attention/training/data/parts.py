@@ -55,6 +55,9 @@ class DataInParts(pl.LightningDataModule, ABC):
     things: ClassVar[str]
     """What batches hold, for people: a plural."""
 
+    validates: bool = True
+    """Whether there is a part to validate, by which an epoch can be chosen."""
+
     def __init__(
         self,
         batch_size: int,
@@ -101,7 +104,10 @@ class DataInParts(pl.LightningDataModule, ABC):
         """Load the parts of a stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or all of them."""
         if stage not in _PARTS:
             raise UserError(f"stage must be one of {', '.join(filter(None, _PARTS))}, got {stage!r}")
-        parts = {part: self.limits.get(part) for part in _PARTS[stage] if part not in self._sources}
+        if stage == "validate" and not self.validates:
+            raise UserError(f"stage: got 'validate', but all {self.things} train, and none are left to validate")
+        wanted = [part for part in _PARTS[stage] if self.validates or part != "valid"]
+        parts = {part: self.limits.get(part) for part in wanted if part not in self._sources}
         if parts:
             self._sources.update(self._load(parts))
         for part, limit in parts.items():
@@ -128,8 +134,8 @@ class DataInParts(pl.LightningDataModule, ABC):
             sampler.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)  # type: ignore[attr-defined]
         return self._loader("train", sampler)
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        return self._evaluation_loader("valid")
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        return self._evaluation_loader("valid") if self.validates else []
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self._evaluation_loader("test")

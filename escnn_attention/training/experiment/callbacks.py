@@ -35,9 +35,12 @@ class _InFolder(ModelCheckpoint):
 
 
 class _Best(_InFolder):
-    """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes."""
+    """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes.
 
-    def __init__(self, folder: Path, monitor: str, mode: str) -> None:
+    Without a monitor it is that of the last one.
+    """
+
+    def __init__(self, folder: Path, monitor: str | None, mode: str) -> None:
         super().__init__(folder, Path(BEST).stem, monitor=monitor, mode=mode, enable_version_counter=False)
 
 
@@ -62,10 +65,11 @@ class Provenance(pl.Callback):
         return self.facts
 
 
-def checkpoint_callbacks(folder: Path, model: Scheduled) -> list[pl.Callback]:
+def checkpoint_callbacks(folder: Path, model: Scheduled, data: pl.LightningDataModule) -> list[pl.Callback]:
     """What keeps the best and the last checkpoint of a training."""
+    monitor = model.monitor if getattr(data, "validates", True) else None
     # The best first, so that the last one, from which a run goes on, knows of it.
-    return [_Best(folder, model.monitor, model.mode), _Last(folder)]
+    return [_Best(folder, monitor, model.mode), _Last(folder)]
 
 
 class SaveConfiguration(pl.Callback):

@@ -275,7 +275,7 @@ class ExperimentCLI(LightningCLI):
                 SaveConfiguration(self.folder, self._plain),
                 EpochHistory(self.folder / EPOCHS, self.model.monitor),
                 Provenance(self._facts()),
-                *checkpoint_callbacks(self.folder, self.model),
+                *checkpoint_callbacks(self.folder, self.model, self.datamodule),
             ]
         else:
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]

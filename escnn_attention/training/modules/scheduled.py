@@ -139,6 +139,8 @@ class Scheduled(pl.LightningModule):
         if self.schedule == "constant" and not self.warm_up:
             return optimiser
         if self.schedule == "plateau":
+            if not getattr(getattr(self.trainer, "datamodule", None), "validates", True):
+                raise ValueError("schedule: got 'plateau', which needs a part of the data that validates")
             plateau = ReduceLROnPlateau(optimiser, self.mode, factor=self.gamma, patience=self.patience, threshold=0.0)
             return {"optimizer": optimiser, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
         steps = int(self.trainer.estimated_stepping_batches)

@@ -84,7 +84,7 @@ def train(folder, make, stop=None, epochs=EPOCHS, **options):
     model, data = make()
     folder.mkdir(exist_ok=True)
     last = folder / "last.ckpt"
-    callbacks = [EpochHistory(folder / "epochs.csv", model.monitor), *checkpoint_callbacks(folder, model)]
+    callbacks = [EpochHistory(folder / "epochs.csv", model.monitor), *checkpoint_callbacks(folder, model, data)]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with quiet_lightning():
         trainer = pl.Trainer(

@@ -138,6 +138,23 @@ def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch
             call("fit", file, parts, f"--model.{option}", {"ema": 0.8, "decay": "all"}[option])
 
 
+def test_where_all_images_train_the_last_epoch_counts(configuration, tmp_path, recwarn):
+    folder = tmp_path / "run"
+    everything = configuration(data__init_args__full_train=True)
+    call("fit", everything, folder)
+    history = rows(folder)
+    assert [(row["epoch"], row["valid_loss"], row["valid_accuracy"]) for row in history] == [
+        (str(epoch), "", "") for epoch in (1, 2, 3)
+    ]
+    call("test", everything, folder)
+    result = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    assert (result["epoch"], result["checkpoint"]) == (3, "best.ckpt")
+    torch.testing.assert_close(weights(folder), weights(folder, "best.ckpt"), rtol=0, atol=0)
+    with pytest.raises(UserError, match="none are left to validate"):
+        call("validate", everything, folder)
+    assert not [str(warning.message) for warning in recwarn if "is zero" in str(warning.message)]
+
+
 def test_a_fit_that_fails_leaves_its_folder_usable(configuration, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="a margin of 14 leaves nothing of a grid of 28×28"):

@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from escnn_attention.training import Digits
 from escnn_attention.training.modules.classifier import Classifier
 
 
@@ -51,3 +52,13 @@ def test_plateau():
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Classifier(torch.nn.Flatten(), 3, **options)
+
+
+def test_a_plateau_needs_something_to_validate():
+    class Everything(Digits):
+        validates = False
+
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with pytest.raises(ValueError, match=r"schedule: got 'plateau', which needs a part of the data that validates"):
+        trainer.fit(Classifier(network, 10, schedule="plateau"), datamodule=Everything(limit_train=64))

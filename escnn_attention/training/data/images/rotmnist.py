@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,15 @@ class RotMNIST(PublishedImages):
     training file, and the published test file. Looks for ``rotmnist.npz`` in the folder; if it is not there, the
     published archive is downloaded, verified and converted. Normalised with mean 0.1307 and standard deviation 0.3081.
 
-    The arguments are those of :class:`~.published.PublishedImages`. In a configuration file::
+    Args:
+        folder: the folder to look in, and to download into.
+        full_train: train on all 12,000 images of the training file, as one does once everything is chosen. None are
+            left to validate, and the last epoch counts.
+        **options: ``batch_size``, ``seed``, ``num_workers``, ``limit_train``, ``limit_valid``, ``limit_test``,
+            ``eval_batch_size``, ``download``, ``drop_last``, ``mean``, ``std``, ``rotate_train``: see
+            :class:`~.published.PublishedImages`.
+
+    In a configuration file::
 
         data:
           class_path: escnn_attention.training.RotMNIST
@@ -64,6 +72,11 @@ class RotMNIST(PublishedImages):
     std = (0.3081,)
     files = FILE
 
+    def __init__(self, folder: Path | None = None, full_train: bool = False, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.full_train = full_train
+        self.validates = not full_train
+
     def _prepare_folder(self, folder: Path) -> None:
         if self.download:
             fetch(folder / FILE, report_progress(_ARCHIVE), option="`folder`")
@@ -71,10 +84,9 @@ class RotMNIST(PublishedImages):
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
         if not (folder / FILE).exists():
             return None
-        return {
-            part: ImagesInMemory(torch.from_numpy(images)[:, None], torch.from_numpy(labels))
-            for part, (images, labels) in read(folder / FILE, parts).items()
-        }
+        files = {part: ("train", "valid") if part == "train" and self.full_train else (part,) for part in parts}
+        content = read(folder / FILE, {name for names in files.values() for name in names})
+        return {part: _in_memory([content[name] for name in names]) for part, names in files.items()}
 
 
 def read(
@@ -92,6 +104,11 @@ def read(
             labels = check_images(path, part, images, arrays[f"{part}_labels"], (_SIZE, _SIZE))
             content[part] = np.ascontiguousarray(images.transpose(0, 2, 1)), labels
     return content
+
+
+def _in_memory(parts: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]) -> ImagesInMemory:
+    images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+    return ImagesInMemory(images[:, None], labels)
 
 
 def fetch(path: Path, progress: Progress | None = None, *, option: str) -> None:

@@ -20,6 +20,8 @@ from escnn_attention.training.data.storage import download
 from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
+KINDS = ("images", "labels")
+
 
 @pytest.fixture
 def archive(rotmnist_arrays):
@@ -271,3 +273,25 @@ def test_turned_back_the_real_digits_are_upright():
     for images in (turned_back.transpose(0, 2, 1), data.images):
         control = images[data.labels == 1].mean(axis=0)
         assert control.sum(axis=0).max() < 1.5 * control.sum(axis=1).max()
+
+
+def test_all_images_of_the_training_file_train(tmp_path, rotmnist_arrays):
+    np.savez(tmp_path / "rotmnist.npz", **rotmnist_arrays)
+    data = RotMNIST(tmp_path, batch_size=3, full_train=True, drop_last=False)
+    data.setup("fit")
+    images, labels = (torch.cat(parts) for parts in zip(*data.train_dataloader(), strict=True))
+    everything = [np.concatenate([rotmnist_arrays[f"{part}_{what}"] for part in ("train", "valid")]) for what in KINDS]
+    expected = (everything[0].transpose(0, 2, 1) / 255 - data.mean[0]) / data.std[0]
+    found = {(int(label), round(float(image.sum()), 1)) for image, label in zip(images, labels, strict=True)}
+    assert found == {
+        (int(label), round(float(image.sum()), 1)) for image, label in zip(expected, everything[1], strict=True)
+    }
+    assert len(labels) == 9
+    assert data.val_dataloader() == []
+    with pytest.raises(UserError, match="got 'validate', but all images train"):
+        data.setup("validate")
+    data.setup("test")
+    assert sum(len(labels) for _, labels in data.test_dataloader()) == 4
+    limited = RotMNIST(tmp_path, batch_size=4, full_train=True, limit_train=8)
+    limited.setup()
+    assert sum(len(labels) for _, labels in limited.train_dataloader()) == 8
