@@ -85,7 +85,7 @@ def test_twins_have_about_as_many_parameters(data, small):
     budget = parameters(runs[0])
     for run in runs:
         if small:
-            assert 9_100 < parameters(run) < 10_100, run.label  # within 5 % of 9,600
+            assert 9_100 < parameters(run) < 10_200, run.label  # 9,600, and what the channels of colours add
         elif "large" in run.label:
             assert 400_000 < parameters(run) < 800_000
         else:
