@@ -137,7 +137,9 @@ def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
     if clouds.padded:
         square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
     number, few = places.shape[0], rule.num_neighbours
-    bound = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
+    most = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
+    # A tensor: numbers by themselves go through single precision on their way to ONNX, where the largest is infinite.
+    bound = torch.tensor(most, dtype=square.dtype, device=square.device)
     asking, square = queries.flatten(), square.flatten(0, 1)
     size = clouds.queries.shape[1]
     if few is None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from escnn_attention.geometry.at_once import all_at_once, in_parts
 from escnn_attention.geometry.clouds import Chunk, Neighbourhood
@@ -116,3 +117,30 @@ def test_parts_have_lists_that_are_about_as_long():
         there = part.keys >= 0
         assert torch.equal(edges[0][part.edges[there]], part.keys[there])
         assert torch.equal(edges[1][part.edges[there]], part.queries.expand_as(there)[there])
+
+
+class WhoSeesWhom(torch.nn.Module):
+    def __init__(self, rule: Neighbourhood):
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, coords: torch.Tensor, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        some = all_at_once(coords, None, batch, self.rule)
+        return some.queries, some.keys
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("rule", [Neighbourhood(None, 5), Neighbourhood(1.1), Neighbourhood(1.1, 5)], ids=str)
+def test_onnx_finds_those_that_are_there_and_near(rule):
+    """Also in clouds of fewer points than neighbours, and at just about the radius."""
+    ort = pytest.importorskip("onnxruntime")
+    axis = torch.tensor([0.0, 1.1 - 1e-9, 2.2, 3.3 - 2e-9, 0.0, 1.1 + 1e-9, 0.0, 9.0, 9.5], dtype=torch.float64)
+    coords, batch = F.pad(axis[:, None], (0, 1)), torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 3])
+    free = {0: torch.export.Dim.AUTO}
+    inputs = (coords[:7], batch[:7])
+    made = torch.onnx.export(WhoSeesWhom(rule), inputs, dynamo=True, dynamic_shapes=(free, free), verbose=False)
+    session = ort.InferenceSession(made.model_proto.SerializeToString())
+    names = [argument.name for argument in session.get_inputs()]
+    queries, keys = session.run(None, dict(zip(names, (coords.numpy(), batch.numpy()), strict=True)))
+    found = times_seen([Chunk(torch.from_numpy(queries), torch.from_numpy(keys).sort(1, descending=True)[0], True)], 9)
+    assert torch.equal(found, of_lists(coords, None, batch, rule))
