@@ -214,3 +214,33 @@ def test_links_of_the_readme_lead_somewhere():
     assert local
     for target in local:
         assert (ROOT / target).exists(), target
+
+
+@pytest.fixture
+def links():
+    spec = importlib.util.spec_from_file_location("absolute_links", ROOT / ".github" / "absolute_links.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_of_the_readme_hold_on_an_index(links):
+    text = links.absolute((ROOT / "README.md").read_text(encoding="utf-8"), "https://host/us/it", "v1")
+    targets = [*re.findall(r"\]\(([^)]+)\)", text), *re.findall(r'(?:src|href)="([^"]+)"', text)]
+    assert all(target.startswith(("https://", "#")) for target in targets)
+    ours = [target for target in targets if target.startswith("https://host/")]
+    assert len(ours) > 20
+    for target in ours:
+        kind, place = re.fullmatch(r"https://host/us/it/(blob|raw)/v1/([^#]+)(?:#.*)?", target).groups()
+        assert (ROOT / place).is_file()
+        assert (kind == "raw") == (place.endswith(".png"))
+
+
+def test_projects_of_an_index_link_their_repository(links):
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    changed = links.with_urls(text, "https://host/us/it", "v1")
+    urls = changed.split("[project.urls]\n")[1].split("\n[")[0]
+    assert 'Issues = "https://host/us/it/issues"\n' in urls
+    assert set(text.splitlines()) < set(changed.splitlines())
+    with pytest.raises(SystemExit, match=r"needs one table \[project.urls\]"):
+        links.with_urls(changed.replace("[project.urls]", "[urls]"), "https://host/us/it", "v1")
