@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+from torch._higher_order_ops import while_loop as loop_of_pytorch
 
-__all__ = ["exporting", "packaging", "refuse_scripting", "with_loops"]
+__all__ = ["exporting", "name_sizes_apart", "packaging", "refuse_scripting", "while_loop", "with_loops"]
 
-_with_loops: ContextVar[bool] = ContextVar("with_loops", default=False)
+_with_loops = False  # of the process: Dynamo, which follows what is in a loop, reads no context variable
+
+_NAMES = 64
+"""More than there are sizes in a loop that are only known when a program runs."""
 
 
 def exporting() -> bool:
@@ -26,17 +31,55 @@ def exporting() -> bool:
 @contextmanager
 def with_loops() -> Iterator[None]:
     """Within this context what is written down is for a package into which compiled loops are linked."""
-    token = _with_loops.set(True)
+    global _with_loops
+    before, _with_loops = _with_loops, True
     try:
         yield
     finally:
-        _with_loops.reset(token)
+        _with_loops = before
 
 
 def packaging() -> bool:
     """Whether what is written down is for a package into which compiled loops are linked."""
-    # Dynamo, which strict exports go through, cannot read the variable; packages are made without it.
-    return exporting() and not torch.compiler.is_dynamo_compiling() and _with_loops.get()
+    return exporting() and _with_loops
+
+
+def name_sizes_apart() -> None:
+    """Give the sizes that follow, which are only known when a program runs, names that are in no :func:`while_loop`.
+
+    Dynamo names sizes anew there, from the first on, and confuses the names of a tensor that has several.
+    """
+    mode = None if torch.compiler.is_dynamo_compiling() else torch._guards.detect_fake_mode()
+    if mode is not None and mode.shape_env is not None:
+        with mode.shape_env.ignore_fresh_unbacked_symbols():
+            for _ in range(_NAMES):
+                mode.shape_env.create_unbacked_symint()
+
+
+def while_loop(
+    condition: Callable[..., Tensor], body: Callable[..., tuple[Tensor, ...]], carried: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """What ``carried`` has become when the condition no longer holds, in a loop that is written down as one.
+
+    Args:
+        condition: of ``carried``.
+        body: makes the next of ``carried``, new tensors of the same shapes. It uses any other tensors, too, but no
+            sizes that are only known when the program runs, other than those of tensors.
+        carried: at first.
+    """
+    out: tuple[Tensor, ...]
+    if torch.compiler.is_dynamo_compiling():
+        out = loop_of_pytorch(condition, body, carried)
+        return out
+    # Dynamo would compare what it is to follow with what it has followed before, in other programs, of whose sizes it
+    # cannot know whether they are the same.
+    for code in loop_of_pytorch.__code__.co_consts:
+        if isinstance(code, CodeType):
+            torch._dynamo.eval_frame.remove_from_cache(code)
+    # Sizes that are free are so already, and those of tables are not.
+    with torch._dynamo.config.patch(assume_static_by_default=True):
+        out = loop_of_pytorch(condition, body, carried)
+    return out
 
 
 def refuse_scripting(module: Any) -> NoReturn:

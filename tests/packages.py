@@ -2,6 +2,7 @@
 
 from torch import nn
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 # What a machine does that has neither package: arguments are the file, inputs with what is expected of them, and the
 # folder of this package's libraries.
@@ -30,4 +31,10 @@ def exported(layer: nn.Module) -> nn.Module:
 
 def times_written(program: ExportedProgram, operator: str) -> int:
     """How many times a program calls operators whose names contain this."""
-    return sum(operator in str(node.target) for node in program.graph.nodes)
+    return sum(operator in name for name in operators(program))
+
+
+def operators(program: ExportedProgram) -> list[str]:
+    """The names of all operators that a program calls, those in loops too."""
+    graphs = (part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule))
+    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]

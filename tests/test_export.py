@@ -15,9 +15,11 @@ from torch.export import Dim, ExportedProgram
 import escnn_attention as ea
 from escnn_attention import models
 from escnn_attention._export import exporting
+from escnn_attention.functional.points import chunks
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.layers import C4, CASES, Case, there
+from tests.packages import operators
 
 ON_GRIDS = [name for name, case in CASES.items() if not case.points]
 
@@ -51,7 +53,14 @@ assert not any(name.split(".")[0] in ("escnn", "escnn_attention") and module for
 @pytest.fixture
 def written_down(monkeypatch):
     """Have everything done as it is written down, without writing it."""
-    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
+    monkeypatch.setattr(chunks, "while_loop", in_python)
+
+
+def in_python(condition: Callable[..., Tensor], body: Callable[..., Any], carried: tuple[Tensor, ...]) -> Any:
+    while condition(*carried):
+        carried = body(*carried)
+    return carried
 
 
 def plain_and_input(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor]:
@@ -68,9 +77,9 @@ def program_of(plain: nn.Module, x: Tensor) -> ExportedProgram:
     return torch.export.export(plain, (x,), dynamic_shapes=BATCH)
 
 
-def operators(program: ExportedProgram) -> set[str]:
+def whose(program: ExportedProgram) -> set[str]:
     """Whose the operators of a program are."""
-    return {str(node.target).split(".")[0] for node in program.graph.nodes if node.op == "call_function"}
+    return {name.split(".")[0] for name in operators(program)}
 
 
 def assert_same(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -278,6 +287,23 @@ def test_strict_programs(name):
     torch.testing.assert_close(program.module()(x), plain(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(1, of="exported files")
+def test_strict_programs_of_points():
+    plain, inputs, named = on_points(CASES["PointSelfAttention"])
+    free = free_sizes(named)
+    program = torch.export.export(plain, tuple(inputs), named, dynamic_shapes=free, strict=True)
+    check_program(program, plain, inputs, named)
+
+
+def test_programs_of_points_have_gradients():
+    plain, inputs, named = on_points(CASES["PointSelfAttention"], torch.float64)
+    run = program_of_points(plain, inputs, named).module()
+    inputs = [t.requires_grad_() for t in inputs]
+    found, expected = (torch.autograd.grad(made(*inputs, **named).square().sum(), inputs) for made in (run, plain))
+    for of_program, of_layer in zip(found, expected, strict=True):
+        assert_same(of_program, of_layer, 1e-10)
+
+
 def test_exported_modules_need_what_their_parts_are_of(without_escnn):
     """Unlike their files."""
     with pytest.raises(AssertionError, match="escnn"):
@@ -294,7 +320,7 @@ def test_files_of_layers_and_networks(name):
 def check_files(plain: nn.Module, x: Tensor, program: ExportedProgram) -> None:
     """A program of PyTorch's operators only, and what ONNX is made of it."""
     numbers = {"<built-in function getitem>", "<built-in function add>", "<built-in function mul>"}
-    assert operators(program) <= {"aten"} | numbers, operators(program)
+    assert whose(program) <= {"aten"} | numbers, whose(program)
     batches = several(x), x[:1]
     run = program.module()
     for images in batches:
@@ -312,7 +338,7 @@ def test_an_operator_of_this_package_would_be_noticed(monkeypatch):
     plain, x = plain_and_input(CASES["LiftingSelfAttention"])
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: False)
     program = torch.export.export(plain, (x,))
-    assert "escnn_attention" in operators(program)
+    assert "escnn_attention" in whose(program)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Who sees whom in a single chunk, by operations of PyTorch and ONNX alone: for programs that are written down.
 
-No decision depends on the numbers, and sizes that follow from them are those of tensors, so that a program that is
-written down is for any clouds. Groups are filled up to the longest: the pairs of a chunk are at most three times as
-many as there are points, times the most keys of a point.
+They take it some :class:`Rows` at a time. No decision depends on the numbers, and sizes that follow from them are those
+of tensors, so that a program that is written down is for any clouds. Groups are filled up to the longest: the pairs of
+a chunk are at most three times as many as there are points, times the most keys of a point.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from escnn_attention._export import name_sizes_apart
 from escnn_attention.geometry.clouds import Chunk, Neighbourhood
 from escnn_attention.geometry.stretches import stretches, where
 
-__all__ = ["all_at_once", "in_parts"]
+__all__ = ["Rows", "all_at_once"]
 
 _LEAST = 2
 """The length of the shortest groups: AOTInductor has to know that no axis has length 1, which it could expand."""
@@ -47,47 +48,54 @@ def all_at_once(
         >>> some.queries.flatten().tolist(), some.keys.tolist()
         ([0, 1, 2], [[0, 1], [0, 1], [2, -1]])
     """
+    name_sizes_apart()
     if edge_index is not None:
         return _by_edges(edge_index.long(), places.shape[0], numbered)
     clouds = _whole_clouds(places, batch)
     return clouds if rule.is_global else _by_rule(places, clouds, rule)
 
 
-def in_parts(some: Chunk, parts: int) -> list[Chunk]:
-    """Lists of keys in so many chunks, the longest lists first, so that those of a chunk are about as long.
+class Rows:
+    """The groups of a chunk, or the queries of a single cloud, some at a time: as many at every step of a loop.
 
-    Queries of a single cloud are in as many chunks, and what is in groups otherwise stays in one.
+    Args:
+        one: the chunk, of :func:`all_at_once`.
+        pairs: how many pairs of a query and a key there are at a time, at most, where two rows have no more.
+
+    Attributes:
+        number: ``()``, of all rows.
+        step: ``()``, of those at a time.
 
     Example:
         >>> import torch
-        >>> from escnn_attention.geometry.at_once import in_parts
+        >>> from escnn_attention.geometry.at_once import Rows
         >>> from escnn_attention.geometry.clouds import Chunk
-        >>> keys = torch.tensor([[0, 1, -1], [0, 1, 2], [1, 2, -1]])
-        >>> [part.keys.tolist() for part in in_parts(Chunk(torch.arange(3)[:, None], keys, True), 2)]
-        [[[0, 1, 2], [0, 1, -1], [1, 2, -1]], [[-1, -1], [-1, -1], [-1, -1]]]
+        >>> keys = torch.tensor([[0, 1], [0, -1], [1, 2]])
+        >>> rows = Rows(Chunk(torch.arange(3)[:, None], keys, True), pairs=5)
+        >>> some = rows.some(rows.step)
+        >>> some.queries.flatten().tolist(), some.keys.tolist()
+        ([2, -1], [[1, 2], [1, 2]])
     """
-    if some.first is not None:
-        queries = _split(some.queries.squeeze(0), parts)
-        return [Chunk(part.unsqueeze(0), some.keys, True) for part in queries]
-    if not isinstance(some.queries.shape[1], int) or some.queries.shape[1] > 1:
-        return [some]
-    degree, order = (some.keys >= 0).sum(1).sort(descending=True)
-    lists = [None if t is None else _split(t.index_select(0, order), parts) for t in (some.keys, some.edges)]
-    all_queries, degrees = _split(some.queries.index_select(0, order), parts), _split(degree, parts)
-    out = []
-    for i, part in enumerate(all_queries):
-        first = torch.arange(_size(_largest(degrees[i]), some.keys.shape[1], _LEAST), device=order.device)
-        keys, edges = (None if t is None else t[i].index_select(1, first) for t in lists)
-        assert keys is not None
-        out.append(Chunk(part, keys, True, edges=edges))
-    return out
 
+    def __init__(self, one: Chunk, pairs: int):
+        groups, queries = one.queries.shape
+        self._one, self._alone = one, one.first is not None
+        rows, of_each = (queries, one.keys.shape[1]) if self._alone else (groups, queries * one.keys.shape[1])
+        self.number, most, least = (torch.scalar_tensor(n, dtype=torch.long) for n in (rows, pairs, of_each))
+        some = _size(most // least.clamp(min=1), rows, _LEAST)
+        self._those = torch.arange(some, device=one.keys.device)
+        self.step = torch.scalar_tensor(some, dtype=torch.long)
 
-def _split(rows: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """Rows in parts of as many, filled up with -1."""
-    size = rows.shape[0] // parts + _LEAST
-    whole = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, parts * size - rows.shape[0]), value=-1)
-    return whole.view(parts, size, *rows.shape[1:]).unbind()
+    def some(self, first: Tensor) -> Chunk:
+        """The rows from the first on, ``()``; behind the last ones -1 fills up the queries."""
+        index = first + self._those
+        there = index < self.number
+        if self._alone:
+            return Chunk(torch.where(there, index, -1).unsqueeze(0), self._one.keys, True)
+        index = torch.minimum(index, self.number - 1)
+        queries = torch.where(there.unsqueeze(1), self._one.queries.index_select(0, index), -1)
+        edges = None if self._one.edges is None else self._one.edges.index_select(0, index)
+        return Chunk(queries, self._one.keys.index_select(0, index), True, edges=edges)
 
 
 def _by_edges(edges: Tensor, number: int, numbered: bool) -> Chunk:
@@ -124,36 +132,40 @@ def _whole_clouds(places: Tensor, batch: Tensor | None) -> Chunk:
 
 def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
     """Every point by itself, with those of its cloud that are neighbours by a rule."""
-    queries, keys = clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
-    # Every coordinate by itself, so that numbers of pairs lie side by side.
+    # Every coordinate by itself, so that numbers of pairs lie side by side. What fills up is far away.
     x = rule.precise(places).T.contiguous()
-    x = x.unsqueeze(1) if clouds.first is not None else F.pad(x, (0, 1))
+    x = x.unsqueeze(1) if clouds.first is not None else F.pad(x, (0, 1), value=torch.inf)
     of_queries, of_keys = (
         x if clouds.first is not None else _columns(x, index) for index in (clouds.queries, clouds.keys)
     )
     square = rule.squares(of_queries.unsqueeze(3).movedim(0, -1), of_keys.unsqueeze(2).movedim(0, -1))
-    # A point is the nearest to itself, also where others lie at the same place.
-    square = square.masked_fill(queries == keys, -1.0)
-    if clouds.padded:
-        square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
     number, few = places.shape[0], rule.num_neighbours
     most = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
     # A tensor: numbers by themselves go through single precision on their way to ONNX, where the largest is infinite.
     bound = torch.tensor(most, dtype=square.dtype, device=square.device)
-    asking, square = queries.flatten(), square.flatten(0, 1)
-    size = clouds.queries.shape[1]
+    asking, size = clouds.queries.flatten(), clouds.queries.shape[1]
     if few is None:
-        query, key = (square <= bound).nonzero().unbind(1)
-        lists = _Lists(query, asking.index_select(0, query), number)
-        return Chunk(lists.queries, lists.of(clouds.keys[query // size, key]), True)
+        # All points are within a radius of themselves, and what is done to all pairs costs the most: no masks of these.
+        row, column = (square <= bound).flatten(0, 1).nonzero().unbind(1)
+        query, key = asking.index_select(0, row), clouds.keys[row // size, column]
+        if clouds.padded:
+            there = where((query >= 0) & (key >= 0))
+            row, query, key = (t.index_select(0, there) for t in (row, query, key))
+        lists = _Lists(row, query, number)
+        return Chunk(lists.queries, lists.of(key), True)
+    # A point is the nearest to itself, also where others lie at the same place.
+    queries, keys = clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
+    square = square.masked_fill(queries == keys, -1.0)
+    if clouds.padded:
+        square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
     # As many again that are infinitely far, in case there are fewer.
-    square, nearest = F.pad(square, (0, few), value=torch.inf).topk(few, largest=False)
+    square, nearest = F.pad(square.flatten(0, 1), (0, few), value=torch.inf).topk(few, largest=False)
     there = where(asking >= 0)
     row, square, nearest = there.unsqueeze(1) // size, square.index_select(0, there), nearest.index_select(0, there)
-    keys = torch.where(square <= bound, clouds.keys[row, nearest.clamp(max=clouds.keys.shape[1] - 1)], -1)
+    of_each = torch.where(square <= bound, clouds.keys[row, nearest.clamp(max=clouds.keys.shape[1] - 1)], -1)
     asking = asking.index_select(0, there)
     points = asking.new_full((number,), -1).index_copy(0, asking, asking)
-    return Chunk(points.unsqueeze(1), keys.new_full((number, few), -1).index_copy(0, asking, keys), True)
+    return Chunk(points.unsqueeze(1), of_each.new_full((number, few), -1).index_copy(0, asking, of_each), True)
 
 
 class _Lists:

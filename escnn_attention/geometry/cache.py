@@ -72,7 +72,7 @@ _found: ContextVar[dict[Any, Any] | None] = ContextVar("found", default=None)
 @contextmanager
 def shared_geometry() -> Iterator[None]:
     """Within this context, such as one pass through a network, :func:`cached` remembers what it has made."""
-    if _found.get() is not None:
+    if _unreadable() or _found.get() is not None:
         yield
         return
     token = _found.set({})
@@ -94,8 +94,13 @@ def cached(make: Callable[..., _T], *arguments: Any) -> _T:
     return result
 
 
+def _unreadable() -> bool:
+    """Whether Dynamo follows all that is done, as in strict exports: it cannot read context variables."""
+    return exporting() and torch.compiler.is_dynamo_compiling()
+
+
 def _look_up(make: Callable[..., _T], *arguments: Any) -> _T:
-    found = _found.get()
+    found = None if _unreadable() else _found.get()
     if found is None:
         return make(*arguments)
     key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))

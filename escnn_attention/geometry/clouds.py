@@ -8,6 +8,7 @@ with the number of edges, and of whole clouds with the number of points.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -206,7 +207,11 @@ class Neighbourhood:
 
     def squares(self, query: Tensor, key: Tensor) -> Tensor:
         """The squared distances ``(...)`` of points ``(..., d)`` that broadcast against each other."""
-        return (key - query).square().sum(-1) if self.metric is None else self.metric(query, key).square()
+        if self.metric is not None:
+            return self.metric(query, key).square()
+        # One by one: what is compiled takes many sums of a few numbers at a time then.
+        squares = ((k - q).square() for q, k in zip(query.unbind(-1), key.unbind(-1), strict=True))
+        return functools.reduce(torch.add, squares)
 
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):

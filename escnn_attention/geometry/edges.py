@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.stretches import stretches, where
 
 __all__ = ["features_of_shown", "pair_rows", "ranks"]
@@ -25,25 +24,23 @@ def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:
     return torch.empty_like(places).index_copy(0, order, places - first.index_select(0, among))
 
 
-def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, coords: Tensor, shape: torch.Size) -> Tensor:
+def pair_rows(queries: Tensor, keys: Tensor, batch: Tensor | None, rank: Tensor, size: int) -> Tensor:
     """Where the features of pairs of points stand among all rows of a table, ``(G, A, K)``; -1 where either fills up.
 
     Args:
         queries, keys: ``(G, A)`` and ``(G, K)``, points; -1 fills up.
         batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
-        coords: ``(N, d)``.
-        shape: ``(B, n, n, ...)``, of the table: of the points of each cloud, in their order.
+        rank: ``(N,)``, how many points of its cloud are before each: see :func:`ranks`.
+        size: n of the table ``(B, n, n, ...)`` of the points of each cloud, in their order.
 
     Example:
         >>> import torch
-        >>> from escnn_attention.geometry.edges import pair_rows
+        >>> from escnn_attention.geometry.edges import pair_rows, ranks
         >>> batch, keys = torch.tensor([0, 1, 1]), torch.tensor([[1, 2, -1]])
-        >>> pair_rows(keys[:, :2], keys, batch, torch.zeros(3, 2), torch.Size([2, 2, 2]))
+        >>> pair_rows(keys[:, :2], keys, batch, ranks(batch, None, torch.zeros(3, 2)), 2)
         tensor([[[ 4,  5, -1],
                  [ 6,  7, -1]]])
     """
-    size = shape[1]
-    rank = cached(ranks, batch, None, coords)
     row = rank if batch is None else batch * size + rank
     rows = row[queries.clamp(min=0)].unsqueeze(2) * size + rank[keys.clamp(min=0)].unsqueeze(1)
     return rows.masked_fill((queries < 0).unsqueeze(2) | (keys < 0).unsqueeze(1), -1)

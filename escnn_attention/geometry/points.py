@@ -7,7 +7,7 @@ from torch import Tensor
 from escnn_attention.geometry.at_once import all_at_once
 from escnn_attention.geometry.cache import cached
 from escnn_attention.geometry.clouds import Chunk, Lists, Neighbourhood, Neighbours
-from escnn_attention.geometry.edges import pair_rows
+from escnn_attention.geometry.edges import pair_rows, ranks
 from escnn_attention.geometry.positions import Blocks, Positions
 
 __all__ = ["Cloud", "Points"]
@@ -67,6 +67,8 @@ class Points(Positions):
         self.batch = batch
         self.edge_index, self.edge_attr = edge_index, edge_attr
         self._places, self._rule = places, rule
+        in_tables = edge_attr is not None and edge_index is None
+        self._ranks = cached(ranks, batch, None, places) if in_tables else None
 
     @property
     def whole(self) -> bool:
@@ -94,7 +96,8 @@ class Points(Positions):
         if some.edges is not None:
             return some.edges.unsqueeze(1)
         assert self.edge_attr is not None
-        return pair_rows(some.queries, some.keys, self.batch, self._places, self.edge_attr.shape)
+        assert self._ranks is not None
+        return pair_rows(some.queries, some.keys, self.batch, self._ranks, self.edge_attr.shape[1])
 
     def in_order(self, order: Tensor) -> Points:
         """The points in another order, where every point sees its whole cloud."""

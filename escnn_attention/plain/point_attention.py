@@ -19,7 +19,7 @@ from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, QueryMode, compute
 from escnn_attention.functional.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
-from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate
+from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import LogMotion, Relation
@@ -246,7 +246,7 @@ class SeenFromPoses:
         if self._relation.is_offset:
             # One axis more: lists of one query are no images to AOTInductor then, whose channels it would have last.
             offset = self._relation(query.unsqueeze(0), key.unsqueeze(0))
-            seen = matmul(inverse.flatten(0, 1).unsqueeze(0), offset.flatten(0, 3).T.unsqueeze(0))
+            seen = matmul(inverse.flatten(0, 1).unsqueeze(0), in_rows(offset.flatten(0, 3).T).unsqueeze(0))
             seen = seen.view(*inverse.shape[:2], *offset.shape[1:4]).permute(2, 0, 3, 4, 1)
         else:
             seen = self._relation(*(from_poses(x, inverse) for x in (query, key))).permute(0, 3, 1, 2, 4)

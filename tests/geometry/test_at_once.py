@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from escnn_attention.geometry.at_once import all_at_once, in_parts
+from escnn_attention.geometry.at_once import Rows, all_at_once
 from escnn_attention.geometry.clouds import Chunk, Neighbourhood
 from escnn_attention.geometry.points import Points
 
@@ -101,22 +101,34 @@ def test_one_long_cloud_does_not_make_all_as_long():
 
 @pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
 @pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
-def test_parts_have_the_same_pairs(batch, rule):
-    some = all_at_once(COORDS, None, batch, rule)
-    chunks = in_parts(some, 4)
-    assert len(chunks) == (1 if rule.is_global and batch is not None else 4)
-    assert torch.equal(times_seen(chunks, 6), times_seen([some], 6))
-    assert not torch.equal(times_seen(chunks[1:], 6), times_seen([some], 6))
+@pytest.mark.parametrize("pairs", [1, 13, 2**20])
+def test_rows_have_the_same_pairs_some_at_a_time(batch, rule, pairs):
+    one = all_at_once(COORDS, None, batch, rule)
+    chunks = taken(Rows(one, pairs))
+    assert torch.equal(times_seen(chunks, 6), times_seen([one], 6))
+    assert not torch.equal(times_seen(chunks[1:], 6), times_seen([one], 6))
+    sizes = {some.queries.numel() * some.keys.shape[1] for some in chunks}
+    assert len({some.queries.shape for some in chunks}) == 1
+    of_two = 2 * one.keys.shape[1] * (1 if one.first is not None else one.queries.shape[1])
+    assert max(sizes) <= max(pairs, of_two)
+    rows = one.queries.shape[1 if one.first is not None else 0]
+    assert len(chunks) == -(-rows // max(2, pairs * rows // (one.queries.numel() * one.keys.shape[1])))
 
 
-def test_parts_have_lists_that_are_about_as_long():
+def taken(rows: Rows) -> list[Chunk]:
+    """What a loop takes."""
+    firsts = range(0, int(rows.number), int(rows.step))
+    return [rows.some(torch.tensor(first)) for first in firsts]
+
+
+def test_rows_have_their_edges():
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1], [0, 0, 0, 0, 0, 0, 1, 2]])
-    chunks = in_parts(all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True), 3)
-    assert [tuple(part.keys.shape) for part in chunks] == [(4, 6), (4, 2), (4, 2)]
-    for part in chunks:
-        there = part.keys >= 0
-        assert torch.equal(edges[0][part.edges[there]], part.keys[there])
-        assert torch.equal(edges[1][part.edges[there]], part.queries.expand_as(there)[there])
+    chunks = taken(Rows(all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True), 24))
+    assert [tuple(some.keys.shape) for some in chunks] == [(4, 6), (4, 6)]
+    for some in chunks:
+        there = (some.keys >= 0) & (some.queries >= 0)
+        assert torch.equal(edges[0][some.edges[there]], some.keys[there])
+        assert torch.equal(edges[1][some.edges[there]], some.queries.expand_as(there)[there])
 
 
 class WhoSeesWhom(torch.nn.Module):

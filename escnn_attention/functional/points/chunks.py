@@ -1,7 +1,8 @@
 r"""Attention between points in chunks: of groups of queries to the keys that they share.
 
 The formula is that of :mod:`escnn_attention.functional.backends.reference`, with neighbours in place of a window. The
-groups are taken a few at a time; their scores are made, used and dropped, and the backward pass makes them again.
+groups are taken a few at a time; their scores are made, used and dropped, and the backward pass makes them again. What
+is written down for a file is a loop over them.
 
 The axes of what belongs to the queries of a chunk are group, head m, output pose h, query pose h̃ and query. In the own
 mode h̃ = h, so that the query poses stand on the axis of h and that of h̃ has one entry. Those of the keys are key pose ĥ
@@ -11,24 +12,26 @@ and key: what all poses of a key share is added to stretches of keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting, packaging
+from escnn_attention._export import exporting, while_loop
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairBias, PairScores
 from escnn_attention.functional.points.edges import with_edges
 from escnn_attention.functional.points.weights import Weights
-from escnn_attention.geometry.at_once import in_parts
-from escnn_attention.geometry.clouds import Chunk, WholeClouds
+from escnn_attention.geometry.at_once import Rows
+from escnn_attention.geometry.clouds import Chunk
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.stretches import where
 
 __all__ = ["Chunks", "attend_in_chunks"]
+
+_WRITTEN_NUMBERS = 2**19
+"""The scores of a step of the loop that files have."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,6 @@ class Chunks:
 
     call: Call
     measure: Tensor | None
-
-    parts: ClassVar[int] = 1
-    """The chunks of a package, in which lists are filled up to the longest of each; more take longer to compile."""
 
     @property
     def weights(self) -> Weights:
@@ -96,11 +96,14 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     assert isinstance(bias, PairBias)
     q, k, v = (t.squeeze(1).transpose(0, 1) for t in (call.q, call.k, call.v))
     number, heads, _, channels = q.shape
-    chunks = _chunks(call, kind.parts, fastest, copies)
+    # Dynamo, which follows the loop, has no part in what is traced.
+    in_loop = exporting() and not torch.jit.is_tracing()
+    pairs = _pairs(call, fastest, copies)
+    chunks = [positions.at_once()] if exporting() else positions.neighbours().chunks(pairs)
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
     dtype = v.dtype
-    if any(chunk.padded for chunk in chunks):
+    if in_loop or any(chunk.padded for chunk in chunks):
         # One more point is what fills up: it keeps values that are not finite from those who do not see them. It lies
         # where every relation is finite.
         q, k, v = (torch.cat([t, t.new_zeros(1, *t.shape[1:])]) for t in (q, k, v))
@@ -108,37 +111,59 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
         measure = None if measure is None else torch.cat([measure, measure.new_zeros(1, measure.shape[1])])
         k, v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (k, v))
     rule = kind(call, measure)
+    shape = (number, heads, bias.num_poses, channels)
+    if in_loop:
+        return _in_loop(rule, Rows(chunks[0], pairs), (q, k, v, coords), shape).transpose(0, 1).unsqueeze(1)
     out = []
     for some in chunks:
-        if torch.is_grad_enabled() and len(chunks) > 1 and not exporting():
+        if torch.is_grad_enabled() and len(chunks) > 1:
             out.append(recompute(rule.attend, some, q, k, v, coords, draws=call.dropout > 0))
         else:
             out.append(rule.attend(some, q, k, v, coords))
-    shape = (number, heads, bias.num_poses, channels)
     if not out:
         return v.new_zeros(shape, dtype=dtype).transpose(0, 1).unsqueeze(1)
     rows = (out[0] if len(out) == 1 else torch.cat(out)).to(dtype)
     return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
 
 
-def _chunks(call: Call, parts: int, fastest: int, copies: int) -> list[Chunk]:
-    """The chunks of a call: see :func:`attend_in_chunks`. What is written down has always as many."""
+def _pairs(call: Call, fastest: int, copies: int) -> int:
+    """How many pairs of points there are in a chunk: see :func:`attend_in_chunks`."""
     positions, bias = call.positions, call.bias
     assert isinstance(positions, Points)
     assert isinstance(bias, PairBias)
-    if exporting():
-        one = positions.at_once()
-        # A network for every pair is evaluated half as often where all points of a group see each other.
-        several = packaging() and parts > 1 and (one.first is None or bias.tables.halves is None)
-        return in_parts(one, parts) if several else [one]
-    neighbours = positions.neighbours()
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
     # A score, its exponential, its probability, and the gradient.
-    width = max(4, bias.width(isinstance(neighbours, WholeClouds)), 1 if call.values is None else call.values.features)
-    # The backward pass of every chunk makes a gradient of all keys.
-    numbers = chunk_size(max(fastest, call.k.numel()) // width, call.q.element_size(), copies=max(copies, width))
-    return neighbours.chunks(max(1, numbers // (heads * bias.num_poses * query_poses * key_poses)))
+    width = max(4, bias.width(positions.whole), 1 if call.values is None else call.values.features)
+    # The backward pass of every chunk makes a gradient of all keys; files have none, and any number of keys.
+    fastest = _WRITTEN_NUMBERS if exporting() else max(fastest, call.k.numel()) // width
+    numbers = chunk_size(fastest, call.q.element_size(), copies=max(copies, width))
+    return max(1, numbers // (heads * bias.num_poses * query_poses * key_poses))
+
+
+def _in_loop(rule: Chunks, rows: Rows, points: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    """The output ``(N, M, H, C)``, some rows of a chunk at a time, in a loop that is written down as one.
+
+    Args:
+        rule: what attends.
+        rows: of the chunk.
+        points: queries, keys, values and coordinates of all points, and of the one that fills up.
+        shape: of the output.
+    """
+    values = points[2]
+
+    def there_are_more(first: Tensor, out: Tensor) -> Tensor:
+        return first < rows.number
+
+    def attend(first: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        some = rows.some(first)
+        places = torch.where(some.queries < 0, out.shape[0] - 1, some.queries).flatten()
+        return first + rows.step, out.index_copy(0, places, rule.attend(some, *points).to(out.dtype))
+
+    # One more is for what fills up.
+    empty = values.new_zeros(shape[0] + 1, *shape[1:])
+    _, out = while_loop(there_are_more, attend, (torch.zeros_like(rows.number), empty))
+    return out[:-1]
 
 
 def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:

@@ -44,8 +44,6 @@ def attention(call: Call) -> Tensor:
 class _CompiledChunks(Chunks):
     """The attention of one call, chunk by chunk, by the compiled loop."""
 
-    parts = 4
-
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores."""
         summed = self.call.query == "all"
