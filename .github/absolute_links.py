@@ -3,7 +3,7 @@
     python .github/absolute_links.py https://github.com/OWNER/NAME REF
 
 An index shows the README without the files that it links. So in the tree that packages are built from, and only there,
-links to files become links to those files at REF, a tag or branch, and ``[project.urls]`` names the repository.
+links to files become links to those files at REF, a commit, tag or branch, and ``[project.urls]`` names the repository.
 """
 
 import re

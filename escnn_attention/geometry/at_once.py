@@ -23,6 +23,9 @@ _LEAST = 2
 _MOST = 2**21 - 1
 """The most groups, and the longest: the bounds of products of three sizes, which programs have, are of 64 bits."""
 
+_FAR = 1e30
+"""A coordinate that is far from all others, and not from itself; its square is a number."""
+
 _MEAN_SIZES = 2
 """Of how many clouds of mean size there are points in a group, at most."""
 
@@ -132,32 +135,34 @@ def _whole_clouds(places: Tensor, batch: Tensor | None) -> Chunk:
 
 def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
     """Every point by itself, with those of its cloud that are neighbours by a rule."""
-    # Every coordinate by itself, so that numbers of pairs lie side by side. What fills up is far away.
-    x = rule.precise(places).T.contiguous()
+    number, few = places.shape[0], rule.num_neighbours
+    x = rule.precise(places)
+    # What is done to all pairs costs the most. A ball needs no masks of these: what fills up is far from all points,
+    # and points are near themselves, also those that are nowhere, whose outputs say so then.
+    ball = few is None and rule.metric is None
+    if ball:
+        x = torch.where(x.isfinite(), x, _FAR)
+    # Every coordinate by itself, so that numbers of pairs lie side by side.
+    x = x.T.contiguous()
     x = x.unsqueeze(1) if clouds.first is not None else F.pad(x, (0, 1), value=torch.inf)
     of_queries, of_keys = (
         x if clouds.first is not None else _columns(x, index) for index in (clouds.queries, clouds.keys)
     )
     square = rule.squares(of_queries.unsqueeze(3).movedim(0, -1), of_keys.unsqueeze(2).movedim(0, -1))
-    number, few = places.shape[0], rule.num_neighbours
+    if not ball:
+        queries, keys = clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
+        # A point is the nearest to itself, also where others lie at the same place.
+        square = square.masked_fill(queries == keys, -1.0)
+        if clouds.padded:
+            square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
     most = torch.finfo(square.dtype).max if rule.radius is None else rule.radius * rule.radius
     # A tensor: numbers by themselves go through single precision on their way to ONNX, where the largest is infinite.
     bound = torch.tensor(most, dtype=square.dtype, device=square.device)
     asking, size = clouds.queries.flatten(), clouds.queries.shape[1]
     if few is None:
-        # All points are within a radius of themselves, and what is done to all pairs costs the most: no masks of these.
         row, column = (square <= bound).flatten(0, 1).nonzero().unbind(1)
-        query, key = asking.index_select(0, row), clouds.keys[row // size, column]
-        if clouds.padded:
-            there = where((query >= 0) & (key >= 0))
-            row, query, key = (t.index_select(0, there) for t in (row, query, key))
-        lists = _Lists(row, query, number)
-        return Chunk(lists.queries, lists.of(key), True)
-    # A point is the nearest to itself, also where others lie at the same place.
-    queries, keys = clouds.queries.unsqueeze(2), clouds.keys.unsqueeze(1)
-    square = square.masked_fill(queries == keys, -1.0)
-    if clouds.padded:
-        square = square.masked_fill((queries < 0) | (keys < 0), torch.inf)
+        lists = _Lists(row, asking.index_select(0, row), number)
+        return Chunk(lists.queries, lists.of(clouds.keys[row // size, column]), True)
     # As many again that are infinitely far, in case there are fewer.
     square, nearest = F.pad(square.flatten(0, 1), (0, few), value=torch.inf).topk(few, largest=False)
     there = where(asking >= 0)

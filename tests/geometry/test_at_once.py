@@ -78,6 +78,23 @@ def test_points_of_no_cloud_are_none(rule):
     assert not times_seen([all_at_once(COORDS, None, torch.full((6,), -1), rule)], 6).any()
 
 
+RULES = [Neighbourhood(3.5), Neighbourhood(3.5, 2), Neighbourhood(3.5, None, stretched)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["radius", "nearest", "metric"])
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
+@pytest.mark.parametrize("nowhere", [torch.nan, torch.inf, -torch.inf])
+def test_points_that_are_nowhere_see_themselves_and_nobody_sees_them(nowhere, batch, rule):
+    """So that what is not finite stays where it is, and is not lost there."""
+    coords = COORDS + 0.01 * torch.randn(COORDS.shape)
+    coords[2, 1] = nowhere
+    found = times_seen([all_at_once(coords, None, batch, rule)], 6)
+    others = torch.arange(6) != 2
+    assert found[2].tolist() == found[:, 2].tolist() == [0, 0, 1, 0, 0, 0]
+    alone = of_lists(coords[others], None, None if batch is None else batch[others], rule)
+    assert torch.equal(found[others][:, others], alone)
+
+
 @pytest.mark.parametrize("rule", [Neighbourhood(), Neighbourhood(1.0), Neighbourhood(None, 2)], ids=str)
 @pytest.mark.parametrize("batch", [None, BATCH[:0]], ids=["one", "several"])
 def test_no_points(rule, batch):
@@ -144,7 +161,7 @@ class WhoSeesWhom(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("rule", [Neighbourhood(None, 5), Neighbourhood(1.1), Neighbourhood(1.1, 5)], ids=str)
 def test_onnx_finds_those_that_are_there_and_near(rule):
-    """Also in clouds of fewer points than neighbours, and at just about the radius."""
+    """Also in clouds of fewer points than neighbours, at just about the radius, and nowhere."""
     ort = pytest.importorskip("onnxruntime")
     axis = torch.tensor([0.0, 1.1 - 1e-9, 2.2, 3.3 - 2e-9, 0.0, 1.1 + 1e-9, 0.0, 9.0, 9.5], dtype=torch.float64)
     coords, batch = F.pad(axis[:, None], (0, 1)), torch.tensor([0, 0, 0, 0, 1, 1, 2, 2, 3])
@@ -156,3 +173,7 @@ def test_onnx_finds_those_that_are_there_and_near(rule):
     queries, keys = session.run(None, dict(zip(names, (coords.numpy(), batch.numpy()), strict=True)))
     found = times_seen([Chunk(torch.from_numpy(queries), torch.from_numpy(keys).sort(1, descending=True)[0], True)], 9)
     assert torch.equal(found, of_lists(coords, None, batch, rule))
+    if rule.num_neighbours is None:
+        coords[1, 0] = torch.nan
+        _, keys = session.run(None, dict(zip(names, (coords.numpy(), batch.numpy()), strict=True)))
+        assert (keys == 1).sum(1).tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 0]

@@ -102,7 +102,6 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
     chunks = [positions.at_once()] if exporting() else positions.neighbours().chunks(pairs)
     coords = positions.coordinates
     measure = None if bias.log_measure is None else bias.log_measure.expand(number, -1)
-    dtype = v.dtype
     if in_loop or any(chunk.padded for chunk in chunks):
         # One more point is what fills up: it keeps values that are not finite from those who do not see them. It lies
         # where every relation is finite.
@@ -110,20 +109,10 @@ def attend_in_chunks(call: Call, kind: type[Chunks], fastest: int, copies: int =
         coords = torch.cat([coords, coords.new_ones(1, coords.shape[1])])
         measure = None if measure is None else torch.cat([measure, measure.new_zeros(1, measure.shape[1])])
         k, v = (t.transpose(0, 1).contiguous().transpose(0, 1) for t in (k, v))
-    rule = kind(call, measure)
+    rule, points = kind(call, measure), (q, k, v, coords)
     shape = (number, heads, bias.num_poses, channels)
-    if in_loop:
-        return _in_loop(rule, Rows(chunks[0], pairs), (q, k, v, coords), shape).transpose(0, 1).unsqueeze(1)
-    out = []
-    for some in chunks:
-        if torch.is_grad_enabled() and len(chunks) > 1:
-            out.append(recompute(rule.attend, some, q, k, v, coords, draws=call.dropout > 0))
-        else:
-            out.append(rule.attend(some, q, k, v, coords))
-    if not out:
-        return v.new_zeros(shape, dtype=dtype).transpose(0, 1).unsqueeze(1)
-    rows = (out[0] if len(out) == 1 else torch.cat(out)).to(dtype)
-    return _in_place(rows, chunks, shape).transpose(0, 1).unsqueeze(1)
+    out = _in_loop(rule, Rows(chunks[0], pairs), points, shape) if in_loop else _in_turn(rule, chunks, points, shape)
+    return out.transpose(0, 1).unsqueeze(1)
 
 
 def _pairs(call: Call, fastest: int, copies: int) -> int:
@@ -141,15 +130,27 @@ def _pairs(call: Call, fastest: int, copies: int) -> int:
     return max(1, numbers // (heads * bias.num_poses * query_poses * key_poses))
 
 
-def _in_loop(rule: Chunks, rows: Rows, points: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
-    """The output ``(N, M, H, C)``, some rows of a chunk at a time, in a loop that is written down as one.
+def _in_turn(rule: Chunks, chunks: list[Chunk], points: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    """The output ``(N, M, H, C)``, chunk by chunk.
 
     Args:
         rule: what attends.
-        rows: of the chunk.
+        chunks: of all points.
         points: queries, keys, values and coordinates of all points, and of the one that fills up.
         shape: of the output.
     """
+    values = points[2]
+    if not chunks:
+        return values.new_zeros(shape)
+    if torch.is_grad_enabled() and len(chunks) > 1:
+        out = [recompute(rule.attend, some, *points, draws=rule.call.dropout > 0) for some in chunks]
+    else:
+        out = [rule.attend(some, *points) for some in chunks]
+    return _in_place((out[0] if len(out) == 1 else torch.cat(out)).to(values.dtype), chunks, shape)
+
+
+def _in_loop(rule: Chunks, rows: Rows, points: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    """As :func:`_in_turn`, some rows of a chunk at a time, in a loop that is written down as one."""
     values = points[2]
 
     def there_are_more(first: Tensor, out: Tensor) -> Tensor:
