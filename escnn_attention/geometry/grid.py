@@ -216,8 +216,8 @@ def _tiles(
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
     axes = [_axis_tiles(n, tile, radius, dilation) for n in shape]
     queries, keys = (_ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
-    # Every position is a query once, and what fills up sorts in front.
-    place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :]
+    # Every position is a query once, and what fills up sorts in front; torch.export.save warns of parts of a tensor.
+    place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :].clone()
     # Whatever the tile, query number i and key number j lie apart by the same steps.
     step = _indices([torch.arange(-radius, tile + radius)] * len(shape))
     start = _indices([torch.arange(tile)] * len(shape))

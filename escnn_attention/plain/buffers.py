@@ -35,8 +35,9 @@ class ExactBuffers(Versioned):
             self.register_buffer(name, None, persistent=False)
             return
         # A copy with data, also where tensors are made on the meta device: what happens to the buffer, or to the value,
-        # does not reach it.
-        self._exact[name] = torch.as_tensor(value, dtype=torch.float64, device="cpu").clone()
+        # does not reach it. Contiguous, as torch.export.save warns of others.
+        given = torch.as_tensor(value, dtype=torch.float64, device="cpu")
+        self._exact[name] = given.clone(memory_format=torch.contiguous_format)
         rounded = torch.empty_like(self._exact[name], dtype=torch.get_default_dtype(), device=torch.empty(0).device)
         self.register_buffer(name, rounded.copy_(self._exact[name]), persistent=False)
 
