@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._checks import check_int
@@ -72,7 +73,7 @@ class MLPEncoding(Encoding):
             if isinstance(layer, torch.nn.Linear):
                 columns = _of_columns(layer, columns)
             elif isinstance(layer, torch.nn.SiLU):
-                columns = layer(columns)
+                columns = F.silu(columns, inplace=not torch.is_grad_enabled())  # what a linear map has just made
             else:  # such as a norm, which acts on the last axis
                 columns = layer(columns.transpose(1, 2)).transpose(1, 2)
         return columns, last.weight.unflatten(0, (self._table_heads(), self.channels))
