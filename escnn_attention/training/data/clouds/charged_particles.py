@@ -28,7 +28,7 @@ STEPS_OF_A_FRAME = 100
 
 _SPEED = 0.5  # of every particle at time 0
 _MOST = 0.1 / TIME_STEP  # of each component of a force
-_SIGNS = 3  # the stream of the random signs; those below it are of motions
+_SIGNS, _DIRECTIONS = 3, 4  # the streams of the random signs, of charges and of time; those below are of motions
 _AT_ONCE = 1024  # systems, whose pairs fit into a cache
 
 
@@ -162,6 +162,9 @@ class ChargedParticles(GeneratedClouds):
         conjugate_train: change the sign of all charges of each training system with probability ½, of another half of
             them in each epoch. Forces are products of two charges, and stay as they are. Networks that are given such
             products know it.
+        reverse_train: let time run backwards in each training system with probability ½, in another half of them in
+            each epoch: it starts where it ended, with opposite velocities, and ends where it started. The published
+            rule goes back on itself to the order of its time step, but for forces that were held back.
         edge_features: ``"charges"`` for the products of charges, which a network with ``edge_dim=1`` takes; None for
             no features of pairs.
         **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
@@ -202,6 +205,7 @@ class ChargedParticles(GeneratedClouds):
         start_frame: int = 30,
         end_frame: int = 40,
         conjugate_train: bool = False,
+        reverse_train: bool = False,
         edge_features: Literal["charges"] | None = None,
         **options: Any,
     ) -> None:
@@ -209,12 +213,13 @@ class ChargedParticles(GeneratedClouds):
         integers(num_bodies=num_bodies, start_frame=start_frame, end_frame=end_frame)
         at_least(2, num_bodies=num_bodies)
         one_of((False, True), conjugate_train=conjugate_train)
+        one_of((False, True), reverse_train=reverse_train)
         one_of(("charges", None), edge_features=edge_features)
         at_least(0, start_frame=start_frame)
         if end_frame <= start_frame:
             raise UserError(f"end_frame must be after start_frame, got {end_frame} for {start_frame}")
         self.num_bodies = num_bodies
-        self.conjugate_train = conjugate_train
+        self.conjugate_train, self.reverse_train = conjugate_train, reverse_train
         self.edge_features: Literal["charges"] | None = edge_features
         self.steps = [STEPS_OF_A_FRAME * (frame + 1) for frame in (start_frame, end_frame)]
         self.step = TIME_STEP * STEPS_OF_A_FRAME * (end_frame - start_frame)
@@ -224,7 +229,9 @@ class ChargedParticles(GeneratedClouds):
 
     def _batches(self, part: str) -> CloudBatches:
         batches = super()._batches(part)
-        return _Conjugated(batches, self.seed) if self.conjugate_train and part == "train" else batches
+        if part == "train" and (self.conjugate_train or self.reverse_train):
+            return _Alike(batches, self.seed, conjugate=self.conjugate_train, reverse=self.reverse_train)
+        return batches
 
     def _make(self, part: str) -> CloudSource:
         draw = functools.partial(random_systems, num_bodies=self.num_bodies)
@@ -255,15 +262,35 @@ class _WithProducts:
         return clouds._replace(edge_attr=(products - torch.diag_embed(charges.square())).unsqueeze(-1))
 
 
-class _Conjugated(CloudBatches):
-    """Batches in which the sign of all charges of a system is drawn at random in each epoch."""
+class _Alike(CloudBatches):
+    """Batches in which the signs of all charges of a system, and the direction of its time, are drawn in each epoch."""
 
-    def __init__(self, batches: CloudBatches, seed: int) -> None:
+    def __init__(self, batches: CloudBatches, seed: int, *, conjugate: bool, reverse: bool) -> None:
         super().__init__(batches.source, batches.motions, batches.mover)
-        self.seed = seed
+        self.seed, self.conjugate, self.reverse = seed, conjugate, reverse
 
     def __getitem__(self, draw: Draw) -> Clouds:
         clouds = super().__getitem__(draw)
-        generator = np.random.default_rng((self.seed, draw.epoch, _SIGNS))
-        signs = 1.0 - 2.0 * generator.integers(2, size=len(self))[np.asarray(draw.indices)]
-        return clouds._replace(features=clouds.features * torch.from_numpy(signs).float()[clouds.batch, None])
+        if self.conjugate:
+            signs = 1.0 - 2.0 * self._drawn(draw, _SIGNS)
+            clouds = clouds._replace(features=clouds.features * signs.float()[clouds.batch, None])
+        return _reversed(clouds, self._drawn(draw, _DIRECTIONS) == 1) if self.reverse else clouds
+
+    def _drawn(self, draw: Draw, stream: int) -> torch.Tensor:
+        """0 or 1 for each system of a batch."""
+        generator = np.random.default_rng((self.seed, draw.epoch, stream))
+        return torch.from_numpy(generator.integers(2, size=len(self))[np.asarray(draw.indices)])
+
+
+def _reversed(clouds: Clouds, which: torch.Tensor) -> Clouds:
+    """Some of the systems, ``(B,)``, with time running backwards."""
+    frames = clouds.point_targets
+    assert frames is not None
+    there = which[clouds.batch]
+    backwards = frames.flip(1) * frames.new_tensor([1.0, -1.0])[:, None]
+    frames = torch.where(there[:, None, None, None], backwards, frames)
+    q, v = frames[:, 0].double().numpy().reshape(len(which), -1, 2, 3).transpose(2, 0, 1, 3)
+    charges = clouds.features.double().numpy().reshape(len(which), -1)
+    energies = torch.from_numpy(energy(Systems(charges, q, v))).to(clouds.targets.dtype)
+    targets = torch.where(which, energies, clouds.targets)
+    return clouds._replace(coords=frames[:, 0, 0].contiguous(), targets=targets, point_targets=frames)

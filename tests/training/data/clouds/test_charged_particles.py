@@ -4,7 +4,14 @@ import torch
 from scipy.integrate import solve_ivp
 
 from escnn_attention.training.data import ChargedParticles
-from escnn_attention.training.data.clouds.charged_particles import TIME_STEP, Systems, energy, random_systems, simulate
+from escnn_attention.training.data.clouds.charged_particles import (
+    STEPS_OF_A_FRAME,
+    TIME_STEP,
+    Systems,
+    energy,
+    random_systems,
+    simulate,
+)
 from escnn_attention.training.data.clouds.motions import Motions, random_rotations
 from escnn_attention.training.data.clouds.trajectories import move_trajectories
 from escnn_attention.training.data.sampling import Draw
@@ -164,6 +171,40 @@ def test_conjugated_systems_move_alike():
     assert torch.equal(valid.features, expected.features)
 
 
+def test_reversed_systems_go_back_to_where_they_came_from():
+    """By the rule of the simulation, from where they start; another half of them in each epoch."""
+    options = {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
+    options |= {"start_frame": 0, "end_frame": 2, "rotate_train": True, "edge_features": "charges"}
+    data = ChargedParticles(**options, reverse_train=True)
+    plain = ChargedParticles(**options)
+    for module in (data, plain):
+        module.setup("fit")
+    drawn = []
+    for epoch in (0, 1):
+        batches = data._batches("train"), plain._batches("train")
+        found, expected = (batch[Draw(range(40), epoch)] for batch in batches)
+        frames, forwards = (clouds.point_targets.unflatten(0, (40, 5)) for clouds in (found, expected))
+        back = (frames[:, :, 0, 0] != forwards[:, :, 0, 0]).flatten(1).any(1)
+        assert torch.equal(frames[~back], forwards[~back])
+        assert torch.equal(frames[back][:, :, :, 0], forwards[back].flip(2)[:, :, :, 0])
+        assert torch.equal(frames[back][:, :, :, 1], -forwards[back].flip(2)[:, :, :, 1])
+        assert torch.equal(found.coords.view(40, 5, 3), frames[:, :, 0, 0])
+        assert torch.equal(found.edge_attr, expected.edge_attr)
+        start = Systems(found.features.view(40, 5).double().numpy(), *frames[:, :, 0].double().unbind(2))
+        start = Systems(start.charges, *(t.numpy() for t in start[1:]))
+        np.testing.assert_allclose(found.targets, energy(start), rtol=1e-4, atol=1e-5)
+        positions, _ = simulate(start, [2 * STEPS_OF_A_FRAME])
+        missed = np.abs(positions[:, 0] - frames[:, :, 1, 0].numpy()).max((1, 2))
+        assert np.median(missed[back.numpy()]) < 2e-3  # two steps' worth of a force of about 1, over 0.2
+        some = batches[0][Draw([7, 3], epoch)]
+        assert torch.equal(some.point_targets.unflatten(0, (2, 5)), frames[[7, 3]])
+        drawn.append(back)
+    for some in (*drawn, drawn[0] ^ drawn[1]):
+        assert 8 < some.sum() < 32
+    (valid,), (expected,) = data.val_dataloader(), plain.val_dataloader()
+    assert torch.equal(valid.point_targets, expected.point_targets)
+
+
 def test_products_of_charges():
     """Of all pairs, of no particle with itself, for moved and conjugated systems alike."""
     options = {"num_train": 6, "num_valid": 2, "num_test": 2, "batch_size": 3, "start_frame": 0, "end_frame": 1}
@@ -190,6 +231,7 @@ def test_products_of_charges():
     [
         ({"edge_features": "masses"}, "edge_features must be one of 'charges', None, got 'masses'"),
         ({"conjugate_train": 2}, "conjugate_train must be one of False, True, got 2"),
+        ({"reverse_train": "no"}, "reverse_train must be one of False, True, got 'no'"),
         ({"num_bodies": 1}, "num_bodies must be at least 2, got 1"),
         ({"num_bodies": 2.5}, "num_bodies must be an integer, got 2.5"),
         ({"start_frame": -1}, "start_frame must be at least 0, got -1"),
