@@ -57,7 +57,7 @@ _TRAINING: Mapping[str, Mapping[str, Any]] = {
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "steerable": {RECIPE: {}, "logits read by a class token": _TOKEN},
+    "steerable": {RECIPE: {}, "logits read by a class token": _TOKEN, **_TRAINING},
     "hybrid": {
         RECIPE: {},
         "encoding by an MLP, not as a convolution": _network(encoding="mlp"),
@@ -72,6 +72,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "GELU": _block(activation="gelu"),
         "two convolutions, two blocks": _network(convolutions=[1, 1], attention=[0, 2]),
         "logits read by a class token": _TOKEN,
+        **_TRAINING,
     },
     "gsa-net": {
         RECIPE: {},

@@ -63,7 +63,7 @@ def ablations(
     limit_train: Annotated[int | None, typer.Option(min=1, help="Train on the first so many digits.")] = None,
     limit_test: Annotated[int | None, typer.Option(min=1, help="Test on the first so many digits.")] = None,
 ) -> None:
-    """What each part of a recipe is worth, on handwritten digits: about half an hour on one core."""
+    """What each part of a recipe is worth, on handwritten digits: some forty minutes on one core."""
     from examples.recipes.ablations import measure
 
     names = [network.value for network in networks or Network]
