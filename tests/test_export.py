@@ -155,7 +155,7 @@ def check_points(name: str, onnx: bool = False) -> None:
     plain, inputs, named = on_points(CASES[name])
     program = program_of_points(plain, inputs, named)
     if onnx:
-        check_outputs(points_in_onnx(program), plain, inputs, named, 2e-5)
+        check_outputs(points_in_onnx(program), plain, inputs, named)
     else:
         check_program(program, plain, inputs, named)
 
@@ -209,7 +209,7 @@ def test_files_of_points_take_any_number_and_are_used_where_neither_package_is(n
     check_program(program, plain, inputs, named)
     more, others = twice_as_many(inputs, named)
     assert error_elsewhere(tmp_path, run_python, plain, program, *more, **others) < 1e-5
-    check_outputs(points_in_onnx(program), plain, inputs, named, 2e-5)  # last: ONNX changes the program
+    check_outputs(points_in_onnx(program), plain, inputs, named)  # last: ONNX changes the program
 
 
 @pytest.mark.exhaustive
@@ -331,7 +331,7 @@ def check_files(plain: nn.Module, x: Tensor, program: ExportedProgram) -> None:
     for images in batches:
         (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
         with torch.no_grad():
-            assert_same(torch.from_numpy(found), plain(images), 2e-5)
+            assert_same(torch.from_numpy(found), plain(images))
 
 
 def test_an_operator_of_this_package_would_be_noticed(monkeypatch):

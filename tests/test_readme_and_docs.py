@@ -4,6 +4,7 @@ import ast
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -108,11 +109,20 @@ def docstring_examples() -> dict[str, str]:
     return found
 
 
+def notebook_cells(path: Path) -> list[str]:
+    """The code of a notebook, cell by cell."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
 def test_escnn_is_imported_second():
     """Before it the package, without which escnn cannot be imported where lie_learn cannot."""
     pages = {name: "\n".join(code for code, *_ in programs(ROOT / name)) for name in NAMES}
-    codes = pages | docstring_examples() | {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES}
-    assert len(codes) > len(pages) + len(EXAMPLES)
+    notebook = {"tutorial.ipynb": "\n".join(notebook_cells(ROOT / "examples" / "tutorial.ipynb"))}
+    files = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES}
+    codes = pages | docstring_examples() | notebook | files
+    assert len(codes) > len(pages) + len(EXAMPLES) + 1
+    assert set(IMPORT.findall(notebook["tutorial.ipynb"])) == {"escnn", "escnn_attention"}
     assert not [where for where, code in codes.items() if IMPORT.findall(code)[:1] == ["escnn"]]
 
 

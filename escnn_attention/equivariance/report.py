@@ -200,19 +200,8 @@ def equivariance_report(
     Source: the condition on sizes is Appendix C of Romero et al., "Attentive Group Equivariant Convolutional
     Networks", ICML 2020.
     """
-    if not isinstance(module, EquivariantModule):
-        raise TypeError(f"module: got {type(module).__name__}, needed an escnn.nn.EquivariantModule")
+    shape, points = _checked(module, input_shape, coords)
     space: GSpace = module.in_type.gspace
-    shape = tuple(int(n) for n in input_shape)
-    points = len(shape) == 2 and space.dimensionality > 0
-    if len(shape) not in (2, 2 + space.dimensionality) or shape[1] != module.in_type.size:
-        raise ValueError(
-            f"input_shape: got {shape}, needed (batch, {module.in_type.size}{', size' * space.dimensionality})"
-            f" or, for scattered points, (points, {module.in_type.size})"
-        )
-    if coords is not None and (not points or tuple(coords.shape) != (shape[0], space.dimensionality)):
-        needed = f"({shape[0]}, {space.dimensionality})" if points else "None: input_shape is that of a grid"
-        raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed {needed}")
     # escnn's layers keep expanded weights in eval mode: going through train mode has them expanded again, in float64.
     # They belong to a graph then, of which deepcopy makes no copies.
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
@@ -280,6 +269,26 @@ def assert_equivariant(
     report = equivariance_report(module, input_shape, tolerance=tolerance, seed=seed, coords=coords)
     if not report.relative_error <= tolerance:
         raise AssertionError(f"{type(module).__name__} is not equivariant\n{report}")
+
+
+def _checked(
+    module: EquivariantModule, input_shape: Sequence[int], coords: torch.Tensor | None
+) -> tuple[tuple[int, ...], bool]:
+    """The shape of the input, and whether it is that of scattered points; or what is wrong with it."""
+    if not isinstance(module, EquivariantModule):
+        given = " (give its as_fields())" if hasattr(module, "as_fields") else ""
+        raise TypeError(f"module: got {type(module).__name__}{given}, needed an escnn.nn.EquivariantModule")
+    dim, shape = module.in_type.gspace.dimensionality, tuple(int(n) for n in input_shape)
+    points = len(shape) == 2 and dim > 0
+    if len(shape) not in (2, 2 + dim) or shape[1] != module.in_type.size:
+        raise ValueError(
+            f"input_shape: got {shape}, needed (batch, {module.in_type.size}{', size' * dim})"
+            f" or, for scattered points, (points, {module.in_type.size})"
+        )
+    if coords is not None and (not points or tuple(coords.shape) != (shape[0], dim)):
+        needed = f"({shape[0]}, {dim})" if points else "None: input_shape is that of a grid"
+        raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed {needed}")
+    return shape, points
 
 
 def _features(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,7 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
     ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits, which are those that
     ``escnn-attention compare`` trains.
     """
-    _check_name(name)
+    _check_name(name, list_models())
     if pretrained is not None and check_bool("pretrained", pretrained):
         return from_pretrained(name, **options)
     if name not in _NETWORKS:  # one of which there are weights only
@@ -300,7 +300,7 @@ def _source(name_or_folder: str | Path) -> Path | str:
     if isinstance(name_or_folder, str) and not set("/\\.~").intersection(name_or_folder):
         if Path(name_or_folder).is_dir() and name_or_folder not in list_models():
             return Path(name_or_folder)
-        _check_name(name_or_folder, " or a folder that is there")
+        _check_name(name_or_folder, list_models(pretrained=True), " or a folder that is there")
         folder = _WEIGHTS / name_or_folder
         if not ((folder / WEIGHTS).is_file() and (folder / CONFIGURATION).is_file()):
             having = ", ".join(list_models(pretrained=True)) or "no network has yet"
@@ -309,11 +309,10 @@ def _source(name_or_folder: str | Path) -> Path | str:
     return check_source(name_or_folder)
 
 
-def _check_name(name: Any, otherwise: str = "") -> None:
+def _check_name(name: Any, offered: Sequence[str], otherwise: str = "") -> None:
     if not isinstance(name, str):
         raise TypeError(f"name: got {type(name).__name__}, needed a string")
-    known = list_models()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
+    if name not in list_models():
+        close = difflib.get_close_matches(name, offered, 1)
         perhaps = f" (perhaps {close[0]!r}?)" if close else ""
-        raise ValueError(f"name: got {name!r}{perhaps}, needed one of {', '.join(known)}{otherwise}")
+        raise ValueError(f"name: got {name!r}{perhaps}, needed one of {', '.join(offered)}{otherwise}")

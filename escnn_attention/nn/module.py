@@ -126,7 +126,8 @@ class MaskedModule(PlainModule):
         Args:
             input: features of type ``in_type`` on a grid.
             mask: ``(B, *space)``, False for positions that are not there, as around images of different sizes: they are
-                not attended to, whatever they hold, and their output is zero.
+                not attended to, whatever they hold, and their output is zero. With windows the others have what they
+                have on a grid of their own; global attention measures offsets by the size of the whole grid.
 
         Returns:
             features of type ``out_type`` on the same grid.

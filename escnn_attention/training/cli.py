@@ -273,7 +273,7 @@ def _fail(error: Exception) -> NoReturn:
 
 def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -> None:
     console = Console()
-    # Imported late: --help and mistakes in the options are answered at once.
+    # Imported late: --help and mistakes in the options need nothing of it.
     with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
         # escnn warns at import that an optional package, which no finite group on the plane needs, is missing.
         warnings.filterwarnings("ignore", message=".*py3nj.*")

@@ -8,6 +8,7 @@ from escnn import gspaces, nn
 
 import escnn_attention
 from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU, assert_equivariant, equivariance_report
+from escnn_attention.models import EquivariantClassifier
 from tests import spaces
 
 
@@ -283,6 +284,9 @@ def test_wrong_arguments(c4):
         equivariance_report(torch.nn.ReLU(), (1, 4, 5, 5))
     with pytest.raises(TypeError, match="module"):
         assert_equivariant(torch.nn.ReLU(), (1, 4, 5, 5))
+    network = EquivariantClassifier({"relu": nn.ReLU(c4)}, 2)
+    with pytest.raises(TypeError, match=r"module: got EquivariantClassifier \(give its as_fields\(\)\), needed"):
+        equivariance_report(network, (1, 4, 5, 5))
     for shape in (4, 5, 5), (1, 4, 5), (1, 3, 5, 5), (1, 4, 5, 5, 5):
         with pytest.raises(ValueError, match=r"input_shape: got .*, needed \(batch, 4, size, size\)"):
             equivariance_report(nn.ReLU(c4), shape)

@@ -44,7 +44,6 @@ def in_jupyter(notebook):
     return printed(run)
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
 @pytest.mark.parametrize("run", [here, pytest.param(in_jupyter, marks=pytest.mark.exhaustive)])
 def test_it_runs_and_shows_what_it_shows(run, monkeypatch, quick_path):
     monkeypatch.setenv("PYTHONPATH", quick_path)

@@ -180,6 +180,24 @@ def test_a_mask_of_a_margin_is_a_smaller_grid():
     torch.testing.assert_close(cropped.export()(padded, mask), z)
 
 
+def test_global_attention_measures_by_the_whole_grid():
+    """Offsets are in units of the grid, hidden positions included; margins on all sides would not change a window."""
+    fields = spaces.regular(C4, 2)
+    layer = drawn(GroupSelfAttention(fields, fields, 1, None))
+    small = spaces.random_field(fields, 3, 3)
+    padded = torch.nn.functional.pad(small.tensor, (0, 2, 0, 2))
+    mask = torch.zeros(2, 5, 5, dtype=torch.bool)
+    mask[:, :3, :3] = True
+    y = layer(fields(padded), mask).tensor[:, :, :3, :3]
+    assert (y - layer(small).tensor).abs().max() > 1e-3
+    # On a grid of its own it has the same features with an encoding that is stretched as much.
+    stretch = torch.tensor(2.0 / 4.0, dtype=torch.float64)
+    first = next(module for module in layer.plain.encoding.modules() if isinstance(module, torch.nn.Linear))
+    with torch.no_grad():
+        first.weight.mul_(stretch)
+    torch.testing.assert_close(layer(small).tensor, y)
+
+
 FIELDS = spaces.regular(C4, 2)
 
 

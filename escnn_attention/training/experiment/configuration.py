@@ -74,11 +74,16 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     parser.add_argument("--folder")
     known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
     kept = Path(known.folder) / name if known.folder else None
-    if command == "fit" or known.config or kept is None:
+    described = any(option.startswith(("-h", "--help", "--model", "--data")) for option in options)
+    if command == "fit" or known.config:
+        return list(arguments)
+    if kept is None:
+        if command in ("validate", "test", "predict") and not described:
+            raise UserError(f"--folder: got none, needed that of the training to {command}")
         return list(arguments)
     if kept.is_file():
         return [command, "--config", str(kept), *options]
-    if not any(option.startswith(("-h", "--help", "--model", "--data")) for option in options):
+    if not described:
         raise UserError(
             f"--folder: {known.folder} holds no {name}: run 'escnn-attention fit' with this --folder first, or give"
             " --config"

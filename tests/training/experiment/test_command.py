@@ -356,6 +356,8 @@ def test_what_a_killed_process_left_is_removed(configuration, fitted, tmp_path):
 def test_a_folder_without_a_configuration(command, tmp_path):
     with pytest.raises(UserError, match=r"--folder: .*none holds no config.yaml: run 'escnn-attention fit'"):
         run_experiment([command, "--folder", str(tmp_path / "none")])
+    with pytest.raises(UserError, match=f"--folder: got none, needed that of the training to {command}"):
+        run_experiment([command])
 
 
 def test_without_a_trained_network(configuration, tmp_path):
