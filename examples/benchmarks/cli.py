@@ -32,6 +32,7 @@ COMMANDS = {
         *("points:networks", "points:frames", "growth:edges", "points:large"),
     ),
     "compile": ("what torch.compile gains", "attention:compiled"),
+    "files": ("exported files against the layers that they are of", "files:files"),
     "ceilings": ("what the layers reach of what the device can do", "layers:ceilings"),
 }
 """What the commands measure, and the functions that do, which are imported late: help is there at once."""

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from escnn_attention.functional import backends_for
-from examples.benchmarks import curves, growth, measure, points, profile
+from examples.benchmarks import curves, files, growth, measure, points, profile
 from examples.benchmarks.cli import COMMANDS, app
 from examples.benchmarks.curves import Curve, follow, show, slope
 from examples.benchmarks.layers import CASES, QUICK, Case, layers
@@ -136,6 +136,33 @@ def test_ceilings(quickly):
         assert case.name in printed
         done = rates[case.name]["operations_per_second"] * stored["results"][case.name]["seconds"]
         assert done == pytest.approx(case.operations())
+
+
+@pytest.mark.sampled(5, of="commands of the examples")
+def test_files(quickly):
+    pytest.importorskip("onnxruntime")
+    printed, stored = quickly("files")
+    stored = stored["files"]
+    assert stored["notes"] == []
+    forms = [form for form in files.FORMS if form != "package"]
+    assert stored["results"].keys() == {f"{name}, {form}" for name in files.QUICK for form in forms}
+    for name in files.QUICK:
+        assert name in printed
+        layer, program = (stored["results"][f"{name}, {form}"]["seconds"] for form in ("layer", "program"))
+        assert stored["ratios"][f"{name}, program / {name}, layer"]["seconds"] == pytest.approx(program / layer)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", files.FORMS)
+@pytest.mark.parametrize("name", files.QUICK)
+def test_files_do_what_their_layers_do(name, form):
+    pytest.importorskip("onnxruntime")
+    example = files.QUICK[name](PLACE)
+    plain = example.module.eval().export()
+    with torch.no_grad():
+        found, expected = files._FORMS[form](plain, example)(), plain(*example.inputs, **example.named)
+    found = torch.as_tensor(found[0]) if form == "ONNX" else found
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.sampled(5, of="commands of the examples")
