@@ -121,7 +121,7 @@ _MOLECULES = {
 _PARTICLES = {
     "in_type": {"scalar": 1, "vector": 1},
     "out_type": "vector",
-    "fields": 8,
+    "fields": {"scalar": 32, "vector": 32},
     "num_blocks": 4,
     "num_heads": 2,
     "positions": True,

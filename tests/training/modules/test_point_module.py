@@ -277,7 +277,7 @@ def test_dynamics_of_known_springs():
 def test_the_configuration_of_charged_particles(tmp_path):
     path = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    moved = {"rotate_train": True, "reflect_train": True, "conjugate_train": True}
+    moved = {"rotate_train": True, "reflect_train": True, "conjugate_train": True, "reverse_train": True}
     assert content["data"]["init_args"] == {"batch_size": 100, **moved}
     content["model"]["network"]["init_args"] |= {"fields": 1, "num_blocks": 1, "num_heads": 1}
     content["model"]["network"]["init_args"]["gspace"] = SPACE
