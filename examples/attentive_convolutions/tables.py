@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from examples.experiments.recipe import RECIPE
 from examples.experiments.runs import DATA, NETWORK, Run
 from examples.experiments.twins import parameters, widest
 
@@ -20,30 +21,22 @@ SMALL = {
 }
 """What the small versions are."""
 
-# Few steps want a high learning rate and a schedule.
-_SMALL: dict[str, Any] = {
-    f"{DATA}.limit_train": 1000,
-    f"{DATA}.limit_valid": 500,
-    f"{DATA}.limit_test": 2000,
-    f"{DATA}.batch_size": 32,
-    f"{DATA}.eval_batch_size": 100,
-    "trainer.max_epochs": 6,
-    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
-    "model.schedule": "one-cycle",
-    "model.warm_up": 1.5,
+_SMALL: dict[str, Any] = {**RECIPE, f"{DATA}.limit_train": 1000, f"{DATA}.limit_valid": 500}
+_SMALL_ROTMNIST: dict[str, Any] = {
+    f"{NETWORK}.dropout": 0.0,
+    f"{DATA}.rotate_train": 360.0,
+    "trainer.max_epochs": 15,
 }
 # Images of half the size make for more steps in the same time.
 _SMALL_CIFAR10: dict[str, Any] = {
     "data.class_path": "examples.experiments.half_size.HalfCIFAR10",
     f"{DATA}.limit_train": 3000,
-    f"{DATA}.batch_size": 32,
     "trainer.max_epochs": 10,
 }
 # The published weights of the All-CNNs begin at 0.004: with the learning rate of the others, the first steps would turn
 # all of them over, and alike.
 _ALL_CNN: dict[str, Any] = {
-    f"{DATA}.batch_size": 16,
-    "model.optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.0001}},
+    "model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.0001, "weight_decay": 0.01}},
     "model.warm_up": 1,
 }
 # By the beginning of their configurations.
@@ -99,7 +92,7 @@ def table_1(small: bool) -> list[Run]:
     """
     runs = []
     for label, base, error in _TABLE_1:
-        changes = {f"{NETWORK}.width": _WIDTH, f"{NETWORK}.dropout": 0.0, **_SMALL} if small else {}
+        changes = {**_SMALL, **_SMALL_ROTMNIST, f"{NETWORK}.width": _WIDTH} if small else {}
         if not (small and "big" in base):
             runs.append(_run(label, "rotmnist", base, changes, error))
     if not small:
@@ -165,7 +158,7 @@ def table_3(small: bool, data: str = "pcam") -> list[Run]:
         data: ``"pcam"``, or for the small version ``"cifar10"``: two of its classes in place of PatchCamelyon, for
             which the paper has no numbers.
     """
-    changes: dict[str, Any] = {**_SMALL, **_NO_SCHEDULE, "trainer.max_epochs": 3, "model.warm_up": 0.5} if small else {}
+    changes: dict[str, Any] = {**_SMALL, **_NO_SCHEDULE, "trainer.max_epochs": 3} if small else {}
     if data == "cifar10":
         changes |= _TWO_CLASSES
     widths = {"z2": 9, "p4": 4, "p4m": 3}

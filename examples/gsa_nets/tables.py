@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from examples.experiments.recipe import RECIPE
 from examples.experiments.runs import DATA, NETWORK, Run
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
@@ -98,18 +99,11 @@ SMALL = (
 """What the small version is."""
 
 _SMALL_TRAINING: dict[str, Any] = {
+    **RECIPE,
     f"{DATA}.limit_train": 3000,
     f"{DATA}.limit_valid": 2000,
-    f"{DATA}.limit_test": 2000,
-    f"{DATA}.batch_size": 16,
-    f"{DATA}.eval_batch_size": 100,
     "trainer.max_epochs": 10,
     "trainer.precision": "32-true",
-    "model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.005, "weight_decay": 0.01}},
-    "model.decay": "weights",
-    "model.schedule": "one-cycle",
-    "model.warm_up": 0,
-    "model.label_smoothing": 0.05,
 }
 _SMALL_BLOCKS: dict[str, Any] = {
     "num_heads": 8,
