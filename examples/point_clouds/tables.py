@@ -139,7 +139,7 @@ def _qm9(targets: list[str]) -> Experiment:
         "qm9_octahedral",
         "octahedral",
         {f"mae_{target}": f"{target} ({_UNITS[target]})" for target in targets},
-        {**_QM9, f"{NETWORK}.out_type": len(targets)},
+        {**_QM9, "trainer.max_epochs": 20, f"{NETWORK}.out_type": len(targets)},
         3,
         changes={f"{DATA}.targets": targets},
         published=f"LieTransformer (SE(3), 100,000 molecules, 500 epochs, a network for each target): {published}",
