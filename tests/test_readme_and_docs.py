@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import re
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from escnn_attention.models import GSANet
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -255,3 +258,36 @@ def test_projects_of_an_index_link_their_repository(links):
     assert set(text.splitlines()) < set(changed.splitlines())
     with pytest.raises(SystemExit, match=r"needs one table \[project.urls\]"):
         links.with_urls(changed.replace("[project.urls]", "[urls]"), "https://host/us/it", "v1")
+
+
+def test_thumbnails_are_of_pictures_that_are_there():
+    folder = ROOT / "docs" / "pictures"
+    page = (folder / "index.md").read_text(encoding="utf-8")
+    thumbnails = re.findall(r'<a href="(\w+)\.html"><img src="\.\./_images/(\w+\.png)"', page)
+    assert len(thumbnails) == page.count("<img") > 4
+    for name, image in thumbnails:
+        # Sphinx copies images of pages to that folder, by their names.
+        assert f"/{image}\n" in (folder / f"{name}.md").read_text(encoding="utf-8")
+        assert list((ROOT / "docs").rglob(image))
+
+
+def test_the_site_needs_no_network_and_has_a_logo_and_buttons():
+    conf: dict[str, Any] = {"__file__": str(ROOT / "docs" / "conf.py")}
+    exec((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), conf)
+    assert {"sphinx-mathjax-offline", "sphinx_copybutton"} <= set(conf["extensions"])
+    for name in (conf["html_logo"], conf["html_favicon"], *(f"_static/{sheet}" for sheet in conf["html_css_files"])):
+        assert (ROOT / "docs" / name).is_file()
+
+
+def test_the_sample_of_a_configuration_is_that_of_the_paper():
+    """What it leaves out are defaults."""
+    yaml = pytest.importorskip("yaml")
+    bodies = [body for _, body, *_ in fences(ROOT / "docs" / "training.md")]
+    shown = yaml.safe_load(next(body for body in bodies if "GSANet" in body))
+    file = ROOT / "examples" / "gsa_nets" / "configurations" / "rotmnist_r4.yaml"
+    full = yaml.safe_load(file.read_text(encoding="utf-8"))
+    arguments, all_arguments = (config["model"]["network"].pop("init_args") for config in (shown, full))
+    assert shown["model"].pop("schedule") == "constant"
+    assert shown == full
+    defaults = {name: p.default for name, p in inspect.signature(GSANet).parameters.items()}
+    assert {**defaults, **arguments} == {**defaults, **all_arguments}
