@@ -74,16 +74,16 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
     parser.add_argument("--folder")
     known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
     kept = Path(known.folder) / name if known.folder else None
-    described = any(option.startswith(("-h", "--help", "--model", "--data")) for option in options)
+    by_itself = any(option.startswith(("-h", "--help", "--print_config", "--model", "--data")) for option in options)
     if command == "fit" or known.config:
         return list(arguments)
     if kept is None:
-        if command in ("validate", "test", "predict") and not described:
+        if command in ("validate", "test", "predict") and not by_itself:
             raise UserError(f"--folder: got none, needed that of the training to {command}")
         return list(arguments)
     if kept.is_file():
         return [command, "--config", str(kept), *options]
-    if not described:
+    if not by_itself:
         raise UserError(
             f"--folder: {known.folder} holds no {name}: run 'escnn-attention fit' with this --folder first, or give"
             " --config"

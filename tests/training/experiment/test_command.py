@@ -360,6 +360,13 @@ def test_a_folder_without_a_configuration(command, tmp_path):
         run_experiment([command])
 
 
+def test_a_configuration_is_printed_without_a_folder(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_experiment(["test", "--print_config"])
+    assert ended.value.code == 0
+    assert "trainer:" in capsys.readouterr().out
+
+
 def test_without_a_trained_network(configuration, tmp_path):
     with pytest.raises(UserError, match="holds no trained network: run 'escnn-attention fit'"):
         call("test", configuration(), tmp_path / "nothing")
