@@ -18,9 +18,6 @@ from examples.benchmarks.measure import Build, Place, Step, Subject
 from examples.benchmarks.report import Report, Run
 from examples.benchmarks.subjects import clouds, gspace, regular
 
-FORMS = ("layer", "package", "program", "ONNX")
-"""As it is; compiled by ``compile_package``; ``torch.export.load(...).module()``; in onnxruntime."""
-
 _MOST = 1.2  # times the time of the layer
 
 
@@ -81,7 +78,7 @@ QUICK: dict[str, Callable[[Place], Example]] = {
 def files(run: Run) -> Report:
     """The time of a call of each form of each example. A quick run has no packages, which take long to compile."""
     report, rows = Report("files", run), []
-    names, forms = (QUICK, ("layer", "program", "ONNX")) if run.quick else (CASES, FORMS)
+    names, forms = (QUICK, [form for form in FORMS if form != "package"]) if run.quick else (CASES, list(FORMS))
     for name in names:
         subjects: dict[str, Subject] = {f"{name}, {form}": partial(in_form, name, form) for form in forms}
         report.measure(subjects)
@@ -106,7 +103,7 @@ def in_form(case: str, form: str) -> Build:
     def build(place: Place) -> Step:
         example = (CASES | QUICK)[case](place)
         plain = example.module.to(**place).eval().export()
-        call = _FORMS[form](plain, example)
+        call = FORMS[form](plain, example)
 
         def step() -> None:
             with torch.no_grad():
@@ -129,29 +126,30 @@ def _package(plain: torch.nn.Module, example: Example) -> Callable[[], object]:
     return lambda: run(*inputs, **named)
 
 
+def _exported(plain: torch.nn.Module, example: Example) -> torch.export.ExportedProgram:
+    return torch.export.export(plain, example.inputs, example.named, dynamic_shapes=example.sizes)
+
+
 def _program(plain: torch.nn.Module, example: Example) -> Callable[[], object]:
-    _, inputs, named, sizes = example
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "it.pt2"
-        torch.export.save(torch.export.export(plain, inputs, named, dynamic_shapes=sizes), file)
+        torch.export.save(_exported(plain, example), file)
         run = torch.export.load(file).module()
-    return lambda: run(*inputs, **named)
+    return lambda: run(*example.inputs, **example.named)
 
 
 def _onnx(plain: torch.nn.Module, example: Example) -> Callable[[], object]:
     import onnxruntime
 
-    _, inputs, named, sizes = example
-    made = torch.onnx.export(
-        torch.export.export(plain, inputs, named, dynamic_shapes=sizes), dynamo=True, verbose=False
-    )
+    made = torch.onnx.export(_exported(plain, example), dynamo=True, verbose=False)
     assert made is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(made.model_proto.SerializeToString(), options)
-    given = [t.numpy() for t in (*inputs, *named.values())]
+    given = [t.numpy() for t in (*example.inputs, *example.named.values())]
     arrays = dict(zip([i.name for i in session.get_inputs()], given, strict=True))
     return lambda: session.run(None, arrays)
 
 
-_FORMS = {"layer": _layer, "package": _package, "program": _program, "ONNX": _onnx}
+FORMS = {"layer": _layer, "package": _package, "program": _program, "ONNX": _onnx}
+"""As it is; compiled by ``compile_package``; ``torch.export.load(...).module()``; in onnxruntime."""

@@ -160,7 +160,7 @@ def test_files_do_what_their_layers_do(name, form):
     example = files.QUICK[name](PLACE)
     plain = example.module.eval().export()
     with torch.no_grad():
-        found, expected = files._FORMS[form](plain, example)(), plain(*example.inputs, **example.named)
+        found, expected = files.FORMS[form](plain, example)(), plain(*example.inputs, **example.named)
     found = torch.as_tensor(found[0]) if form == "ONNX" else found
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

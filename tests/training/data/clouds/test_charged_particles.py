@@ -147,13 +147,18 @@ def test_moved_systems_are_those_of_moved_starts():
     assert abs(expected - later[:, 0]).max() > 0.05
 
 
-def test_conjugated_systems_move_alike():
-    options = {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
+def with_and_without(changes, **options):
+    """Forty systems that are trained on, with what changes them and without."""
+    options |= {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
     options |= {"start_frame": 0, "end_frame": 2}
-    data = ChargedParticles(**options, conjugate_train=True)
-    plain = ChargedParticles(**options)
-    for module in (data, plain):
+    modules = ChargedParticles(**options, **changes), ChargedParticles(**options)
+    for module in modules:
         module.setup("fit")
+    return modules
+
+
+def test_conjugated_systems_move_alike():
+    data, plain = with_and_without({"conjugate_train": True})
     signs = []
     for epoch in (0, 1):
         batches = data._batches("train"), plain._batches("train")
@@ -173,12 +178,8 @@ def test_conjugated_systems_move_alike():
 
 def test_reversed_systems_go_back_to_where_they_came_from():
     """By the rule of the simulation, from where they start; another half of them in each epoch."""
-    options = {"num_train": 40, "num_valid": 2, "num_test": 2, "batch_size": 40, "eval_batch_size": 2}
-    options |= {"start_frame": 0, "end_frame": 2, "rotate_train": True, "edge_features": "charges"}
-    data = ChargedParticles(**options, reverse_train=True)
-    plain = ChargedParticles(**options)
-    for module in (data, plain):
-        module.setup("fit")
+    options = {"rotate_train": True, "edge_features": "charges"}
+    data, plain = with_and_without({"reverse_train": True}, **options)
     drawn = []
     for epoch in (0, 1):
         batches = data._batches("train"), plain._batches("train")
