@@ -278,6 +278,7 @@ CASES = {
     "PointTransformer, features of edges": on_points(
         point_transformer(attention={"edge_dim": 1}), batch=BATCH, mask=MASK, edge_attr=TABLES
     ),
+    "PointTransformer, even": on_points(point_transformer(even_in=[0]), batch=BATCH, mask=MASK),
     "PointTransformer, spectrum": on_points(point_transformer(poses="spectrum"), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(
         lambda: models.PointTransformer(

@@ -16,7 +16,7 @@ from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
 from escnn_attention.nn.point_transformer import PointBlock
 from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean, read
-from escnn_attention.plain.point_network import PointNetwork
+from escnn_attention.plain.point_network import PointNetwork, even_part
 
 __all__ = ["CloudNetwork"]
 
@@ -28,7 +28,9 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
 
     - ``norm``, between the last block and the head,
     - ``positions``, the length that is 1 for offsets from the mean of a cloud, which the embedding gets, too,
-    - ``waves``, of the coordinates, which are added to the embedding.
+    - ``waves``, of the coordinates, which are added to the embedding,
+    - ``signs``, those of the features under which the output is
+      :func:`even <escnn_attention.plain.point_network.even_part>`.
 
     Args:
         gspace: the symmetry, over R^2 or R^3.
@@ -47,6 +49,7 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
     embedding: Any
     blocks: torch.nn.ModuleList
     head: Any
+    signs: Tensor | None
 
     def __init__(self, gspace: GSpace, in_type: FieldType):
         super().__init__()
@@ -55,6 +58,7 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         self.norm: Any = None
         self.positions: float | None = None
         self.waves: Any = None
+        self.register_buffer("signs", None, persistent=False)
 
     def forward(
         self,
@@ -79,8 +83,13 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
                 or with a batch norm a single cloud in training.
         """
         x = self._as_cloud(input, coords)
+
+        def network(features: Tensor) -> Tensor:
+            cloud = GeometricTensor(features, x.type, x.coords)
+            return self._forward(cloud, edge_index, batch, mask, measure, edge_attr)
+
         with shared_geometry():
-            return self._forward(x, edge_index, batch, mask, measure, edge_attr)
+            return even_part(self.signs, network, x.tensor)
 
     def _as_cloud(self, input: GeometricTensor | Tensor, coords: Tensor | None) -> GeometricTensor:
         """The features at points, if they fit the network."""
@@ -144,4 +153,5 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
             copy.deepcopy(self.head),
             self.positions,
             copy.deepcopy(self.waves),
+            None if self.signs is None else self.signs.clone(),
         ).eval()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, IdentityModule
+from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.geometry.relations import Relation
@@ -83,6 +84,10 @@ class PointTransformer(CloudNetwork):
         relation: likewise.
         positions: whether the features get one more vector field: where a point is relative to the mean of its cloud,
             in units of the ``length_scale`` of the attention (or 1).
+        even_in: the fields of ``in_type``, by their numbers from 0, of whose common sign the output does not depend:
+            charges, or eigenvectors. The output is then :math:`\tfrac12 (y(x) + y(Sx))`, at twice the cost, where S
+            changes the sign of all of them. It has no parameters: a network that was trained with either sign of its
+            data may be given it afterwards.
         samples: the samples of a continuous fiber group.
         pool: over the points of a cloud, ``"mean"``, ``"sum"`` or ``"max"`` (invariants only); None for an output at
             every point.
@@ -107,7 +112,8 @@ class PointTransformer(CloudNetwork):
 
     Raises:
         TypeError: a type or number is none, or the attention has no such argument.
-        ValueError: another gspace, ``pool="max"`` for an equivariant output, an unknown option.
+        ValueError: another gspace, ``pool="max"`` for an equivariant output, an unknown option, a field that there is
+            not.
 
     Example:
         >>> import torch
@@ -122,7 +128,8 @@ class PointTransformer(CloudNetwork):
         >>> forces(atoms, coords, batch=batch).shape
         torch.Size([7, 3])
 
-    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3 and Appendix B.
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3 and Appendix B; Lim et al., "Sign and Basis
+    Invariant Networks", ICLR 2023, for ``even_in``.
     """
 
     def __init__(
@@ -138,6 +145,7 @@ class PointTransformer(CloudNetwork):
         encoding: Encoding | PairKernel | str | None = None,
         relation: Relation | None = None,
         positions: bool = False,
+        even_in: Sequence[int] = (),
         samples: Samples | int | None = None,
         pool: Pool | None = "mean",
         poses: PosePool = "mean",
@@ -150,6 +158,7 @@ class PointTransformer(CloudNetwork):
         check_int("num_blocks", num_blocks)
         super().__init__(gspace, in_type_of(gspace, in_type))
         self.pool: Pool | None = pool
+        self.signs = _signs(self.in_type, even_in)
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
         hidden = _hidden_type(self.in_type, fields, chosen)
@@ -183,6 +192,18 @@ class PointTransformer(CloudNetwork):
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
+
+
+def _signs(in_type: FieldType, fields: Sequence[int]) -> Tensor | None:
+    """−1 for the channels of some fields, and 1 for the others; None for no fields."""
+    check_sequence("even_in", fields, "numbers of fields")
+    of_fields = torch.ones(len(in_type))
+    for field in fields:
+        if check_int("even_in", field, least=0) >= len(in_type):
+            raise ValueError(f"even_in: got {field}, needed numbers of the {len(in_type)} fields of in_type, from 0")
+        of_fields[field] = -1
+    sizes = torch.tensor([field.size for field in in_type.representations])
+    return of_fields.repeat_interleave(sizes) if len(fields) else None
 
 
 class _PointwiseLinear(PlainModule):

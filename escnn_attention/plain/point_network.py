@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ __all__ = [
     "PosePool",
     "Readout",
     "SymmetricTensors",
+    "even_part",
     "symmetric_basis",
 ]
 
@@ -42,6 +43,24 @@ def symmetric_basis(dim: int) -> np.ndarray:
     for k, (i, j) in enumerate(pairs):
         basis[k, i, j] = basis[k, j, i] = 1.0 if i == j else 0.5**0.5
     return basis
+
+
+def even_part(signs: Tensor | None, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    r"""The even part of a network, :math:`\tfrac12 (f(x) + f(Sx))`, which is the same for x and for Sx to the last bit.
+
+    Args:
+        signs: ``(C,)``, the diagonal of S, of 1 and −1; None for the network itself.
+        network: f, of ``(N, C)``.
+        x: ``(N, C)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.plain.point_network import even_part
+        >>> even_part(torch.tensor([-1.0, 1.0]), lambda x: x + x**2, torch.tensor([[3.0, 3.0]]))
+        tensor([[ 9., 12.]])
+    """
+    y = network(x)
+    return y if signs is None else (y + network(x * signs.to(x))) / 2
 
 
 class SymmetricTensors(ExactBuffers):
@@ -207,7 +226,10 @@ class PointNetwork(torch.nn.Module):
         head: of ``(x, batch, num_clouds, measure)``.
         positions: None, or the length that is 1 for positions, which the features are to tell of.
         waves: None, or what is added to the embedding, of the coordinates.
+        signs: None, or those of the input under which the output is :func:`even <even_part>`.
     """
+
+    signs: Tensor | None
 
     def __init__(
         self,
@@ -217,6 +239,7 @@ class PointNetwork(torch.nn.Module):
         head: torch.nn.Module,
         positions: float | None = None,
         waves: torch.nn.Module | None = None,
+        signs: Tensor | None = None,
     ):
         super().__init__()
         self.embedding = embedding
@@ -225,6 +248,7 @@ class PointNetwork(torch.nn.Module):
         self.head = head
         self.positions = positions
         self.waves = waves
+        self.register_buffer("signs", signs, persistent=False)
 
     def forward(
         self,
@@ -243,12 +267,16 @@ class PointNetwork(torch.nn.Module):
                 "and (points, channels)"
             )
         num_clouds = count_clouds(batch, coords, mask)
-        if self.positions is not None:
-            offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
-            x = torch.cat([x, offsets / self.positions], dim=1)
-        y = self.embedding(x)
-        y = y if self.waves is None else y + self.waves(coords)
-        with shared_geometry():
+
+        def network(x: Tensor) -> Tensor:
+            if self.positions is not None:
+                offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
+                x = torch.cat([x, offsets / self.positions], dim=1)
+            y = self.embedding(x)
+            y = y if self.waves is None else y + self.waves(coords)
             for block in self.blocks:
                 y = block(y, coords, edge_index, batch, mask, measure, edge_attr)
-        return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
+            return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
+
+        with shared_geometry():
+            return even_part(self.signs, network, x)

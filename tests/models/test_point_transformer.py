@@ -76,6 +76,7 @@ def test_equivariance(name, scalar, out, pool, poses, readout, attention, positi
         readout=readout,
         attention=attention,
         positions=positions,
+        even_in=[] if seed % 3 else [0, 1],
         encoding=PairKernel(hidden=4) if seed % 2 else None,
         **SMALL,
     ).double()
@@ -223,6 +224,25 @@ def test_export_needs_no_escnn(out, scalar, without_escnn):
     torch.save(network, buffer)
 
 
+@pytest.mark.parametrize("even_in", [[1], [0, 1]])
+def test_even_in_some_fields(even_in):
+    """To the last bit, of the mean of both signs, and in the common sign only."""
+    space = gspaces.flipRot2dOnR2(4)
+    network = PointTransformer(space, mixed(space), "vector", even_in=even_in, pool=None, **SMALL).double()
+    signs = torch.tensor([-1.0 if 0 in even_in else 1.0] * 2 + [-1.0] + [1.0] * 8, dtype=torch.float64)
+    x, coords = cloud(network.in_type)
+    y = network(x, coords, batch=BATCH)
+    assert torch.equal(network(x * signs, coords, batch=BATCH), y)
+    assert torch.equal(network.export()(x * signs, coords, batch=BATCH), network.export()(x, coords, batch=BATCH))
+    agree(network.export()(x, coords, batch=BATCH), y)
+    # The controls: other signs, and the network without the option, whose mean it is.
+    assert (network(x * -signs, coords, batch=BATCH) - y).norm() > 1e-3 * y.norm()
+    odd = PointTransformer(space, mixed(space), "vector", pool=None, **SMALL).double()
+    odd.load_state_dict(network.state_dict())
+    assert (odd(x * signs, coords, batch=BATCH) - odd(x, coords, batch=BATCH)).norm() > 1e-3 * y.norm()
+    agree((odd(x, coords, batch=BATCH) + odd(x * signs, coords, batch=BATCH)) / 2, y)
+
+
 def test_positions_tell_equal_points_apart():
     """Without features a softmax over them sees nothing; positions, kernels and counts see the geometry."""
     space = gspaces.flipRot2dOnR2(4)
@@ -355,6 +375,9 @@ def test_bad_arguments():
         (TypeError, "num_blocks", {"num_blocks": 1.5}),
         (ValueError, "out_type", {"out_type": 0}),
         (ValueError, "samples", {"samples": 4}),
+        (ValueError, "even_in: got 2, needed numbers of the 2 fields", {"even_in": [2]}),
+        (ValueError, "even_in: got -1", {"even_in": [-1]}),
+        (TypeError, "even_in: got 1, needed a list", {"even_in": 1}),
         (NotImplementedError, "samples=8", {"gspace": gspaces.rot2dOnR2(-1)}),
     ):
         with pytest.raises(error, match=message):
