@@ -78,10 +78,11 @@ _GSA_DIGITS = {
     **_OF_DIGITS,
     **_HEADS,
     "stem": "attention",
-    "widths": (8, 8),
+    "stem_heads": 9,
+    "widths": (7, 7),
     "convolutions": (1, 0),
     "attention": (0, 2),
-    "features": 17,
+    "features": 34,
 }
 _DIGITS = {"size": 16, "mean": [0.3075791001319885], "std": [0.3515421450138092]}
 _GSA_ROTMNIST = {
@@ -125,6 +126,7 @@ _PARTICLES = {
     "num_blocks": 4,
     "num_heads": 2,
     "positions": True,
+    "even_in": (0,),
     "pool": None,
 }
 _PATTERNS = {

@@ -103,7 +103,8 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
         options |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
         options |= _ATTENTION if attending else {}
     if name == "gsa-net":
-        options["stem"] = "attention"
+        # Heads look at orbits of places: with few of them, angles between those of the group are seen badly.
+        options |= {"stem": "attention", "stem_heads": 9}
 
     def describe(width: int, features: int) -> dict[str, Any]:
         sizes = {"widths": len(layers) * [width], "features": features}
