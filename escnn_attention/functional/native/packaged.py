@@ -33,6 +33,9 @@ _DECLARATION = (
 _OLDEST = "2.10"
 """The version of PyTorch whose C interface says how many threads there are."""
 
+# PyTorch 2.7, which cannot link them, has no tag for exact strides.
+_TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag]
+
 _library = torch.library.Library("escnn_attention", "FRAGMENT")
 
 
@@ -58,7 +61,7 @@ class PackagedLoop:
         self.source = FOLDER / f"packaged_{fields}.cpp"
         self.operators = {torch.float32: f"{name}_float", torch.float64: f"{name}_double"}
         for operator in self.operators.values():
-            _library.define(operator + _SCHEMA, tags=[torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag])
+            _library.define(operator + _SCHEMA, tags=_TAGS)
             torch.library.register_fake(f"escnn_attention::{operator}", self._empty, lib=_library)
 
     def __call__(self, dtype: torch.dtype, values: Mapping[str, Any], isolating: bool = False) -> Tensor:
