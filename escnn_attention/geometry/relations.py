@@ -178,7 +178,8 @@ def _rotation_vector(matrix: np.ndarray) -> np.ndarray:
     if len(matrix) == 2:
         angle = math.atan2(matrix[1, 0], matrix[0, 0])
         return np.array([math.pi if angle < -math.pi + 1e-9 else angle])
-    vector = Rotation.from_matrix(matrix).as_rotvec()
+    # A copy, since SciPy 1.13 refuses what is read-only.
+    vector = Rotation.from_matrix(matrix.copy()).as_rotvec()
     if np.linalg.norm(vector) > math.pi - 1e-6:
         # Of the two opposite axes always the same one, whatever rounding says.
         first = vector[np.abs(vector) > 1e-6][0]
