@@ -102,7 +102,7 @@ class Lists(Neighbours):
         # The longest lists first, so that those of a chunk are about as long.
         degree, order = self._degree.sort(descending=True, stable=True)
         start = (self._degree.cumsum(0) - self._degree)[order]
-        lengths = degree[: int((degree > 0).sum())].tolist()
+        lengths = _array_of("edge_index", degree[: int((degree > 0).sum())]).tolist()
         out = []
         for i, j in _cuts(lengths, [1] * len(lengths), limit):
             lists = (start[i:j], degree[i:j], lengths[i])
@@ -126,7 +126,7 @@ class WholeClouds(Neighbours):
     def _chunks(self, limit: int) -> list[Chunk]:
         counts, clouds = self._counts.sort(descending=True, stable=True)
         start = (self._counts.cumsum(0) - self._counts)[clouds]
-        lengths = counts.tolist()
+        lengths = _array_of("batch", counts).tolist()
         whole = self._in_order and lengths[:1] == lengths[-1:]
         out = []
         for i, j in _cuts(lengths, lengths, limit):
@@ -216,9 +216,9 @@ class Neighbourhood:
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
-        points = np.from_dlpack(numbers_of("coords", x.double()))  # .numpy() looks at no result within a transform
+        points = _array_of("coords", x.double())
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
-        clouds = np.from_dlpack(numbers_of("batch", cloud.unique(return_inverse=True)[1]))
+        clouds = _array_of("batch", cloud.unique(return_inverse=True)[1])
         # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
         apart = 2 * max(extent, self.radius or 0.0, 1.0)
         points = np.concatenate([points, apart * clouds[:, None]], axis=1)
@@ -300,6 +300,13 @@ def numbers_if_one(values: Tensor) -> Tensor | None:
     return values
 
 
+def _array_of(name: str, values: Tensor) -> np.ndarray:
+    """What :func:`numbers_of` gives, as an array on the CPU."""
+    numbers = numbers_of(name, values)
+    with torch._C._DisableFuncTorch():  # within a transform PyTorch would wrap what it reads
+        return numbers.cpu().numpy()
+
+
 def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
     """The stretch of every cloud; None where the points of a cloud do not lie in one stretch."""
     if batch is None:
@@ -307,8 +314,8 @@ def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
     cloud, counts = torch.unique_consecutive(batch, return_counts=True)
     if len(cloud.unique()) < len(cloud):
         return None
-    stops = counts.cumsum(0).tolist()
-    return [slice(stop - count, stop) for stop, count in zip(stops, counts.tolist(), strict=True)]
+    lengths = _array_of("batch", counts)
+    return [slice(stop - n, stop) for stop, n in zip(lengths.cumsum().tolist(), lengths.tolist(), strict=True)]
 
 
 PointLayer = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor]
