@@ -64,6 +64,9 @@ class PowerSpectrum(ExactBuffers):
                 lengths.append(part.squeeze(-1))
             elif self.kind == "square":
                 lengths.append(part.square().mean(-1))
+            elif part.shape[-1] == 1:
+                # PyTorch before 2.13 keeps the axis of a single number when it writes a norm down.
+                lengths.append(part.squeeze(-1).abs())
             else:
                 lengths.append(torch.linalg.vector_norm(part, dim=-1))
         return torch.stack(lengths, dim=-1)
