@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 __all__ = ["Needs"]
 
 
-class Needs(NamedTuple):
+@dataclass(frozen=True)
+class Needs:
     """What a layer makes of its features for the scores, besides values.
 
     Attributes:

@@ -136,7 +136,7 @@ class Operator(Generic[Arguments]):
 
     def __call__(self, arguments: Arguments) -> Tensor:
         """The output of the loop."""
-        if is_transformed(*arguments[: self._tensors]):
+        if is_transformed(*tuple(arguments)[: self._tensors]):
             return self.passes.plainly(arguments)
         # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it.
         if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not self._holds_memory(arguments):

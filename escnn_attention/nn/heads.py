@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from escnn.nn import FieldType
@@ -147,7 +147,7 @@ def normalised_needs(
             f"qk_norm: got True, but a {name} begins with queries of a certain size; leave it at False, or choose "
             "another encoding"
         )
-    return needs._replace(key_bias=channels)
+    return replace(needs, key_bias=channels)
 
 
 def finished(module: _Module, qk_norm: bool, registers: int = 0) -> _Module:

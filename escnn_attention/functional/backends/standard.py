@@ -13,6 +13,7 @@ do not grow with their size.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -144,7 +145,8 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: Call, bias: PositionalBias
     return torch.cat(parts).index_select(2, blocks.place)
 
 
-class _Stretch(NamedTuple):
+@dataclass(frozen=True)
+class _Stretch:
     """Some of the blocks of a grid, from ``start`` to ``stop``, of positions that see a window or everything."""
 
     blocks: Blocks
