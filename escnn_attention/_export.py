@@ -11,9 +11,19 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops import while_loop as loop_of_pytorch
 
-__all__ = ["exporting", "name_sizes_apart", "packaging", "refuse_scripting", "while_loop", "with_loops"]
+__all__ = [
+    "exporting",
+    "name_sizes_apart",
+    "packaging",
+    "refuse_scripting",
+    "while_loop",
+    "with_loops",
+]
 
 _with_loops = False  # of the process: Dynamo, which follows what is in a loop, reads no context variable
+
+_SAYS_SO_ALWAYS = torch.__version__ < "2.12"
+"""Whether Dynamo has it that all that it follows is for a file."""
 
 _NAMES = 64
 """More than there are sizes in a loop that are only known when a program runs."""
@@ -25,7 +35,24 @@ def exporting() -> bool:
     What it writes down is to run anywhere, for any number of images: no operator but those of PyTorch, and no decision
     by that number.
     """
+    if _SAYS_SO_ALWAYS and torch.compiler.is_dynamo_compiling():
+        return _followed_for_a_file()
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def _followed_for_a_file() -> bool:
+    """Whether what Dynamo follows is for a file."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return torch.compiler._is_exporting_flag or InstructionTranslator.current_tx().export
+
+
+def _run_by_dynamo(function: Callable[..., Any]) -> None:
+    """Have Dynamo run a function, in place of following what it does."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+_run_by_dynamo(_followed_for_a_file)
 
 
 @contextmanager

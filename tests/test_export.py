@@ -100,6 +100,17 @@ def test_nothing_is_exported_by_itself():
     assert seen == [True]
 
 
+def test_what_is_compiled_is_not_exported():
+    class Told(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin() if exporting() else x.cos()
+
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(Told(), backend="eager", fullgraph=True)(x), x.cos())
+    for strict in (False, True):
+        assert torch.equal(torch.export.export(Told(), (x,), strict=strict).module()(x), x.sin())
+
+
 ON_POINTS = [name for name, case in CASES.items() if case.points and name != "HamiltonianNetwork"]
 
 
