@@ -17,6 +17,7 @@ __all__ = [
     "packaging",
     "refuse_scripting",
     "while_loop",
+    "why_no_loops",
     "with_loops",
 ]
 
@@ -24,6 +25,9 @@ _with_loops = False  # of the process: Dynamo, which follows what is in a loop, 
 
 _SAYS_SO_ALWAYS = torch.__version__ < "2.12"
 """Whether Dynamo has it that all that it follows is for a file."""
+
+_OLDEST_WITH_LOOPS = "2.13"
+"""The version of PyTorch whose loops have gradients, and use tensors of sizes that are only known when they run."""
 
 _NAMES = 64
 """More than there are sizes in a loop that are only known when a program runs."""
@@ -83,6 +87,20 @@ def name_sizes_apart() -> None:
                 mode.shape_env.create_unbacked_symint()
 
 
+def why_no_loops() -> str | None:
+    """Why no :func:`while_loop` can be written down, if that is so."""
+    if torch.__version__ < _OLDEST_WITH_LOOPS:
+        return f"got PyTorch {torch.__version__}, needed {_OLDEST_WITH_LOOPS} or later, for a loop in a program"
+    return None
+
+
+def _refuse_loops() -> NoReturn:
+    raise NotImplementedError(f"torch.export of attention between points: {why_no_loops()}")
+
+
+_run_by_dynamo(_refuse_loops)  # which would not tell the message of what it follows
+
+
 def while_loop(
     condition: Callable[..., Tensor], body: Callable[..., tuple[Tensor, ...]], carried: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
@@ -93,7 +111,12 @@ def while_loop(
         body: makes the next of ``carried``, new tensors of the same shapes. It uses any other tensors, too, but no
             sizes that are only known when the program runs, other than those of tensors.
         carried: at first.
+
+    Raises:
+        NotImplementedError: a PyTorch whose loops cannot be written down.
     """
+    if why_no_loops():
+        _refuse_loops()
     out: tuple[Tensor, ...]
     if torch.compiler.is_dynamo_compiling():
         out = loop_of_pytorch(condition, body, carried)

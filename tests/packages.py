@@ -1,8 +1,13 @@
-"""What the tests of packages that AOTInductor compiles have in common."""
+"""What the tests of files have in common, of programs and of packages that AOTInductor compiles."""
 
+import pytest
 from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
+
+from escnn_attention._export import why_no_loops
+
+NEEDS_LOOPS = pytest.mark.skipif(why_no_loops() is not None, reason=why_no_loops() or "there are loops")
 
 # What a machine does that has neither package: arguments are the file, inputs with what is expected of them, and the
 # folder of this package's libraries.

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from escnn_attention.models import GSANet
+from tests.packages import NEEDS_LOOPS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +78,7 @@ def runs(name: str) -> Any:
     if "/pictures/" in name:
         marks.append(pytest.mark.sampled(1, of="pages with pictures"))
     if name.endswith("exporting.md"):
-        marks.append(pytest.mark.sampled(1, of="exported files"))
+        marks += [pytest.mark.sampled(1, of="exported files"), NEEDS_LOOPS]
     return pytest.param(name, marks=marks)
 
 

@@ -98,7 +98,7 @@ def export_network(
     Raises:
         UserError: no trained network, another suffix, a version of the operators that there is not, packages that are
             missing, no compiler for ``compiled``, a file that is there already, no size of images, a network neither of
-            images nor of points, or outputs that are not those of it.
+            images nor of points, one of points and a PyTorch before 2.13, or outputs that are not those of it.
 
     Example:
         >>> from escnn_attention.training.errors import UserError
@@ -193,7 +193,8 @@ def _write_program(subject: Subject, plain: torch.nn.Module, _: int) -> bytes:
 
 def _program(subject: Subject, plain: torch.nn.Module) -> ExportedProgram:
     """The network as PyTorch writes it down."""
-    return torch.export.export(plain, next(subject.trials()), dynamic_shapes=subject.shapes())
+    # As newer versions of PyTorch do by default, run and not read.
+    return torch.export.export(plain, next(subject.trials()), dynamic_shapes=subject.shapes(), strict=False)
 
 
 def _read_program(_: Subject, content: bytes) -> Run:

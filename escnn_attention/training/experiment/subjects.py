@@ -13,6 +13,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 from torch.export import Dim
 
+from escnn_attention._export import why_no_loops
 from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
 from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.models.classifier import InvariantLogits
@@ -25,6 +26,9 @@ __all__ = ["CloudSubject", "ImageSubject", "Run", "Subject", "size_of_data", "su
 
 Run = Callable[..., Tensor]
 """What a file says of its inputs, in their order."""
+
+_MOST_IMAGES = 2**31 - 1
+"""Without a bound PyTorch 2.7 asks whether there are as many as its slices have for an end, and stops."""
 
 
 class Subject(ABC):
@@ -83,7 +87,7 @@ class ImageSubject(Subject):
         return cast(torch.nn.Module, plain.float())
 
     def shapes(self) -> tuple[dict[int, Any], ...]:
-        return ({0: Dim("batch")},)
+        return ({0: Dim("batch", max=_MOST_IMAGES)},)
 
     def trials(self) -> Iterator[tuple[Tensor, ...]]:
         for number in (2, 1, 3):
@@ -224,7 +228,8 @@ def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, d
         data: what it was trained on, as a configuration has it; None if that is not known.
 
     Raises:
-        UserError: a network of neither, or no size of images, or one of points.
+        UserError: a network of neither, or no size of images, or one of points; or a network of points and a PyTorch
+            before 2.13.
     """
     if isinstance(network, HamiltonianNetwork):
         raise UserError(
@@ -235,6 +240,8 @@ def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, d
         return ImageSubject(network, _image_shape(network, source, size_of_data(data) if size is None else size))
     if size is not None:
         raise UserError(f"--size: got {size}, and {type(network).__name__} is a network of points; leave it out")
+    if reason := why_no_loops():
+        raise UserError(f"{source}: {type(network).__name__} is a network of points; {reason}")
     return CloudSubject(network)
 
 

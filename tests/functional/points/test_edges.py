@@ -15,6 +15,7 @@ from escnn_attention import (
     assert_equivariant,
 )
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error, written_out
+from tests.packages import NEEDS_LOOPS
 
 EDGES = torch.tensor([[0, 1, 2, 2, 1, 3, 0], [1, 1, 1, 0, 3, 2, 1]])  # one of them twice
 BATCH = torch.tensor([1, 0, 1, 0, 0, 2, 1])
@@ -210,6 +211,7 @@ def test_transforms_go_over_features():
     )
 
 
+@NEEDS_LOOPS
 @pytest.mark.parametrize("options", [{}, {"normalization": "count"}, {"encoding": "rotary", "query": "all"}], ids=str)
 def test_what_is_written_down_is_the_same(options, monkeypatch):
     """Edges that are there several times, tables, points that are hidden."""

@@ -14,7 +14,7 @@ from escnn_attention.functional.native import build, packaged
 from escnn_attention.functional.points import loop
 from escnn_attention.models import compile_package
 from tests import spaces
-from tests.packages import ELSEWHERE, exported, times_written
+from tests.packages import ELSEWHERE, NEEDS_LOOPS, exported, times_written
 
 C4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(C4, 2)
@@ -109,6 +109,7 @@ def check_values(run: Callable[..., list[Tensor]], plain: nn.Module, tolerances:
                 assert not found[BATCH == 1].isnan().any()
 
 
+@NEEDS_LOOPS
 @pytest.mark.sampled(1, of="exported files")
 @pytest.mark.usefixtures("compiler")
 @torch.no_grad()
@@ -125,6 +126,7 @@ def test_a_package_of_points_where_neither_package_is(tmp_path, run_python):
     check_equivariance(run, tolerances)
 
 
+@NEEDS_LOOPS
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -149,6 +151,7 @@ def loops_of(program: ExportedProgram) -> int:
     return times_written(program, "attention_between_points")
 
 
+@NEEDS_LOOPS
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler):
@@ -161,6 +164,7 @@ def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler)
     assert loops_of(program_of(plain)) == 0
 
 
+@NEEDS_LOOPS
 def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(compiler, monkeypatch):
     with with_loops():
         assert loops_of(program_of(layer("own keys"))) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnxruntime
 from typer.testing import CliRunner
 
-from escnn_attention import LiftingSelfAttention
+from escnn_attention import LiftingSelfAttention, _export
 from escnn_attention.models import (
     EquivariantClassifier,
     HamiltonianNetwork,
@@ -27,6 +27,7 @@ from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import export
 from escnn_attention.training.experiment.export import export_network
+from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
 
 
@@ -100,10 +101,15 @@ def test_a_network_by_its_name(tmp_path):
     with pytest.raises(UserError, match=r"--size: .*mine does not say how large its images are"):
         export_network(tmp_path / "mine", tmp_path / "m.pt2")
     assert export_network(tmp_path / "mine", tmp_path / "m.pt2", size=8).things == "images 1×8×8"
-    clouds = export_network("point-transformer-constellations", tmp_path / "c.pt2")
-    assert clouds.inputs == ("features", "coords", "batch")
     with pytest.raises(UserError, match=r"RUN_OR_NAME: got hybrid-digit, needed a folder, .* hybrid-digits"):
         export_network("hybrid-digit", tmp_path / "d.pt2")
+
+
+@NEEDS_LOOPS
+@pytest.mark.usefixtures("as_modules")
+def test_a_network_of_points_by_its_name(tmp_path):
+    clouds = export_network("point-transformer-constellations", tmp_path / "c.pt2")
+    assert clouds.inputs == ("features", "coords", "batch")
 
 
 def test_a_file_that_says_something_else_is_not_written(folder, small, tmp_path, monkeypatch):
@@ -226,6 +232,7 @@ class Short(torch.nn.Module):
         return x[:, 1:] * (1 + batch[:, None]) + (coords - coords.mean(0)) * edge_attr.square().mean()
 
 
+@NEEDS_LOOPS
 def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
     fields = {"scalar": 1, "vector": 1}
@@ -248,6 +255,7 @@ def test_the_command_writes_networks_of_points(tmp_path, monkeypatch):
     assert "--size: got 5, and PointTransformer is a network of points" in " ".join(again.output.split())
 
 
+@NEEDS_LOOPS
 @pytest.mark.sampled(1, of="exported files")
 @pytest.mark.parametrize("kind", ["invariants", "tensors", "LieTransformer", "PlatonicTransformer"])
 def test_programs_of_points(kind, tmp_path, monkeypatch):
@@ -278,6 +286,7 @@ def test_programs_of_points(kind, tmp_path, monkeypatch):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@NEEDS_LOOPS
 @pytest.mark.usefixtures("as_modules")
 def test_points_that_are_not_equivariant(tmp_path, monkeypatch):
     """A file that says where points are; and a network of which there is no file."""
@@ -304,3 +313,10 @@ def test_points_that_are_not_equivariant(tmp_path, monkeypatch):
     loaded(HamiltonianNetwork(points(gspaces.rot2dOnR2(3), 2, 1)), monkeypatch)
     with pytest.raises(UserError, match=r"run: a HamiltonianNetwork takes gradients .* network\.potential"):
         export_network("run", tmp_path / "h.pt2")
+
+
+def test_networks_of_points_where_there_are_no_loops(tmp_path, monkeypatch):
+    monkeypatch.setattr(_export, "_OLDEST_WITH_LOOPS", "99.0")
+    loaded(points(gspaces.rot2dOnR2(3), 2, 3), monkeypatch)
+    with pytest.raises(UserError, match=r"run: PointTransformer is a network of points; got PyTorch .*, needed 99\.0"):
+        export_network("run", tmp_path / "n.pt2")
