@@ -50,7 +50,7 @@ def test_modules_that_escnn_has_no_export_of(name):
     module = MODULES[name]()
     net = en.SequentialModule(ea.PoseLinear(REGULAR, module.in_type), module).double().eval()
     plain, x = exported(net), torch.randn(3, REGULAR.size, 6, 6, dtype=torch.float64)
-    program = torch.export.export(plain, (x,), dynamic_shapes=({0: Dim("batch")},)).module()
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: Dim("batch", max=99)},), strict=False).module()
     for images in (x, x[:2]):
         expected = net(REGULAR(images)).tensor
         for found in (plain(images), program(images)):

@@ -49,7 +49,7 @@ def tensors_of(loop: str) -> list[torch.Tensor]:
 
 
 def program(*dtypes: torch.dtype, loop: str = "grids") -> torch.export.ExportedProgram:
-    return torch.export.export(Calls(loop, *dtypes), tuple(tensors_of(loop)))
+    return torch.export.export(Calls(loop, *dtypes), tuple(tensors_of(loop)), strict=False)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -168,6 +168,7 @@ def test_operators_between_points_do_what_they_say(options, dtype, run_here, mon
     check_operator(layer, (x,), run_here, monkeypatch)
 
 
+@pytest.mark.skipif(torch.__version__ < packaged._OLDEST, reason=f"needed PyTorch {packaged._OLDEST} or later")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_libraries_of_the_precisions_that_are_used(loop, monkeypatch):
     built = []
@@ -195,8 +196,9 @@ def test_libraries_of_the_precisions_that_are_used(loop, monkeypatch):
 
 
 def test_why_nothing_can_be_linked(monkeypatch):
-    if shutil.which("c++"):
+    if shutil.which("c++") and torch.__version__ >= packaged._OLDEST:
         assert packaged.why_not_linked() is None
+    monkeypatch.setattr(packaged, "_OLDEST", "2.7")
     monkeypatch.setenv("CXX", '"')
     assert "CXX: got" in str(packaged.why_not_linked())
     monkeypatch.setattr(packaged, "_OLDEST", "99.0")
