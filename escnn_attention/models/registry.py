@@ -96,6 +96,7 @@ _GSA_ROTMNIST = {
     "attention": (0, 2, 1),
     "num_heads": 10,
 }
+_GSA_R8_ROTMNIST = {**_GSA_ROTMNIST, "widths": (13, 13, 13)}
 _STEERABLE_ROTMNIST = {
     **_OF_DIGITS,
     "widths": (8, 10, 18),
@@ -164,6 +165,7 @@ _NETWORKS = {
     "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2, "CIFAR10"),
     "gsa-net-digits": _Named(HybridNet, _many_rotations, "Digits", _GSA_DIGITS, _DIGITS),
     "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
+    "gsa-net-r8-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _GSA_R8_ROTMNIST),
     "gsa-net-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _GSA_ROTMNIST),
     "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
     "hybrid-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _HYBRID_ROTMNIST),
@@ -201,7 +203,7 @@ def list_models(*, pretrained: bool = False) -> list[str]:
     Example:
         >>> from escnn_attention import models
         >>> [name for name in models.list_models() if name.endswith("rotmnist") and "p4" not in name]
-        ['gsa-net-rotmnist', 'hybrid-rotmnist', 'steerable-rotmnist']
+        ['gsa-net-r8-rotmnist', 'gsa-net-rotmnist', 'hybrid-rotmnist', 'steerable-rotmnist']
     """
     check_bool("pretrained", pretrained)
     with_weights = {path.parent.name for path in _WEIGHTS.glob(f"*/{WEIGHTS}")}
@@ -231,7 +233,8 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         ('HybridNet', 'C8')
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``gsa-net-rotmnist``, which has fewer parameters than the paper's R4 network (:meth:`GSANet.rotmnist`),
+    ``gsa-net-rotmnist`` and ``gsa-net-r8-rotmnist``, which have fewer parameters than the paper's R4 and R8 networks
+    (:meth:`GSANet.rotmnist`),
     ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits, which are those that
     ``escnn-attention compare`` trains.
     """

@@ -22,6 +22,7 @@ SMALL = {
     "dense-net-pcam": {},
     "gsa-net-cifar10": {"channels": 6},
     "gsa-net-pcam": {"channels": 6},
+    "gsa-net-r8-rotmnist": {"widths": (2, 2, 2)},
     "gsa-net-rotmnist": {"widths": (2, 2, 2)},
     "hybrid-rotmnist": {"widths": (2, 2, 2)},
     "p4-cnn-rotmnist": {"width": 1},
@@ -169,7 +170,7 @@ def test_the_network_of_constellations_is_that_of_its_recipe():
     assert {key: config["data"]["init_args"][key] for key in data["init_args"]} == data["init_args"]
 
 
-@pytest.mark.parametrize("name", ["gsa-net-rotmnist", "hybrid-rotmnist", "steerable-rotmnist"])
+@pytest.mark.parametrize("name", ["gsa-net-r8-rotmnist", "gsa-net-rotmnist", "hybrid-rotmnist", "steerable-rotmnist"])
 def test_networks_of_rotated_digits_are_those_of_their_recipes(name):
     yaml = pytest.importorskip("yaml")
     recipes = ROOT / "examples" / "recipes" / "configurations"
