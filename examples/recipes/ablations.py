@@ -28,7 +28,7 @@ from escnn_attention.training.comparison.training import configure, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error
-from examples.experiments.runs import NETWORK, set_value
+from examples.experiments.runs import DATA, NETWORK, set_value
 
 RECIPE = "the recipe"
 _RATE, _WEIGHT_DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
@@ -54,6 +54,7 @@ _TRAINING: Mapping[str, Mapping[str, Any]] = {
     "half the learning rate": {_RATE: 0.003},
     "a constant learning rate": {"model.schedule": "constant", "model.warm_up": 0, _RATE: 0.002},
     "an average of the weights over 50 steps": {"model.ema": 0.98},
+    "digits rotated by up to 45°, the complement of C8": {f"{DATA}.rotate_train": 45.0},
 }
 
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -73,6 +74,8 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "two convolutions, two blocks": _network(convolutions=[1, 1], attention=[0, 2]),
         "logits read by a class token": _TOKEN,
         **_TRAINING,
+        "keys of all poses, encoding by an MLP": _network(keys="all", encoding="mlp"),
+        "the same, and of two registers": _network(keys="all", encoding="mlp", block=_BLOCK | {"registers": 2}),
     },
     "gsa-net": {
         RECIPE: {},
@@ -83,6 +86,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "stochastic depth of 0.1": _block(drop_path=0.1),
         "logits read by a class token": _TOKEN,
         **_TRAINING,
+        "four heads in the lifting layer, not nine": _network(stem_heads=4),
     },
 }
 """What is changed of a training, by the network's name and that of the change: new values of the configuration."""

@@ -103,7 +103,7 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
         options |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
         options |= _ATTENTION if attending else {}
     if name == "gsa-net":
-        # Heads look at orbits of places: with few of them, angles between those of the group are seen badly.
+        # Each looks at an orbit of places at first: four would leave most of the window out.
         options |= {"stem": "attention", "stem_heads": 9}
 
     def describe(width: int, features: int) -> dict[str, Any]:
