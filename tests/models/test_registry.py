@@ -170,6 +170,18 @@ def test_the_network_of_constellations_is_that_of_its_recipe():
     assert {key: config["data"]["init_args"][key] for key in data["init_args"]} == data["init_args"]
 
 
+def test_the_network_of_charged_particles_is_that_of_its_recipe_made_even():
+    yaml = pytest.importorskip("yaml")
+    recipe = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
+    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    name = "point-transformer-charged-particles"
+    described = config["model"]["network"]
+    assert described["init_args"].pop("gspace") == {"class_path": "escnn.gspaces.octaOnR3"}
+    assert described["init_args"] | {"even_in": (0,)} == registry._NETWORKS[name].options
+    assert config["task"] == task_of(name)
+    assert config["data"]["init_args"]["conjugate_train"]  # which is why it may be made even afterwards
+
+
 @pytest.mark.parametrize("name", ["gsa-net-r8-rotmnist", "gsa-net-rotmnist", "hybrid-rotmnist", "steerable-rotmnist"])
 def test_networks_of_rotated_digits_are_those_of_their_recipes(name):
     yaml = pytest.importorskip("yaml")
