@@ -44,6 +44,13 @@ def in_jupyter(notebook):
     return printed(run)
 
 
+def test_it_shows_nothing_of_the_machine_that_ran_it():
+    shown = nbformat.read(NOTEBOOK, as_version=4)
+    outputs = [output for cell in shown.cells for output in cell.get("outputs", ())]
+    assert outputs
+    assert not [output for output in outputs if output.get("name") == "stderr"]  # where warnings name files
+
+
 @pytest.mark.parametrize("run", [here, pytest.param(in_jupyter, marks=pytest.mark.exhaustive)])
 def test_it_runs_and_shows_what_it_shows(run, monkeypatch, quick_path):
     monkeypatch.setenv("PYTHONPATH", quick_path)
