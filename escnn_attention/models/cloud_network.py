@@ -83,13 +83,8 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
                 or with a batch norm a single cloud in training.
         """
         x = self._as_cloud(input, coords)
-
-        def network(features: Tensor) -> Tensor:
-            cloud = GeometricTensor(features, x.type, x.coords)
-            return self._forward(cloud, edge_index, batch, mask, measure, edge_attr)
-
         with shared_geometry():
-            return even_part(self.signs, network, x.tensor)
+            return self._forward(x, edge_index, batch, mask, measure, edge_attr)
 
     def _as_cloud(self, input: GeometricTensor | Tensor, coords: Tensor | None) -> GeometricTensor:
         """The features at points, if they fit the network."""
@@ -110,16 +105,20 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
     ) -> Tensor:
         num_clouds = count_clouds(batch, x.coords, mask)
         cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        features = x.tensor
+        offsets: Tensor | None = None
         if self.positions is not None:
-            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(features.dtype)
-            features = torch.cat([features, offsets / self.positions], dim=1)
-        y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
-        y = GeometricTensor(y.tensor if self.waves is None else y.tensor + self.waves(x.coords), y.type, x.coords)
-        for block in self.blocks:
-            y = block(y, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
-        y = y if self.norm is None else self.norm(y)
-        return read(self.head, y.tensor, batch, num_clouds, mask, measure)
+            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(x.tensor.dtype) / self.positions
+
+        def network(features: Tensor) -> Tensor:
+            features = features if offsets is None else torch.cat([features, offsets], dim=1)
+            y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
+            y = GeometricTensor(y.tensor if self.waves is None else y.tensor + self.waves(x.coords), y.type, x.coords)
+            for block in self.blocks:
+                y = block(y, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
+            y = y if self.norm is None else self.norm(y)
+            return read(self.head, y.tensor, batch, num_clouds, mask, measure)
+
+        return even_part(self.signs, network, x.tensor)
 
     def _check_coords(self, coords: Any, features: Tensor) -> Tensor:
         """``coords``, if they are those of features that are a tensor."""

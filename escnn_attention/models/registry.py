@@ -234,9 +234,8 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
 
     Source: each name is a network of the paper that its class cites, with the options given there, but for
     ``gsa-net-rotmnist`` and ``gsa-net-r8-rotmnist``, which have fewer parameters than the paper's R4 and R8 networks
-    (:meth:`GSANet.rotmnist`),
-    ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits, which are those that
-    ``escnn-attention compare`` trains.
+    (:meth:`GSANet.rotmnist`), ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits,
+    which are those that ``escnn-attention compare`` trains.
     """
     _check_name(name, list_models())
     if pretrained is not None and check_bool("pretrained", pretrained):

@@ -267,12 +267,12 @@ class PointNetwork(torch.nn.Module):
                 "and (points, channels)"
             )
         num_clouds = count_clouds(batch, coords, mask)
+        offsets: Tensor | None = None
+        if self.positions is not None:
+            offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype) / self.positions
 
         def network(x: Tensor) -> Tensor:
-            if self.positions is not None:
-                offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype)
-                x = torch.cat([x, offsets / self.positions], dim=1)
-            y = self.embedding(x)
+            y = self.embedding(x if offsets is None else torch.cat([x, offsets], dim=1))
             y = y if self.waves is None else y + self.waves(coords)
             for block in self.blocks:
                 y = block(y, coords, edge_index, batch, mask, measure, edge_attr)
