@@ -26,9 +26,18 @@ class Data(str, Enum):
 
 
 @training_command(app)
-def table1(small: Small = False, out: Out = _OUT, **training: Any) -> None:
+def table1(
+    small: Small = False,
+    out: Out = _OUT,
+    recipe: Annotated[
+        bool, typer.Option("--recipe", help="Train by the recipe of docs/training_attention.md, 15 epochs.")
+    ] = False,
+    **training: Any,
+) -> None:
     """Table 1: rotated MNIST, the p4-CNN, its attentive versions, and larger ones."""
-    _execute("table1", tables.table_1(small), small, out, training)
+    if recipe and small:
+        raise typer.BadParameter("the small version has it already", param_hint="--recipe")
+    _execute("table1-recipe" if recipe else "table1", tables.table_1(small, recipe), small, out, training)
 
 
 @training_command(app)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from examples.experiments.recipe import RECIPE
+from examples.experiments.recipe import SMALL_RECIPE
 from examples.experiments.runs import DATA, NETWORK, Run
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
@@ -99,7 +99,7 @@ SMALL = (
 """What the small version is."""
 
 _SMALL_TRAINING: dict[str, Any] = {
-    **RECIPE,
+    **SMALL_RECIPE,
     f"{DATA}.limit_train": 3000,
     f"{DATA}.limit_valid": 2000,
     "trainer.max_epochs": 10,

@@ -55,6 +55,23 @@ def test_table_1_is_that_of_the_paper():
     ]
 
 
+def test_table_1_by_the_recipe_has_the_networks_of_the_paper():
+    """But for the dropout; and the training is that of the small versions."""
+    paper, ours = tables.table_1(small=False), tables.table_1(small=False, recipe=True)
+    assert [(run.label, run.published, parameters(run)) for run in ours] == [
+        (run.label, run.published, parameters(run)) for run in paper
+    ]
+    assert {run.name for run in ours}.isdisjoint(run.name for run in paper)
+    for run in ours:
+        config = run.configuration()
+        assert config["trainer"]["max_epochs"] == 15
+        assert config["model"]["network"]["init_args"]["dropout"] == 0
+        assert config["data"]["init_args"] == {"batch_size": 32, "rotate_train": 90}
+        small = tables.table_1(small=True)[0].configuration()["model"]
+        for name in ("optimizer", "decay", "schedule", "label_smoothing"):
+            assert config["model"][name] == small[name]
+
+
 def test_table_2_is_that_of_the_paper():
     runs = tables.table_2(small=False)
     plain, augmented = runs[:6], runs[6:]
@@ -234,6 +251,12 @@ def test_mistakes_are_named(tmp_path):
     result = CliRunner().invoke(cli.app, ["table2", *options])
     assert result.exit_code == 2
     assert "--learning-rate" in result.output
+
+
+def test_the_small_table_1_has_the_recipe_already():
+    result = CliRunner().invoke(cli.app, ["table1", "--small", "--recipe"])
+    assert result.exit_code == 2
+    assert "--recipe" in result.output
 
 
 def test_help_says_what_there_is():
