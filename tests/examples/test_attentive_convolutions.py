@@ -254,6 +254,8 @@ def test_mistakes_are_named(tmp_path):
 
 
 def test_the_small_table_1_has_the_recipe_already():
+    with pytest.raises(ValueError, match="recipe: "):
+        tables.table_1(small=True, recipe=True)
     result = CliRunner().invoke(cli.app, ["table1", "--small", "--recipe"])
     assert result.exit_code == 2
     assert "--recipe" in result.output
