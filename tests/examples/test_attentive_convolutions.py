@@ -57,19 +57,24 @@ def test_table_1_is_that_of_the_paper():
 
 def test_table_1_by_the_recipe_has_the_networks_of_the_paper():
     """But for the dropout; and the training is that of the small versions."""
-    paper, ours = tables.table_1(small=False), tables.table_1(small=False, recipe=True)
+    paper, (*ours, plain, attentive) = tables.table_1(small=False), tables.table_1(small=False, recipe=True)
     assert [(run.label, run.published, parameters(run)) for run in ours] == [
         (run.label, run.published, parameters(run)) for run in paper
     ]
     assert {run.name for run in ours}.isdisjoint(run.name for run in paper)
-    for run in ours:
+    for run in (*ours, plain, attentive):
         config = run.configuration()
+        order = config["model"]["network"]["init_args"]["gspace"]["init_args"]["N"]
+        assert order == (4 if run in ours else 8)
         assert config["trainer"]["max_epochs"] == 15
         assert config["model"]["network"]["init_args"]["dropout"] == 0
-        assert config["data"]["init_args"] == {"batch_size": 32, "rotate_train": 90}
+        assert config["data"]["init_args"] == {"batch_size": 32, "rotate_train": 360 / order}
         small = tables.table_1(small=True)[0].configuration()["model"]
         for name in ("optimizer", "decay", "schedule", "label_smoothing"):
             assert config["model"][name] == small[name]
+    assert (plain.group, plain.kind, attentive.group, attentive.kind) == ("C8", "plain", "C8", "attention")
+    assert (plain.published, attentive.published) == (None, None)
+    assert (parameters(plain), parameters(attentive)) == (52_892, 55_248)
 
 
 def test_table_2_is_that_of_the_paper():
