@@ -229,25 +229,27 @@ class _Grouped(torch.autograd.Function):
         """Keep what the backward pass needs; the map itself."""
         map_ = weight if index is None else gather_columns(weight, Columns(index, groups))
         ctx.save_for_backward(x, weight, index, None if index is None else map_)
-        ctx.groups, ctx.of_bias = groups, None if bias is None else bias.shape
+        ctx.groups, ctx.num_columns, ctx.of_bias = groups, weight.shape[1], None if bias is None else bias.shape
         return map_
 
     @staticmethod
-    def kept(ctx: Any) -> tuple[Tensor, Tensor]:
-        """What was mapped, and the map, by operations that autograd looks through where it asks for that."""
+    def kept(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The input, the map and the index of its columns. Gradient checkpointing allows one call in a backward pass.
+
+        Where autograd records the backward pass, the map is gathered again from the weights.
+        """
         x, weight, index, map_ = ctx.saved_tensors
         if map_ is None:
-            return x, weight
-        return x, gather_columns(weight, Columns(index, ctx.groups)) if torch.is_grad_enabled() else map_
+            return x, weight, index
+        return x, gather_columns(weight, Columns(index, ctx.groups)) if torch.is_grad_enabled() else map_, index
 
     @staticmethod
-    def weight_gradient(ctx: Any, y: Tensor, x: Tensor, map_: Tensor) -> Tensor | None:
+    def weight_gradient(ctx: Any, y: Tensor, x: Tensor, map_: Tensor, index: Tensor | None) -> Tensor | None:
         """The gradient of the weights, of the outputs' and the inputs' side of the map."""
         if not ctx.needs_input_grad[1]:
             return None
-        _, weight, index, _ = ctx.saved_tensors
         of_map = _weight_gradient(y, x, map_)
-        return of_map if index is None else add_columns(of_map, index, weight.shape[1])
+        return of_map if index is None else add_columns(of_map, index, ctx.num_columns)
 
 
 class _GroupedLinear(_Grouped):
@@ -257,10 +259,10 @@ class _GroupedLinear(_Grouped):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, map_ = _Grouped.kept(ctx)
+        x, map_, index = _Grouped.kept(ctx)
         return (
             grouped_linear_transpose(grad, map_) if ctx.needs_input_grad[0] else None,
-            _Grouped.weight_gradient(ctx, grad, x, map_),
+            _Grouped.weight_gradient(ctx, grad, x, map_, index),
             _bias_gradient(grad, map_, ctx.of_bias) if ctx.needs_input_grad[2] else None,
             *(None, None),
         )
@@ -273,10 +275,10 @@ class _GroupedLinearTranspose(_Grouped):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, map_ = _Grouped.kept(ctx)
+        y, map_, index = _Grouped.kept(ctx)
         return (
             grouped_linear(grad, map_) if ctx.needs_input_grad[0] else None,
-            _Grouped.weight_gradient(ctx, y, grad, map_),
+            _Grouped.weight_gradient(ctx, y, grad, map_, index),
             grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None,
             *(None, None),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +14,8 @@ from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.backends import native, triton
 from escnn_attention.functional.backends.grid_loop import Arguments
 from escnn_attention.functional.convolutions import attentive
+from escnn_attention.functional.gather import Columns, gather_columns
+from escnn_attention.functional.matmul import add_to_each, grouped_linear, grouped_linear_transpose, matmul
 from escnn_attention.functional.points import native as points_native
 from escnn_attention.functional.points import pair_mlp
 from tests.functional.backends.test_triton import interpreted
@@ -203,6 +205,78 @@ def test_only_gradients_that_are_needed():
     torch.autograd.grad(scale(call._replace(x=x)).sum(), call.factor)
     # The pass is told of those that require one.
     assert SEEN == [[True, True], [False, True]] or SEEN == [[False, True], [False, True]]
+
+
+def _tensor(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def _columns() -> Columns:
+    return Columns(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
+
+
+# What goes through each function that has a backward pass of its own.
+FUNCTIONS = {
+    "_AddToEach": lambda: add_to_each(_tensor(2, 3, 4), _tensor(2, 1, 4)),
+    "_Direct": lambda: scale(a_scale()),
+    "_GatherColumns": lambda: gather_columns(_tensor(6, 3), _columns()),
+    "_GroupedLinear": lambda: grouped_linear(_tensor(5, 3), _tensor(6, 3), columns=_columns()),
+    "_GroupedLinearTranspose": lambda: grouped_linear_transpose(_tensor(2, 5, 2, 3), _tensor(6, 3), columns=_columns()),
+    "_Matmul": lambda: matmul(_tensor(2, 3, 4), _tensor(2, 4, 5)),
+}
+
+
+def _check_reads(function: Callable[[], Tensor]) -> None:
+    """Take gradients with what checkpoints allow: saved tensors are read once in a backward pass."""
+    read: set[object] = set()
+
+    def unpack(saved: tuple[object, Tensor]) -> Tensor:
+        assert saved[0] not in read, "a saved tensor is read twice"
+        read.add(saved[0])
+        return saved[1]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (object(), t), unpack):
+        out = function()
+        out.square().sum().backward()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_saved_tensors_are_read_once(name):
+    def checked() -> Tensor:
+        out = FUNCTIONS[name]()
+        nodes, seen = [out.grad_fn], set()
+        while nodes:
+            node = nodes.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                nodes += [following for following, _ in node.next_functions]
+        assert f"{name}Backward" in {node.name() for node in seen}
+        return out
+
+    _check_reads(checked)
+
+
+def test_no_function_is_left_out():
+    """Each class that PyTorch differentiates by a backward pass of ours, but those that only others extend."""
+    found = [torch.autograd.Function]
+    for kind in found:
+        found += [k for k in kind.__subclasses__() if k.__module__.startswith("escnn_attention.")]
+    assert {kind.__name__ for kind in found[1:] if "backward" in vars(kind)} == set(FUNCTIONS)
+
+
+def test_what_is_read_twice_is_found():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (ctx.saved_tensors[0] + ctx.saved_tensors[0])
+
+    with pytest.raises(AssertionError, match="read twice"):
+        _check_reads(lambda: Twice.apply(_tensor(3)))
 
 
 def test_a_wrong_gradient_is_found_out():

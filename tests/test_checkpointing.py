@@ -1,0 +1,79 @@
+"""Every layer and network under gradient checkpointing: the values and gradients of the plain run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tests.layers import CASES, there
+from tests.test_modes import BACKENDS, compute_by, served
+
+Function = Callable[..., Tensor]
+
+
+def results(function: Function, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of a loss by inputs and weights."""
+    torch.manual_seed(2)
+    out = function(*inputs)
+    for t in (*inputs, *weights):
+        t.grad = None
+    out.square().sum().backward()  # checkpoints that are reentrant do without torch.autograd.grad
+    return [out.detach(), *(torch.zeros_like(t) if t.grad is None else t.grad for t in (*inputs, *weights))]
+
+
+def check(function: Function, inputs: list[Tensor], weights: list[Tensor]) -> None:
+    """Both kinds of checkpoints give what the function does."""
+    inputs = [t.requires_grad_() for t in inputs]
+    expected = results(function, inputs, weights)
+    for reentrant in (False, True):
+        found = results(lambda *x, r=reentrant: checkpoint(function, *x, use_reentrant=r), inputs, weights)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_and_networks(name):
+    case = CASES[name]
+    module = case.drawn()
+    check(lambda *inputs: case.output(module, *inputs), case.inputs(module), list(module.parameters()))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", CASES)
+def test_random_numbers_are_drawn_again(name):
+    """Dropout, dropped paths and turned samples in training mode, for coordinates that require no gradient."""
+    case = replace(CASES[name], training=True)
+    module = case.drawn()
+    for part in module.modules():
+        if isinstance(getattr(part, "dropout", None), float):
+            part.dropout = 0.3
+    features, *coords = case.inputs(module)
+    check(lambda x: case.output(module, x, *coords), [features], list(module.parameters()))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "HamiltonianNetwork"])
+def test_exports(name):
+    case = CASES[name]
+    module = case.drawn()
+    inputs, plain = case.inputs(module), copy.deepcopy(module).export()
+    arguments = {key: there(value, inputs[0]) for key, value in case.arguments.items()}
+    check(lambda *x: plain(*x, **arguments), inputs, list(plain.parameters()))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_backend(name, backend):
+    case = CASES[name]
+    if backend not in served(case):
+        pytest.skip("it does not serve this layer")
+    module = case.drawn()
+    compute_by(module, backend)
+    check(lambda *inputs: case.output(module, *inputs), case.inputs(module), list(module.parameters()))
