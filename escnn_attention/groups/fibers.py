@@ -8,6 +8,7 @@ Of a continuous group there are samples, which stand for all elements: see :mod:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -26,6 +27,7 @@ __all__ = [
     "Fibers",
     "FrameSegment",
     "columns_of",
+    "count_irreps",
     "fibers",
     "frames",
     "generic_fibers",
@@ -334,6 +336,11 @@ def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]
         starts.setdefault(representation, []).append(start)
         start += representation.size
     return [(r, np.array(first)[:, None] + np.arange(r.size)) for r, first in starts.items()]
+
+
+def count_irreps(field_type: FieldType) -> Counter[tuple]:
+    """How often each irrep is in a type."""
+    return Counter(irrep for representation in field_type.representations for irrep in representation.irreps)
 
 
 def _as_permutation(matrices: np.ndarray) -> np.ndarray | None:

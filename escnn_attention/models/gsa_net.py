@@ -332,7 +332,7 @@ def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> Se
 
 def _norms(block: Mapping[str, Any] | None, eps: float) -> Callable[[FieldType], tuple[EquivariantModule, ...]]:
     """What makes what follows the lifting, and every block where it is wanted."""
-    kind = check_norm_kind((block or {}).get("norm_kind", "layer"))
+    kind = check_norm_kind((block or {}).get("norm_kind"))
     return lambda fields: (norm_of(fields, kind, "sample", eps), SiLU(fields))
 
 

@@ -140,8 +140,9 @@ class HybridNet(EquivariantClassifier):
             else:
                 stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, **lifting)
             fields = wider
-        norm_kind = (block or {}).get("norm_kind", "layer") if attention[-1] and last_norm else None
-        stages |= _last_stages(fields, num_classes, norm_kind, features, class_token)
+        if attention[-1] and last_norm:
+            stages["norm"] = norm_of(fields, check_norm_kind((block or {}).get("norm_kind")))
+        stages |= _last_stages(fields, num_classes, features, class_token)
         super().__init__(stages, num_classes if class_token is None else None)
 
 
@@ -185,12 +186,10 @@ def _outline(
 
 
 def _last_stages(
-    fields: FieldType, num_classes: int, norm_kind: Any, features: int | None, class_token: Mapping[str, int] | None
+    fields: FieldType, num_classes: int, features: int | None, class_token: Mapping[str, int] | None
 ) -> dict[str, EquivariantModule]:
-    """What follows the last stage of the outline: a norm, a pointwise convolution, a token, each where it is asked."""
+    """What follows the last norm: a pointwise convolution and a token, each where it is asked."""
     stages: dict[str, EquivariantModule] = {}
-    if norm_kind is not None:
-        stages["norm"] = norm_of(fields, check_norm_kind(norm_kind))
     if features is not None:
         wider = FieldType(fields.gspace, check_int("features", features) * [fields.gspace.regular_repr])
         stages["features"] = _CONVOLUTIONS[fields.gspace.dimensionality](fields, wider, 1, recompute=True)

@@ -174,6 +174,10 @@ class LieTransformer(CloudNetwork):
             "num_neighbours": num_neighbours,
         }
         self.embedding = PoseLinear(in_type, hidden)
+        # As that of torch.nn.Linear: without a bias the norm leaves of a lone scalar its sign.
+        bias = self.embedding.plain.projection.bias
+        assert bias is not None
+        torch.nn.init.uniform_(bias, -(in_type.size**-0.5), in_type.size**-0.5)
         self.blocks = torch.nn.ModuleList(
             LieTransformerBlock(hidden, num_heads, **options) for _ in range(check_int("num_blocks", num_blocks))
         )

@@ -116,7 +116,8 @@ class PlatonicTransformer(CloudNetwork):
         y &= W_2\,\sigma\big(W_1 \operatorname{pool}_i f^L_i\big)
 
     with the blocks of :class:`PlatonicBlock`, equivariant maps W and a last one to fields of any type. Without
-    ``positions`` it is invariant under translations.
+    ``positions`` it is invariant under translations. As published, the embedding W has no bias, and norms take out the
+    scale of what it embeds: a lone scalar needs a second feature beside it that is constant, such as 1.
 
     Args:
         gspace: the symmetry, over R^2 or R^3, with a finite fiber group.

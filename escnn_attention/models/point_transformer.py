@@ -15,7 +15,7 @@ from escnn_attention._checks import check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.geometry.relations import Relation
-from escnn_attention.groups.fibers import Fibers, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, invariant_vectors
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
@@ -58,7 +58,8 @@ class PointTransformer(CloudNetwork):
     permutations; for a continuous one the better the more ``samples`` there are. With the trivial gspace it is an
     ordinary transformer that sees offsets.
 
-    Scalar features are embedded as scalars, and the first block makes poses of them.
+    Scalar features are embedded as scalars, as many as ``fields`` has (each regular field with one), and the first
+    block makes poses of them.
 
     Attention with a softmax takes means of its values: where the features are equal at all points, they remain so,
     whatever the geometry. For clouds without features give ``positions=True``, or ``attention={"kernel_features": 8}``
@@ -95,7 +96,7 @@ class PointTransformer(CloudNetwork):
             :class:`~escnn_attention.PowerSpectrum` of f in place of z. That is exact for continuous groups, too.
         readout: whether the MLP acts on the pooled features of ``"clouds"``, or at ``"points"`` before they are pooled,
             which makes sums over the points extensive.
-        head_fields: the fields of z, by default ``fields``.
+        head_fields: the fields of z, by default as many as ``fields`` has scalars, each regular field with one.
         head_layers: the hidden layers of the MLP, each as wide as z.
         batch_norm: whether invariants go through a batch norm before the MLP. Those of different clouds differ little
             where they are means over many points and poses, and are learned from faster if they are standardised. For
@@ -162,18 +163,18 @@ class PointTransformer(CloudNetwork):
         chosen = as_samples(samples)
         group = fibers(gspace, chosen)
         hidden = _hidden_type(self.in_type, fields, chosen)
-        per_pose = max(1, hidden.size // mass(hidden))  # channels; the same for all numbers of samples
+        width = invariant_vectors(hidden).shape[1] or len(hidden)
         options = _options(attention)
         if chosen is not None:
             options["samples"] = chosen
         self.positions = _length(options) if positions else None
         first = self.in_type + _named(gspace, "vector") if positions else self.in_type
         pointwise = options.get("projection") == "pointwise" and chosen is None
-        self.embedding = _embedding(first, hidden, 0 if pointwise else per_pose, chosen)
+        self.embedding = _embedding(first, hidden, 0 if pointwise else max(2, width), chosen)
         types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
-        self.norm = norm_of(hidden, options.get("norm_kind", "layer"), eps=options.get("norm_eps", 1e-5))
-        width = per_pose if head_fields is None else check_int("head_fields", head_fields)
+        self.norm = norm_of(hidden, options.get("norm_kind"), eps=options.get("norm_eps", 1e-5))
+        width = width if head_fields is None else check_int("head_fields", head_fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None
         if isinstance(out_type, int):
@@ -274,11 +275,16 @@ def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType
 
 
 def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Samples | None) -> EquivariantModule:
-    """The map to the features of the first block: to so many scalars, if they are scalars, or to ``hidden``."""
+    """The map to the features of the first block: to so many scalars, if they are scalars, or to ``hidden``.
+
+    Where that has no place for all of them, the first block takes the features as they are.
+    """
     if is_scalar(in_type) and scalars:
         # Scalars need no poses until positions come in.
         return _PointwiseLinear(in_type, FieldType(in_type.gspace, scalars * [in_type.gspace.trivial_repr]))
-    return shortcut_of(in_type, hidden, "group") if samples is None else IdentityModule(in_type)
+    if samples is None and count_irreps(in_type).keys() <= count_irreps(hidden).keys():
+        return shortcut_of(in_type, hidden, "group")
+    return IdentityModule(in_type)
 
 
 def _check_head(pool: Pool | None, poses: PosePool, readout: Readout, head_layers: int) -> None:

@@ -126,7 +126,9 @@ _PARTICLES = {
     "fields": {"scalar": 32, "vector": 32},
     "num_blocks": 4,
     "num_heads": 2,
+    "attention": {"norm_kind": "layer"},
     "positions": True,
+    "head_fields": 5,
     "even_in": (0,),
     "pool": None,
 }
@@ -136,7 +138,7 @@ _PATTERNS = {
     "fields": 12,
     "num_blocks": 2,
     "num_heads": 4,
-    "attention": {"length_scale": 0.03, "radius": 0.1, "kernel_features": 8},
+    "attention": {"length_scale": 0.03, "radius": 0.1, "kernel_features": 8, "norm_kind": "layer"},
     "encoding": PairKernel(hidden=16),
     "pool": "sum",
     "head_fields": 32,

@@ -76,16 +76,18 @@ class FieldBatchNorm(PlainModule):
 
 
 def norm_of(
-    field_type: FieldType, kind: BlockNorm, scope: NormScope = "position", eps: float = 1e-5
+    field_type: FieldType, kind: BlockNorm | None, scope: NormScope = "position", eps: float = 1e-5
 ) -> EquivariantModule:
-    """The norm of this kind; the scope is that of the other norms than batch norm."""
+    """The norm of this kind, or of the type; the scope is that of the other norms than batch norm."""
     if kind == "batch":
         return FieldBatchNorm(field_type, eps=eps)
     return FieldLayerNorm(field_type, scope, kind=kind, eps=eps)
 
 
-def check_norm_kind(norm_kind: Any, norm_scope: NormScope | None = None) -> BlockNorm:
+def check_norm_kind(norm_kind: Any, norm_scope: NormScope | None = None) -> BlockNorm | None:
     """``norm_kind``, if there is such a norm, and no scope was given for a batch norm, which has its own."""
+    if norm_kind is None:
+        return None
     kind: BlockNorm = check_option("norm_kind", norm_kind, get_args(BlockNorm))
     if kind == "batch":
         check_unused("norm_scope", norm_scope, None, "batch norm is over batch and positions")

@@ -9,7 +9,14 @@ import numpy as np
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_option
-from escnn_attention.groups.fibers import FrameSegment, columns_of, frames, generic_fibers, invariant_vectors
+from escnn_attention.groups.fibers import (
+    FrameSegment,
+    columns_of,
+    frames,
+    generic_fibers,
+    invariant_vectors,
+    regular_fields,
+)
 from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.layer_norm import LayerNorm, NormKind, NormScope
@@ -20,12 +27,18 @@ __all__ = ["FieldLayerNorm", "channels_of", "check_eps", "field_of_channels"]
 class FieldLayerNorm(PlainModule):
     r"""Layer normalisation over all fields and poses.
 
+    Types of regular fields, of more than two channels, get the layer norm, with the mean :math:`\mu` over all fields
+    and poses:
+
     .. math:: y = \gamma \, \frac{x - \mu}{\sqrt{\operatorname{mean}_c(x - \mu)_c^2 + \epsilon}} + \beta
 
-    The mean :math:`\mu` is taken over, and from, the channels of permutation fields (regular, quotient, trivial), whose
-    sum no element changes; other fields (irreps, for instance vectors) have no invariant mean and are only divided by
-    the common root mean square, which is invariant because the representations are orthogonal. :math:`\gamma` is one
-    number a field and :math:`\beta` one a trivial component, both learned, so that the layer commutes with the group.
+    All other types get the root mean square norm, which divides by one number and subtracts nothing:
+
+    .. math:: y = \gamma \, \frac{x}{\sqrt{\operatorname{mean}_c x_c^2 + \epsilon}}
+
+    A mean would take away what few scalars say: a single one is its own mean. The mean square is invariant because
+    the representations are orthogonal. :math:`\gamma` is one number a field and :math:`\beta` one a trivial component,
+    both learned, so that the layer commutes with the group.
 
     With ``scope="pose"`` each pose of regular fields is normalised by itself, over the fields, as in Platonic
     Transformers; elements of the group permute the poses, and with them their statistics.
@@ -35,9 +48,11 @@ class FieldLayerNorm(PlainModule):
         scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
             sample together, as the published GSA-Nets do (there: group norm with one group), ``"pose"`` over the fields
             of each pose at each position.
-        kind: ``"layer"``; ``"rms"``: the root mean square norm, without :math:`\mu` and :math:`\beta`; or ``"fields"``:
-            :math:`\mu` is the mean over all fields of the same representation, component by component, which
-            transforms as they do. It is that of octic ViTs, for features that are many fields of each irrep.
+        kind: None for the norm of the type, as above; ``"rms"`` for the second in any case; ``"layer"`` for the first:
+            :math:`\mu` is then the mean over, and from, the channels of permutation fields (regular, quotient,
+            trivial), whose sum no element changes; or ``"fields"``: :math:`\mu` is the mean over all fields of the same
+            representation, component by component, which transforms as they do. It is that of octic ViTs, for features
+            that are many fields of each irrep.
         eps: added to the mean square.
         affine: whether to learn :math:`\gamma` and :math:`\beta`.
 
@@ -46,9 +61,10 @@ class FieldLayerNorm(PlainModule):
         with ``scope="position"`` and ``"pose"``.
 
     Raises:
-        ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; with
-            ``kind="fields"``, a field that is the only one of its representation, or poses as ``scope``; with
-            ``scope="pose"``, a field that is not regular, which has no poses, or a single one, which is its own mean.
+        ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; so few fields
+            that a field would become zero, or all of them signs: a single channel, a single scalar with
+            ``kind="layer"``; with ``kind="fields"``, a field that is the only one of its representation, or poses as
+            ``scope``; with ``scope="pose"``, a field that is not regular, which has no poses.
 
     Example:
         >>> import torch
@@ -73,21 +89,21 @@ class FieldLayerNorm(PlainModule):
         in_type: FieldType,
         scope: NormScope = "position",
         *,
-        kind: NormKind = "layer",
+        kind: NormKind | None = None,
         eps: float = 1e-5,
         affine: bool = True,
     ):
         check_type("in_type", in_type)
         check_option("scope", scope, get_args(NormScope))
-        check_option("kind", kind, get_args(NormKind))
+        kind = _kind_of(in_type, scope) if kind is None else check_option("kind", kind, get_args(NormKind))
         poses = None
         if scope == "pose":
             check_regular("in_type", in_type, 'scope="pose", the norm over the fields of each pose,')
-            if kind == "layer" and len(in_type) == 1:
-                raise ValueError('in_type: got a single field, which scope="pose" makes zero: it is its own mean')
             poses = in_type.gspace.fibergroup.order()
         field, mean = channels_of(in_type)
         alike = _alike(in_type, scope) if kind == "fields" else None
+        if not _over_positions(in_type, scope):
+            _check_varies(in_type, kind, int(mean.sum()), 1 if poses is None else poses)
         invariants, eps = invariant_vectors(in_type), check_eps(eps)
         plain = LayerNorm(
             field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses, alike=alike
@@ -97,6 +113,17 @@ class FieldLayerNorm(PlainModule):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def _over_positions(in_type: FieldType, scope: NormScope) -> bool:
+    """Whether the statistics are over positions as well."""
+    return scope == "sample" and in_type.gspace.dimensionality > 0
+
+
+def _kind_of(in_type: FieldType, scope: NormScope) -> NormKind:
+    """The norm of a type: with a mean if that is over regular fields, and leaves more of them than a sign."""
+    several = (len(in_type) if scope == "pose" else in_type.size) > 2 or _over_positions(in_type, scope)
+    return "layer" if several and regular_fields(in_type) == len(in_type) else "rms"
 
 
 def _alike(in_type: FieldType, scope: NormScope) -> np.ndarray:
@@ -113,6 +140,27 @@ def _alike(in_type: FieldType, scope: NormScope) -> np.ndarray:
         alike[columns] = start + np.arange(representation.size)
         start += representation.size
     return alike
+
+
+def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int) -> None:
+    """The statistics are of enough numbers at a position, or pose: what is left of these has a direction.
+
+    Args:
+        in_type: the type.
+        kind: of the norm.
+        permuted: the number of channels over which the mean of a layer norm is.
+        poses: how many statistics of their own a position has.
+    """
+    left = in_type.size // poses
+    if kind == "fields":
+        left -= sum(representation.size for representation, _ in columns_of(in_type))
+    elif kind == "layer":
+        left -= permuted > 0
+    if left >= 2 and not (kind == "layer" and permuted == 1):
+        return
+    made = "its only scalar, which is its own mean, zero" if left != 1 else "a sign of what it is to tell"
+    needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
+    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" makes {made}; needed more fields, or {needed}')
 
 
 def field_of_channels(in_type: FieldType) -> np.ndarray:

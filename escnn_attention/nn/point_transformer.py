@@ -137,7 +137,7 @@ class PointTransformerBlock(PointBlock):
         attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
-            kind, or a :class:`FieldBatchNorm`.
+            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
         norm_eps: what the norms add to the mean square.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
@@ -182,7 +182,7 @@ class PointTransformerBlock(PointBlock):
         projection: ProjectionKind = "group",
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
-        norm_kind: BlockNorm = "layer",
+        norm_kind: BlockNorm | None = None,
         norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,

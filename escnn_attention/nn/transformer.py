@@ -20,7 +20,7 @@ from escnn.nn import (
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_probability
-from escnn_attention.groups.fibers import mass, regular_fields
+from escnn_attention.groups.fibers import count_irreps, mass, regular_fields
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import Activation, activation_of
 from escnn_attention.nn.arguments import REQUIRED, Required, check_input, check_mask, check_pointwise, check_type
@@ -74,7 +74,7 @@ class TransformerBlock(GridModule):
             ``"position"`` for ``"pre"``.
         norm_eps: what the norms add to the mean square.
         norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
-            kind, or a :class:`FieldBatchNorm`.
+            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
         hidden_fields: the number of regular fields in the pointwise network; by default half of the output's channels
             for ``"gsa"`` and twice for ``"pre"``, in units of a regular field, and at least one.
         activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
@@ -127,7 +127,7 @@ class TransformerBlock(GridModule):
         norm: Literal["gsa", "pre"] = "gsa",
         norm_scope: NormScope | None = None,
         norm_eps: float = 1e-5,
-        norm_kind: BlockNorm = "layer",
+        norm_kind: BlockNorm | None = None,
         hidden_fields: int | None = None,
         activation: Activation = "silu",
         last_activation: bool = False,
@@ -307,20 +307,21 @@ def _feed_forward(
     options: dict[str, Any] = {"projection": projection, **nonlinear}
     if norm == "pre":
         return [norm_for(out_type), *pointwise_network(out_type, hidden_fields, bias=bias, samples=samples, **options)]
-    biases = _biases(norm_for(out_type), hidden_fields, bias)
+    hidden_norm = norm_for(FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr]))
+    biases = _biases(hidden_norm, bias)
     expand, nonlinearity, contract, *last = pointwise_network(out_type, hidden_fields, bias=biases, **options)
-    return [expand, norm_for(expand.out_type), nonlinearity, contract, norm_for(out_type), *last]
+    return [expand, hidden_norm, nonlinearity, contract, norm_for(out_type), *last]
 
 
-def _biases(norm: EquivariantModule, hidden_fields: int, bias: bool) -> tuple[bool, bool]:
-    """Whether both maps of a pointwise network have biases, each with such a norm behind it.
+def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:
+    """Whether both maps of a pointwise network have biases, each with such a norm behind it as the hidden fields.
 
     A layer norm takes out what all channels share, and of a single field that is a bias; a batch norm takes out what
     all components of a field share.
     """
-    if isinstance(norm, FieldBatchNorm):
+    if isinstance(hidden_norm, FieldBatchNorm):
         return False, False
-    return bias and (hidden_fields > 1 or norm.plain.kind == "rms"), bias
+    return bias and (len(hidden_norm.in_type) > 1 or hidden_norm.plain.kind == "rms"), bias
 
 
 def pointwise_network(
@@ -366,10 +367,12 @@ def shortcut_of(in_type: FieldType, out_type: FieldType, projection: ProjectionK
         return FieldLinear(in_type, out_type)
     if len(in_type) == regular_fields(in_type) or len(out_type) == regular_fields(out_type):
         return PoseLinear(in_type, out_type, projection=projection)
-    # Between two types that are not regular: through as many regular fields as no map between them can exceed.
-    order = in_type.gspace.fibergroup.order()
-    fields = -(-min(in_type.size, out_type.size) // order)
+    # Between two types that are not regular: through so few regular fields, if they have each irrep often enough.
+    fields = -(-min(in_type.size, out_type.size) // in_type.fibergroup.order())
     between = FieldType(in_type.gspace, fields * [in_type.gspace.regular_repr])
+    sources, targets, room = map(count_irreps, (in_type, out_type, between))
+    if any(count > room[irrep] for irrep, count in (sources & targets).items()):
+        return FieldLinear(in_type, out_type)
     return SequentialModule(PoseLinear(in_type, between, bias=False), PoseLinear(between, out_type))
 
 

@@ -8,7 +8,7 @@ from escnn.nn import FieldType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.groups.fibers import fibers, frames, invariant_vectors, is_regular, regular_fields
+from escnn_attention.groups.fibers import count_irreps, fibers, frames, invariant_vectors, is_regular, regular_fields
 from tests import spaces
 
 PRODUCTS = {
@@ -214,3 +214,9 @@ def test_tables_do_not_depend_on_the_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     np.testing.assert_allclose(tables.action[1, 0, 0], np.cos(2 * np.pi / 5), rtol=1e-15)
+
+
+def test_irreps_are_counted():
+    gspace = gspaces.rot2dOnR2(4)
+    counts = count_irreps(FieldType(gspace, [gspace.regular_repr, gspace.irrep(1), gspace.irrep(1)]))
+    assert counts == {(0,): 1, (1,): 3, (2,): 1}

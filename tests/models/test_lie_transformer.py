@@ -135,3 +135,19 @@ def test_is_saved_and_loaded(tmp_path, options):
     network.save_pretrained(tmp_path)
     x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     torch.testing.assert_close(LieTransformer.from_pretrained(tmp_path)(x, coords), network(x, coords), rtol=0, atol=0)
+
+
+def test_a_lone_scalar_reaches_other_points():
+    """Its scale, too, which the norm takes from a map without a bias: the negative control."""
+    torch.manual_seed(0)
+    x, coords = torch.randn(5, 1, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
+    network = LieTransformer(gspaces.rot2dOnR2(4), 1, 3, fields=8, num_blocks=1, num_heads=2).double()
+    changed = x.clone()
+    changed[0] *= 3
+
+    def of_others(features):
+        return network.blocks[0](network.embedding(network.in_type(features, coords))).tensor[1:]
+
+    assert (of_others(changed) - of_others(x)).abs().max() > 1e-3
+    network.embedding.plain.projection.bias.data.zero_()
+    assert (of_others(changed) - of_others(x)).abs().max() < 1e-4

@@ -66,3 +66,21 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)
+
+
+def test_a_lone_scalar_needs_a_constant_beside_it():
+    """Norms take out the scale of what is embedded without a bias, as published."""
+    torch.manual_seed(0)
+    x, coords = torch.rand(5, 1, dtype=torch.float64) + 0.5, torch.randn(5, 2, dtype=torch.float64)
+    changed = x.clone()
+    changed[0] *= 3
+    differences = []
+    for beside in ([], [torch.ones_like(x)]):
+        network = small(gspaces.rot2dOnR2(4), 1 + len(beside), num_blocks=1)
+        one, other = (
+            network.blocks[0](network.embedding(network.in_type(torch.cat([f, *beside], dim=1), coords))).tensor[1:]
+            for f in (x, changed)
+        )
+        differences.append((one - other).abs().max())
+    assert differences[0] < 1e-3
+    assert differences[1] > 1e-2

@@ -16,6 +16,7 @@ from escnn_attention import Pair, PairKernel
 from escnn_attention.geometry.clouds import Neighbourhood
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
+from tests import spaces
 
 SPACES = {
     "trivial": gspaces.trivialOnR2,
@@ -295,6 +296,83 @@ def test_numbers_of_fields_by_name():
         action = torch.tensor(space.basespace_action(g), dtype=coords.dtype)
         agree(network(x, coords @ action.T, batch=BATCH), given)
     assert (network(x, coords * torch.tensor([1.0, 1.5]), batch=BATCH) - given).norm() > 1e-6  # the negative control
+
+
+def test_embeddings_and_heads_are_as_wide_as_the_scalars():
+    space = gspaces.octaOnR3()
+    cases = [
+        ({"scalar": 8, "vector": 8}, 8, 8),
+        ({"scalar": 24, "vector": 16}, 24, 24),
+        ({"vector": 3}, 3, 3),
+        ({"scalar": 1, "vector": 3}, 2, 1),
+        (5, 5, 5),
+        (1, 2, 1),
+        (FieldType(space, 2 * [space.regular_repr, space.trivial_repr]), 4, 4),
+    ]
+    for fields, embedded, read in cases:
+        network = PointTransformer(space, 2, 3, **SMALL | {"fields": fields, "num_heads": 1})
+        assert network.embedding.out_type == FieldType(space, embedded * [space.trivial_repr])
+        assert network.head.perceptron[-1].in_features == read
+
+
+LONE = gspaces.flipRot2dOnR2(4)
+_PSEUDOSCALAR = LONE.irrep(1, 0)
+
+
+def as_seen(network, x, coords):
+    """How much the first feature of the first point changes what is said of the others, and the forces on them."""
+    x, coords = x.clone().requires_grad_(), coords.clone().requires_grad_()
+    given = network(x, coords)[1:]
+    size = given.square().sum()
+    of_features, forces = torch.autograd.grad(size, (x, coords))
+    found = [of_features[0, 0].abs() / size, forces.abs().max() / size]
+    for factor in (3.0, -1.0):
+        changed = x.detach().clone()
+        changed[0, 0] *= factor
+        found.append((network(changed, coords)[1:] - given).abs().max() / given.abs().max())
+    return min(value.item() for value in found)
+
+
+@pytest.mark.parametrize("attention", [{}, {"kernel_features": 4}])
+@pytest.mark.parametrize("fields", [{"scalar": 1, "vector": 1}, {"scalar": 2, "vector": 2}, {"vector": 2}, 2])
+@pytest.mark.parametrize(
+    "in_type",
+    [1, 2, {"scalar": 1, "vector": 1}, [_PSEUDOSCALAR, LONE.trivial_repr], [_PSEUDOSCALAR, LONE.basespace_action]],
+)
+def test_lone_fields_reach_other_points(in_type, fields, attention):
+    torch.manual_seed(0)
+    in_type = FieldType(LONE, in_type) if isinstance(in_type, list) else in_type
+    options = {**SMALL, "num_blocks": 1, "fields": fields, "attention": {**attention, "norm_eps": 1e-12}}
+    network = PointTransformer(LONE, in_type, 1, pool=None, head_fields=2, **options).double()
+    x, coords = cloud(network.in_type, 6)
+    assert as_seen(network, x, coords) > 1e-6
+    y = network(x, coords)
+    for g in spaces.generators(LONE):
+        action = torch.as_tensor(LONE.basespace_action(g))
+        agree(network(turned(x, network.in_type, g), coords @ action.T), y)
+
+
+@pytest.mark.parametrize("kernel_features", [None, 8])
+def test_energies_and_forces_depend_on_the_cloud(kernel_features):
+    torch.manual_seed(0)
+    space = gspaces.octaOnR3()
+    options = {"fields": {"scalar": 8, "vector": 8}, "num_blocks": 1, "pool": "sum", "num_heads": 1}
+    options["attention"] = {"kernel_features": kernel_features} if kernel_features else {}
+    network = PointTransformer(space, 2, 1, **options).double()
+    x, coords = cloud(network.in_type, 9)
+    x.requires_grad_()
+    coords.requires_grad_()
+    energy = network(x, coords)
+    forces, of_features = torch.autograd.grad(energy.sum(), (coords, x))
+    assert forces.abs().max() > 1e-3 * energy.abs()
+    assert of_features.abs().max() > 1e-3 * energy.abs()
+    # The negative control: of one scalar, here eight times the same, a norm with a mean leaves nothing.
+    with torch.no_grad():
+        for parameter in network.embedding.parameters():
+            parameter.copy_(parameter[:1].expand_as(parameter))
+    network.blocks[0].norm.plain.kind = "layer"
+    (forces,) = torch.autograd.grad(network(x, coords).sum(), coords)
+    assert forces.abs().max() < 1e-9 * energy.abs()
 
 
 def test_weights_and_gradients():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from escnn import gspaces
 
-from escnn_attention import equivariance_report, models
+from escnn_attention import FieldLayerNorm, equivariance_report, models
 from escnn_attention.models import registry
 from escnn_attention.models.registry import data_of, task_of
 
@@ -224,6 +224,12 @@ def test_trained_networks_are_as_good_as_their_cards_say(name):
     # Of all of the test part where it is small: another machine may round one of them to another side.
     bound = 4 * (said * (1 - said) / found.size) ** 0.5 if of_file else 2 / found.size
     assert found.numbers["accuracy"] == pytest.approx(said, abs=bound)
+
+
+@pytest.mark.parametrize("name", [name for name in PRETRAINED if name.startswith("point-transformer")])
+def test_trained_networks_have_the_norms_that_they_were_trained_with(name):
+    network = models.from_pretrained(name)
+    assert {m.plain.kind for m in network.modules() if isinstance(m, FieldLayerNorm)} == {"layer"}
 
 
 @pytest.mark.sampled(2)

@@ -3,10 +3,10 @@ import pytest
 import torch
 from escnn import group, gspaces
 from escnn.nn import FieldType, GeometricTensor
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from escnn_attention import FieldLayerNorm
+from escnn_attention import FieldLayerNorm, PointTransformerBlock, SphereTransformerBlock, TransformerBlock
 from tests import spaces
 
 scopes = pytest.mark.parametrize("scope", ["position", "sample"])
@@ -40,6 +40,7 @@ def test_equivariant(make, scope):
 def test_equivariant_for_types_drawn(scope, data):
     gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
     field_type = data.draw(spaces.field_types(gspace, 4))
+    assume(field_type.size > 1 or scope == "sample")
     assert spaces.grid_error(drawn(FieldLayerNorm(field_type, scope)), offset(field_type)) < 1e-12
 
 
@@ -64,14 +65,14 @@ def test_equivariant_to_elements_that_turn_the_grid(scope):
 def test_a_mean_of_irreps_would_break_it():
     """The negative control: were the vectors' mean taken, the test above would see it."""
     field_type = spaces.mixed(gspaces.rot2dOnR2(4))
-    module = drawn(FieldLayerNorm(field_type))
+    module = drawn(FieldLayerNorm(field_type, kind="layer"))
     module.plain.mean.fill_(1)
     assert spaces.grid_error(module, offset(field_type)) > 1e-2
 
 
 def test_a_bias_on_irreps_would_break_it():
     field_type = spaces.mixed(gspaces.rot2dOnR2(4))
-    module = drawn(FieldLayerNorm(field_type))
+    module = drawn(FieldLayerNorm(field_type, kind="layer"))
     module.plain.invariants.fill_(1)
     assert spaces.grid_error(module, offset(field_type)) > 1e-2
 
@@ -81,10 +82,10 @@ def test_statistics():
     field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1, 1), gspace.trivial_repr])
     permuted = [*range(6), 8]
     x = offset(field_type, 5)
-    y = FieldLayerNorm(field_type, affine=False).double()(x).tensor
+    y = FieldLayerNorm(field_type, kind="layer", affine=False).double()(x).tensor
     torch.testing.assert_close(y[:, permuted].mean(1), torch.zeros(2, 5, 5).double(), atol=1e-12, rtol=0)
     torch.testing.assert_close(y.square().mean(1), torch.ones(2, 5, 5).double(), rtol=1e-4, atol=0)
-    y = FieldLayerNorm(field_type, "sample", affine=False).double()(x).tensor
+    y = FieldLayerNorm(field_type, "sample", kind="layer", affine=False).double()(x).tensor
     torch.testing.assert_close(y[:, permuted].mean((1, 2, 3)), torch.zeros(2).double(), atol=1e-12, rtol=0)
     torch.testing.assert_close(y.square().mean((1, 2, 3)), torch.ones(2).double(), rtol=1e-4, atol=0)
     assert (y.square().mean(1) - 1).abs().max() > 0.1  # position by position it is not normalised
@@ -110,7 +111,7 @@ def test_vectors_keep_their_direction():
 def test_one_scale_a_field_and_one_shift_an_invariant():
     gspace = gspaces.rot2dOnR2(4)
     field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1), gspace.trivial_repr, gspace.quotient_repr(2)])
-    module = FieldLayerNorm(field_type)
+    module = FieldLayerNorm(field_type, kind="layer")
     assert [tuple(p.shape) for p in module.parameters()] == [(4,), (3,)]
     with torch.no_grad():
         module.plain.weight.zero_()
@@ -142,8 +143,6 @@ def test_wrong_arguments():
         FieldLayerNorm(field_type, kind="batch")
     with pytest.raises(ValueError, match=r'in_type: scope="pose", .* needs regular fields only, got also irrep_1'):
         FieldLayerNorm(FieldType(gspace, [gspace.irrep(1)]), "pose")
-    with pytest.raises(ValueError, match='in_type: got a single field, which scope="pose" makes zero'):
-        FieldLayerNorm(field_type, "pose")
     for eps in -1e-5, float("nan"), "1e-5":
         with pytest.raises(ValueError, match="eps: got"):
             FieldLayerNorm(field_type, eps=eps)
@@ -162,7 +161,8 @@ def test_repr():
     field_type = spaces.regular(gspaces.rot2dOnR2(4), 1)
     assert "regular (x1)" in repr(FieldLayerNorm(field_type))
     assert "scope='sample', eps" in repr(FieldLayerNorm(field_type, "sample"))
-    assert "scope='pose', kind='rms', eps" in repr(FieldLayerNorm(field_type, "pose", kind="rms"))
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    assert "scope='pose', kind='rms', eps" in repr(FieldLayerNorm(fields, "pose", kind="rms"))
 
 
 @pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
@@ -170,10 +170,7 @@ def test_fields_of_a_continuous_group(make):
     """No element changes the norm of an irrep, and scalars alone have a mean."""
     gspace = make()
     field_type = FieldType(gspace, [*gspace.fibergroup.irreps()[:4], gspace.trivial_repr])
-    norm = FieldLayerNorm(field_type).double()
-    with torch.no_grad():
-        for parameter in norm.parameters():
-            parameter.normal_()
+    norm = drawn(FieldLayerNorm(field_type, kind="layer"))
     x = spaces.random_field(field_type, *spaces.shape_of(gspace, 3))
     for g in list(gspace.fibergroup.testing_elements())[1:20:6]:
         turned = norm(x.transform_fibers(g)).tensor
@@ -275,3 +272,144 @@ def test_means_over_fields_need_several():
         FieldLayerNorm(FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr]), kind="fields")
     with pytest.raises(ValueError, match="with scope="):
         FieldLayerNorm(spaces.regular(gspace, 2), "pose", kind="fields")
+
+
+ROTATIONS = gspaces.rot2dOnR2(4)
+OCTAHEDRAL = gspaces.octaOnR3()
+SCALAR, SIGN, VECTOR = ROTATIONS.trivial_repr, ROTATIONS.irrep(2), ROTATIONS.irrep(1)
+
+
+def with_a_mean(module):
+    """With the mean of all permutation fields taken away, also that of few scalars."""
+    for part in module.modules():
+        if isinstance(part, FieldLayerNorm):
+            part.plain.kind = "layer"
+    return module
+
+
+@pytest.mark.parametrize("scope", ["position", "sample", "pose"])
+def test_types_of_regular_fields_have_a_mean_and_no_others(scope):
+    for gspace in (ROTATIONS, gspaces.trivialOnR2(), OCTAHEDRAL):
+        fields = spaces.regular(gspace, 3)
+        one, other = FieldLayerNorm(fields, scope), FieldLayerNorm(fields, scope, kind="layer")
+        assert one.plain.kind == "layer"
+        assert one.state_dict().keys() == other.state_dict().keys()
+        x = offset(fields)
+        assert torch.equal(one.double()(x).tensor, other.double()(x).tensor)
+    if scope != "pose":
+        for fields in (
+            [SCALAR, VECTOR],
+            3 * [SCALAR],
+            [ROTATIONS.regular_repr, VECTOR],
+            2 * [ROTATIONS.quotient_repr(2)],
+        ):
+            assert FieldLayerNorm(FieldType(ROTATIONS, fields), scope).plain.kind == "rms"
+
+
+@given(data=st.data())
+def test_scalars_are_kept_up_to_one_scale(data):
+    """The output is the input divided by one number, and so the ratios of all scalars and of all lengths."""
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    others = data.draw(spaces.field_types(gspace))
+    fields = FieldType(gspace, [gspace.trivial_repr, *others.representations])
+    x = offset(fields)
+    ratio = x.tensor / FieldLayerNorm(fields).double()(x).tensor
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
+
+
+def test_norms_that_leave_nothing_are_refused():
+    regular, one = ROTATIONS.regular_repr, gspaces.trivialOnR2().regular_repr
+    refused = [
+        ([SCALAR], {}, 'rms" makes a sign'),
+        ([SIGN], {}, 'rms" makes a sign'),
+        ([SCALAR], {"kind": "layer"}, 'layer" makes its only scalar, .* zero'),
+        ([SCALAR, VECTOR], {"kind": "layer"}, 'layer" makes its only scalar, .* zero'),
+        (2 * [SCALAR], {"kind": "layer"}, 'layer" makes a sign'),
+        ([ROTATIONS.quotient_repr(2)], {"kind": "layer"}, 'layer" makes a sign'),
+        (2 * [SCALAR], {"kind": "fields"}, 'fields" makes a sign'),
+        ([regular], {"scope": "pose"}, 'rms" makes a sign'),
+        (2 * [regular], {"scope": "pose", "kind": "layer"}, 'layer" makes a sign'),
+    ]
+    for fields, options, message in refused:
+        with pytest.raises(ValueError, match=f"^in_type: got .*{message}.*; needed more fields"):
+            FieldLayerNorm(FieldType(ROTATIONS, fields), **options)
+    with pytest.raises(ValueError, match="in_type: got"):
+        FieldLayerNorm(
+            FieldType(gspaces.no_base_space(group.cyclic_group(4)), [group.cyclic_group(4).irrep(0)]), "sample"
+        )
+    # Over positions there is more than one number, and two channels have a direction.
+    FieldLayerNorm(FieldType(ROTATIONS, [SCALAR]), "sample")
+    for fields in 2 * [SCALAR], [ROTATIONS.quotient_repr(2)]:
+        assert FieldLayerNorm(FieldType(ROTATIONS, fields)).plain.kind == "rms"
+    assert FieldLayerNorm(FieldType(gspaces.trivialOnR2(), 2 * [one])).plain.kind == "rms"
+    assert FieldLayerNorm(spaces.regular(ROTATIONS, 2), "pose").plain.kind == "rms"
+
+
+def seen(layer, x, at):
+    """How much the first channel at a position changes the others: tripled, of the other sign, and by its gradient."""
+    elsewhere = torch.ones_like(x.tensor[:, 0], dtype=torch.bool)
+    elsewhere[at] = False
+
+    def output(tensor):
+        y = layer(GeometricTensor(tensor, x.type, x.coords)).tensor.movedim(1, -1)
+        return y[elsewhere]
+
+    tensor = x.tensor.clone().requires_grad_()
+    given = output(tensor)
+    (gradient,) = torch.autograd.grad(given.square().sum(), tensor)
+    found = [gradient[:, 0][at].abs() / given.square().sum()]
+    for factor in (3.0, -1.0):
+        changed = x.tensor.clone()
+        changed[:, 0][at] *= factor
+        found.append((output(changed) - given).abs().max() / given.abs().max())
+    return min(value.item() for value in found)
+
+
+LONE = {
+    "a scalar and a vector": [SCALAR, VECTOR],
+    "two scalars": 2 * [SCALAR],
+    "two scalars and a vector": [*2 * [SCALAR], VECTOR],
+    "a sign and a scalar": [SIGN, SCALAR],
+    "a sign and a vector": [SIGN, VECTOR],
+}
+ERASED = ("a scalar and a vector", "two scalars", "a sign and a scalar")
+"""Of which a norm with a mean leaves nothing, or a sign."""
+BLOCKS = {
+    "grid": lambda f: TransformerBlock(f, f, 1, 3, norm="pre", norm_eps=1e-12),
+    "grid, sample": lambda f: TransformerBlock(f, f, 1, 3, norm="pre", norm_scope="sample"),
+    "grid, GSA-Net": lambda f: TransformerBlock(f, f, 1, 3, norm="gsa"),
+    "points": lambda f: PointTransformerBlock(f, f, norm_eps=1e-12),
+    "points, convolution": lambda f: PointTransformerBlock(f, f, kernel_features=4, norm_eps=1e-12),
+}
+
+
+@pytest.mark.parametrize("make", BLOCKS)
+@pytest.mark.parametrize("name", LONE)
+def test_blocks_tell_neighbours_of_a_lone_field(make, name):
+    if make == "grid, GSA-Net" and name != "two scalars":
+        pytest.skip("of fields with pointwise nonlinearities only")
+    torch.manual_seed(0)
+    fields = FieldType(ROTATIONS, LONE[name])
+    block = BLOCKS[make](fields).double()
+    if make.startswith("grid"):
+        x, at = spaces.random_field(fields, 4, 4), (0, 1, 2)
+        assert spaces.grid_error(block, x) < 1e-12
+    else:
+        x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, 2).double())
+        at = (1,)
+        for g in spaces.generators(ROTATIONS):
+            torch.testing.assert_close(block(x.transform(g)).tensor, block(x).transform_fibers(g).tensor)
+    assert seen(block, x, at) > 1e-5
+    if make in ("grid", "points", "points, convolution") and name in ERASED:
+        assert seen(with_a_mean(block), x, at) < 1e-8  # the negative control
+
+
+def test_blocks_on_the_sphere_tell_neighbours_of_a_lone_field():
+    torch.manual_seed(0)
+    space = gspaces.rot3dOnR3()
+    fields = FieldType(space, [space.trivial_repr, space.fibergroup.irrep(1)])
+    block = SphereTransformerBlock(fields, fields, samples=4).double()
+    coords = torch.nn.functional.normalize(torch.randn(6, 3).double(), dim=1)
+    x = GeometricTensor(torch.randn(6, 4).double(), fields, coords)
+    assert seen(block, x, (1,)) > 1e-4
+    assert seen(with_a_mean(block), x, (1,)) < 1e-6  # the negative control

@@ -2,10 +2,11 @@ import pytest
 import torch
 from escnn import gspaces, nn
 from escnn.nn import FieldType
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from escnn_attention import AttentiveConv, FieldLayerNorm, GroupSelfAttention, PoseLinear, SiLU, TransformerBlock
+from escnn_attention.nn.transformer import shortcut_of
 from tests import spaces
 
 norms = pytest.mark.parametrize("norm", ["gsa", "pre"])
@@ -60,12 +61,14 @@ def test_equivariant_for_types_and_options_drawn(data):
     gspace = data.draw(st.sampled_from([make for name, make in spaces.PLANE.items() if name != "D6"]))()
     in_type = data.draw(spaces.field_types(gspace))
     out_type = data.draw(st.sampled_from([in_type, spaces.regular(gspace, 1)]))
+    scope = data.draw(st.sampled_from([None, "position", "sample"]))
+    assume(scope == "sample" or min(in_type.size, out_type.size) > 1)
     block = TransformerBlock(
         in_type,
         out_type,
         kernel_size=data.draw(st.sampled_from([None, 1, 3])),
         norm="pre",
-        norm_scope=data.draw(st.sampled_from([None, "position", "sample"])),
+        norm_scope=scope,
         hidden_fields=data.draw(st.sampled_from([None, 1, 3])),
         query=data.draw(st.sampled_from(["own", "all"])),
         encoding=data.draw(st.sampled_from(["mlp", "fourier", "absolute", "none"])),
@@ -423,3 +426,22 @@ def test_networks_may_end_in_a_nonlinearity(norm):
     torch.testing.assert_close(block(x).tensor, y.tensor + torch.nn.functional.silu(before), rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(block.export()(x.tensor), block(x).tensor, rtol=1e-12, atol=1e-12)
     assert spaces.grid_error(block, x) < 1e-11
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("gspace", [C4, gspaces.flipRot2dOnR2(3), gspaces.octaOnR3(), gspaces.invOnR3()])
+def test_shortcuts_lose_nothing_that_fits(gspace):
+    """Of each irrep as many copies come through as both types have, however many scalars they are."""
+    irreps = gspace.fibergroup.irreps()[:3]
+    for counts, others in (((6, 2, 1), (5, 3, 0)), ((1, 1, 0), (0, 4, 0)), ((9, 0, 0), (7, 0, 2))):
+        in_type, out_type = (
+            FieldType(gspace, [field for field, n in zip(irreps, several, strict=False) for _ in range(n)])
+            for several in (counts, others)
+        )
+        shortcut = shortcut_of(in_type, out_type, "group").double()
+        space = (1,) * gspace.dimensionality
+        x = torch.randn(60, in_type.size, *space).double()
+        y = shortcut(in_type(x)).tensor.flatten(1)
+        rank = sum(min(n, m) * irrep.size for n, m, irrep in zip(counts, others, irreps, strict=False))
+        assert torch.linalg.matrix_rank(y - y.mean(0), atol=1e-8) == rank
+        assert spaces.grid_error(shortcut, in_type(x)) < 1e-12

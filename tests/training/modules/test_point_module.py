@@ -279,7 +279,7 @@ def test_the_configuration_of_charged_particles(tmp_path):
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     moved = {"rotate_train": True, "reflect_train": True, "conjugate_train": True, "reverse_train": True}
     assert content["data"]["init_args"] == {"batch_size": 100, **moved}
-    content["model"]["network"]["init_args"] |= {"fields": 1, "num_blocks": 1, "num_heads": 1}
+    content["model"]["network"]["init_args"] |= {"fields": 2, "num_blocks": 1, "num_heads": 1}
     content["model"]["network"]["init_args"]["gspace"] = SPACE
     content["model"]["warm_up"] = 0
     content["data"] = {**CHARGED, "init_args": {**CHARGED["init_args"], **moved}}
