@@ -1,4 +1,4 @@
-"""Keeps four faults of escnn away from whoever imports :mod:`escnn_attention`.
+"""Keeps five faults of escnn away from whoever imports :mod:`escnn_attention`.
 
 escnn 1.0.11 imports lie_learn, which there is not for NumPy 2, nor after Python 3.12:
 :mod:`~escnn_attention._escnn.lie_learn` stands in for it.
@@ -14,6 +14,8 @@ them.
 
 And it reads Clebsch-Gordan coefficients from its cache on disk wherever it needs one, hundreds of times for a
 convolution of regular fields, which is most of the time that this takes to be built. Here each is read once.
+
+``SequentialModule.export`` is documented to return a module in eval mode, and its root is in training mode.
 """
 
 from __future__ import annotations
@@ -51,6 +53,20 @@ def apply() -> None:
     coefficients = _clebsh_gordan._clebsh_gordan_tensor
     if isinstance(coefficients, MemorizedFunc):
         _clebsh_gordan._clebsh_gordan_tensor = _remembered(coefficients)
+    from escnn.nn import SequentialModule
+
+    if not hasattr(SequentialModule.export, "__wrapped__"):
+        SequentialModule.export = _in_eval_mode(SequentialModule.export)
+
+
+def _in_eval_mode(export: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The method ``export`` of a module, whose result is in eval mode."""
+
+    @functools.wraps(export)
+    def exported(self: Any) -> Any:
+        return export(self).eval()
+
+    return exported
 
 
 def _remembered(kept: Callable[..., Any]) -> Callable[..., Any]:

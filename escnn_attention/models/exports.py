@@ -58,10 +58,10 @@ def exported(module: EquivariantModule) -> torch.nn.Module:
         with nullcontext() if like is None else like.device:
             plain: torch.nn.Module = module.export()
     except NotImplementedError:
-        return _without_export(module)
+        plain = _without_export(module)
     finally:
         torch.set_default_dtype(default)
-    return plain
+    return plain.eval()
 
 
 class _OnTensors(torch.nn.Module):
@@ -71,9 +71,11 @@ class _OnTensors(torch.nn.Module):
         super().__init__()
         self.module = copy.deepcopy(module)
         for part in self.module.modules():
-            # escnn keeps the ends of slices in tensors, whose numbers nobody knows while a program is written down.
+            if type(part).__module__.partition(".")[0] != "escnn":
+                continue
+            # escnn keeps the two ends of slices in tensors, whose numbers are unknown while a program is traced.
             for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
-                if buffer.dtype == torch.long and buffer.dim() == 1:
+                if buffer.dtype == torch.long and buffer.shape == (2,):
                     delattr(part, name)
                     setattr(part, name, buffer.tolist())
 

@@ -58,6 +58,27 @@ def test_modules_that_escnn_has_no_export_of(name):
             assert torch.allclose(found, expected, atol=1e-12)
 
 
+def test_modules_without_export_hold_others():
+    """What has tables of its own, such as a layer norm, keeps them as tensors; all is in eval mode."""
+    parts = [(ea.FieldLayerNorm(spaces.mixed(C4)), "a"), (ea.PoseLinear(REGULAR, REGULAR), "b")]
+    fields = spaces.mixed(C4) + REGULAR
+    module = en.MultipleModule(fields, ["a"] * 4 + ["b"] * 2, parts).double().eval()
+    plain, x = exported(module), torch.randn(2, fields.size, 3, 3, dtype=torch.float64)
+    program = torch.export.export(plain, (x,), strict=False).module()
+    for found in (plain(x), program(x)):
+        torch.testing.assert_close(found, module(fields(x)).tensor, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("export", [exported, lambda module: module.export()], ids=["exported", "export"])
+def test_in_eval_mode(export):
+    modules = [ea.PoseLinear(REGULAR, REGULAR), en.ReLU(REGULAR), en.SequentialModule(en.ReLU(REGULAR))]
+    for module in modules + [en.NormNonLinearity(VECTORS), en.FieldDropout(VECTORS)] * (export is exported):
+        plain = export(en.SequentialModule(module).train())
+        assert not any(part.training for part in plain.modules())
+        if export is exported:
+            assert not exported(module.train()).training
+
+
 def test_modules_that_cannot_be_exported_are_named():
     module = en.BranchingModule(MIXED, ["a", "b"])
     with pytest.raises(NotImplementedError, match=r"exported: BranchingModule takes or gives several fields"):

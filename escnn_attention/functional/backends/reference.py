@@ -82,9 +82,6 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
     poses = torch.arange(bias.num_poses, device=device) if poses is None else poses
     rows = positions.rows(queries[:, None], torch.arange(num_positions, device=device))
     score = _scores(call, bias.explicit(positions), rows, queries, poses)
-    if bias.log_measure is not None:
-        measure = bias.log_measure.to(score.dtype).mT
-        score = score + (measure if measure.dim() == 2 else measure[:, None, None, None])
     if bias.log_window is not None:
         score = score + bias.log_window.to(score.dtype)[rows.clamp(min=0)][:, None, None, :, None]
     score = score.masked_fill((rows < 0)[:, None, None, :, None], -torch.inf)
@@ -93,6 +90,12 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
         query_pose = poses[:, None] if call.query == "own" else key_pose.expand(len(poses), -1)
         other = query_pose[..., None] != key_pose  # H, J, P
         score = score.masked_fill(other[:, :, None], -torch.inf)
+    if bias.log_measure is not None:
+        measure = bias.log_measure.to(score.dtype).mT
+        measured = score + (measure if measure.dim() == 2 else measure[:, None, None, None])
+        # A softmax over keys that are all of measure zero is 0 / 0: there they count alike, as in other backends.
+        unseen = measured.isneginf().flatten(-2).all(-1)[..., None, None]
+        score = torch.where(unseen, score, measured)
     exact = working_precision(score.dtype)
     return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_positions, -1))
 

@@ -72,3 +72,21 @@ def test_probabilities_of_chosen_queries_are_those_of_all():
     chosen = probabilities(call, queries=torch.tensor([5, 0]), poses=torch.tensor([2]))
     torch.testing.assert_close(chosen, everything[:, :, [5, 0]][:, :, :, [2]])
     torch.testing.assert_close(everything.sum((-2, -1)), torch.ones(2, 1, 16, 3, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_queries_whose_keys_are_all_hidden(query):
+    """A mask of everything, and one that leaves some windows empty: finite gradients, those of other backends."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 25, 4, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    measure = torch.zeros(2, 1, 25, dtype=torch.float64)
+    measure[0], measure[1, :, 5:] = -torch.inf, -torch.inf
+    bias = PositionalBias(num_poses=4, log_measure=measure.requires_grad_())
+    found = []
+    for backend in ("reference", "blocked"):
+        y = attention(q, k, v, Grid((5, 5), Window(3)), bias, query=query, backend=backend)
+        shown = torch.cat([y[:, 0] * 0, y[:, 1]]).square().sum()  # as layers leave out what a mask hides
+        found.append((y.detach(), *torch.autograd.grad(shown, (q, k, v, measure))))
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
