@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-__all__ = ["Operator", "Passes", "is_transformed", "recompute"]
+__all__ = ["Operator", "Passes", "exactly", "is_transformed", "recompute"]
 
 Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]
 
@@ -150,14 +150,14 @@ class Operator(Generic[Arguments]):
         return all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in arguments[: self._tensors])
 
     def _pass_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
-        with _exactly(self._device(arguments)):
+        with exactly(self._device(arguments)):
             return self.passes.forward(arguments)
 
     def _pass_back(
         self, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], arguments: Arguments
     ) -> list[Tensor]:
         """The gradients of the leaves that need one, contiguous."""
-        with _exactly(self._device(arguments)):
+        with exactly(self._device(arguments)):
             grads = self.passes.backward(arguments, grad, out, kept, needed)
         return [t.contiguous() for t, need in zip(grads, needed, strict=True) if need and t is not None]
 
@@ -210,7 +210,7 @@ class Operator(Generic[Arguments]):
         return iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
 
 
-def _exactly(device: str) -> AbstractContextManager[Any]:
+def exactly(device: str) -> AbstractContextManager[Any]:
     """Where products have the precision of what is multiplied, whatever autocast says."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

@@ -6,6 +6,7 @@ from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.batch_norm import FieldBatchNorm
 from escnn_attention.nn.branches import DropPath, LayerScale
 from escnn_attention.nn.convolution import attention_from_convolution
+from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
@@ -34,6 +35,7 @@ __all__ = [
     "AttentionPool",
     "AttentiveConv",
     "Crop",
+    "CudaGraphs",
     "DilationLiftingSelfAttention",
     "DilationSelfAttention",
     "DropPath",

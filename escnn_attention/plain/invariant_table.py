@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
+from escnn_attention.functional.autograd import exactly
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import Frames, Segment
 
@@ -58,7 +59,11 @@ class InvariantTable(ExactBuffers):
             self.weights.append(Parameter(std * torch.randn(copies, len(orbits), numbers)))
 
     def forward(self) -> Tensor:
-        """The fields, ``(copies, channels, *shape)``."""
+        """The fields, ``(copies, channels, *shape)``, in the precision of the weights."""
+        with exactly(self.stays.device.type):
+            return self._fields()
+
+    def _fields(self) -> Tensor:
         stays = self.stays
         rows = stays.new_zeros(self.copies, len(stays), self.channels)
         for i, weight in enumerate(self.weights):

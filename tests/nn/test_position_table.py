@@ -49,6 +49,13 @@ def test_it_is_every_invariant_field():
     assert (free.transform(D4.fibergroup.elements[1]).tensor - free.tensor).abs().max() > 0.1
 
 
+def test_under_autocast_the_table_keeps_its_precision():
+    table = drawn(spaces.mixed(gspaces.rot2dOnR2(4)), 5)
+    expected = table.plain.table()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(table.plain.table(), expected)
+
+
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"^size: got 0"):
         PositionTable(spaces.mixed(D4), 0)

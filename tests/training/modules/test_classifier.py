@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from escnn_attention import CudaGraphs
 from escnn_attention.training import Classifier, PointClassifier
 
 
@@ -17,3 +18,23 @@ def test_smoothed_labels(make, smoothing):
     # The control: labels that are smoothed by something else.
     other = make(torch.nn.Identity(), 4, label_smoothing=0.1)
     assert (other.loss(logits, labels) - expected).abs() > 1e-3
+
+
+def test_cuda_graphs_run_the_network_and_are_not_saved(monkeypatch):
+    runs = []
+    monkeypatch.setattr(CudaGraphs, "_graph_of", lambda self, inputs: runs.append(self.network))
+    module = Classifier(torch.nn.Linear(4, 3), 3, cuda_graphs=True)
+    assert set(module.state_dict()) == {"network.weight", "network.bias"}
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        assert torch.equal(module(x), module.network(x))
+        module.network = torch.nn.Linear(4, 3)
+    assert len(set(runs)) == 2
+    plain = Classifier(torch.nn.Linear(4, 3), 3)
+    plain(x)
+    assert len(runs) == 2
+
+
+def test_cuda_graphs_is_checked():
+    with pytest.raises(TypeError, match="cuda_graphs: got 'yes', needed True or False"):
+        Classifier(torch.nn.Linear(4, 3), 3, cuda_graphs="yes")

@@ -1,0 +1,364 @@
+"""Networks whose passes are recorded as CUDA graphs."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from escnn_attention._checks import check_int
+
+__all__ = ["CudaGraphs", "HostReads"]
+
+_Memory = list[tuple[int, torch.dtype, bool]]
+
+
+class CudaGraphs(nn.Module):
+    """Runs a network from CUDA graphs: its forward and backward passes are recorded once and replayed.
+
+    A GPU waits for the launch of every operation, which takes longer than the operation itself where batches are small.
+    Replaying a graph is a single launch. The operations and their values are the same; only the Python code between
+    them does not run.
+
+    One graph is recorded for each combination of shapes, data types and modes (training or evaluation, gradients,
+    autocast) when it is met for the second time, so that a smaller last batch costs nothing. The network runs without a
+    graph
+
+    - on tensors that are not on a CUDA device,
+    - in evaluation without ``torch.no_grad()``,
+    - for further combinations once there are ``max_graphs`` graphs,
+    - while the backward pass of an earlier replay is pending, since a replay overwrites what that pass reads.
+
+    Parameters may be trained in place and loaded with ``load_state_dict``. After the network is moved or converted, or
+    ``requires_grad`` changes, graphs are recorded anew. Each graph keeps the memory of a step.
+
+    Args:
+        network: a module that takes tensors or GeometricTensors, one or several, and returns one of either. Hooks and
+            Python code run while a graph is recorded, not when it is replayed.
+        max_graphs: how many graphs are kept at most.
+
+    Raises:
+        ValueError: ``max_graphs`` is not positive.
+        RuntimeError: when called, if the network reads numbers from the device (point clouds do, for their sizes), or
+            draws random numbers on the CPU (samples of a continuous group that are transformed at random do), which a
+            graph would repeat; in the backward pass, if its graph was replayed again in between.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces
+        >>> from escnn_attention import CudaGraphs
+        >>> from escnn_attention.models import HybridNet
+        >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(2, 2), convolutions=(1, 1), attention=(0, 1))
+        >>> images = torch.randn(2, 1, 16, 16)
+        >>> step = CudaGraphs(network).eval()  # shares the parameters; on a CPU it runs the network itself
+        >>> torch.equal(step(images), network(images))
+        True
+
+    Source: Nvidia's CUDA graphs, as ``torch.cuda.make_graphed_callables`` records them.
+    """
+
+    def __init__(self, network: nn.Module, max_graphs: int = 4):
+        super().__init__()
+        self.network = network
+        self.max_graphs = check_int("max_graphs", max_graphs)
+        self._met: dict[Any, _Memory] = {}
+        self._graphs: dict[Any, tuple[_Memory, _Graph]] = {}
+
+    def forward(self, *inputs: Tensor | GeometricTensor) -> Tensor | GeometricTensor:
+        """Run the network, from a graph where there is one."""
+        output: Tensor | GeometricTensor
+        graph = self._graph_of(inputs)
+        if graph is None:
+            output = self.network(*inputs)
+            return output
+        return graph(*_tensors_of(inputs))
+
+    def _graph_of(self, inputs: tuple[Tensor | GeometricTensor, ...]) -> _Graph | None:
+        """The graph for these inputs, recorded if need be; None where the network runs without one."""
+        tensors = _tensors_of(inputs)
+        if not tensors or not all(_is_on_cuda(t) for t in tensors) or torch.compiler.is_compiling():
+            return None
+        if torch.is_grad_enabled() and not self.network.training:
+            return None  # escnn's convolutions keep filters then, which have gradients once only.
+        device, (training, memory) = tensors[0].device.type, _state_of(self.network)
+        key = (
+            tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
+            training,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        )
+        found = self._graphs.get(key)
+        if found is not None and found[0] != memory:
+            del self._graphs[key]
+            found = None
+        if found is None and self._met.get(key) == memory and len(self._graphs) < self.max_graphs:
+            found = self._graphs[key] = (memory, _record(self.network, inputs))
+        self._met[key] = memory
+        return None if found is None or found[1].is_pending or not found[1].passes.takes(inputs) else found[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs belong to this process and to the memory of this copy.
+        return self.__dict__ | {"_met": {}, "_graphs": {}}
+
+
+def _state_of(network: nn.Module) -> tuple[tuple[bool, ...], _Memory]:
+    """Which modules are training, and where the numbers lie that a graph reads.
+
+    escnn's convolutions make their filters anew whenever they stop training. This runs in every call, and walks the
+    modules once.
+    """
+    training, memory, left = [], [], [network]
+    while left:
+        module = left.pop()
+        training.append(module.training)
+        for tensors in (module._parameters, module._buffers):
+            memory += [(t.data_ptr(), t.dtype, t.requires_grad) for t in tensors.values() if t is not None]
+        left += [child for child in module._modules.values() if child is not None]
+    return tuple(training), memory
+
+
+def _is_on_cuda(t: Tensor) -> bool:
+    return t.device.type == "cuda"
+
+
+def _tensors_of(fields: tuple[Tensor | GeometricTensor, ...]) -> list[Tensor]:
+    """Features and coordinates, as they stand in the arguments."""
+    found: list[Tensor | None] = []
+    for x in fields:
+        found += [x.tensor, x.coords] if isinstance(x, GeometricTensor) else [x]
+    return [t for t in found if t is not None]
+
+
+class HostReads(TorchDispatchMode):
+    """Notes the tensors on a GPU whose numbers the host reads, for which it waits.
+
+    Attributes:
+        places: the addresses of their memory.
+    """
+
+    _OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: set[int] = set()
+
+    @staticmethod
+    def waits_for(t: Tensor) -> bool:
+        """Whether the host waits for a device to read a tensor."""
+        return _is_on_cuda(t)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        # A mask in brackets is made the numbers of its places.
+        masked = name.startswith("index") and any(
+            isinstance(i, Tensor) and i.dtype == torch.bool for i in (args[1] if isinstance(args[1], list) else [])
+        )
+        if (masked or name in self._OPERATIONS) and self.waits_for(args[0]):
+            self.places.add(args[0].untyped_storage().data_ptr())
+        return function(*args, **(kwargs or {}))
+
+
+class _Passes:
+    """The passes of a network as functions of tensors that stay where they are in memory.
+
+    Args:
+        network: the network.
+        inputs: those whose shapes and types all others share. They are copied.
+    """
+
+    def __init__(self, network: nn.Module, inputs: tuple[Tensor | GeometricTensor, ...]):
+        self._network = network
+        self._kinds = [(x.type, x.coords is not None) if isinstance(x, GeometricTensor) else None for x in inputs]
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in _tensors_of(inputs)]
+        # Leaves of their own, in the same memory: a graph must not meet what autograd keeps of the parameters.
+        self._own = {n: p.detach().requires_grad_(p.requires_grad) for n, p in network.named_parameters()}
+        self.leaves = [*self.inputs, *self._own.values()]
+        self.out_type: FieldType | None = None
+        self.outputs: list[Tensor] = []
+        self.grad_outputs: list[Tensor] = []
+        self.grads: list[Tensor | None] = []
+
+    def takes(self, inputs: tuple[Tensor | GeometricTensor, ...]) -> bool:
+        """Whether inputs of the same shapes are of the same types."""
+        types = [x.type if isinstance(x, GeometricTensor) else None for x in inputs]
+        recorded = [None if kind is None else kind[0] for kind in self._kinds]
+        # Types are compared field by field, unless they are one object.
+        return all(a is b or a == b for a, b in zip(types, recorded, strict=True))
+
+    def forward(self) -> None:
+        """Run the network on the inputs, which fills ``outputs``."""
+        tensors = iter(self.inputs)
+        inputs = [
+            next(tensors) if k is None else GeometricTensor(next(tensors), k[0], next(tensors) if k[1] else None)
+            for k in self._kinds
+        ]
+        output = functional_call(self._network, self._own, tuple(inputs))
+        self.out_type = output.type if isinstance(output, GeometricTensor) else None
+        self.outputs = _tensors_of((output,))
+        self.grad_outputs = [torch.empty_like(t) for t in self.outputs if t.requires_grad]
+
+    def backward(self) -> None:
+        """Differentiate the outputs, which fills ``grads`` from ``grad_outputs``."""
+        outputs = [t for t in self.outputs if t.requires_grad]
+        wanted = [t for t in self.leaves if t.requires_grad]
+        found = iter(torch.autograd.grad(outputs, wanted, self.grad_outputs, allow_unused=True))
+        self.grads = [next(found) if t.requires_grad else None for t in self.leaves]
+
+    def warm_up(self) -> None:
+        """Run all that runs once only: kernels are compiled, libraries start, tables are made.
+
+        Integers of the network that Python reads get copies on the host, such as the ends of slices of escnn's modules.
+        """
+        with HostReads() as reads:
+            self.forward()
+        integers = {
+            name: buffer
+            for name, buffer in self._network.named_buffers(remove_duplicate=False)
+            if not buffer.is_floating_point() and buffer.untyped_storage().data_ptr() in reads.places
+        }
+        self._own |= {name: buffer.cpu() for name, buffer in integers.items()}
+        if reads.places - {buffer.untyped_storage().data_ptr() for buffer in integers.values()}:
+            raise RuntimeError(
+                f"network: {type(self._network).__name__} reads numbers of tensors on the host, for which it waits, "
+                "and which a CUDA graph cannot hold; needed one whose operations do not depend on values"
+            )
+        for _ in range(3):
+            self.forward()
+            if self.have_gradients:
+                self.backward()
+            # With them goes what autograd keeps, which belongs to the stream of this pass.
+            self.outputs, self.grads = [], []
+
+    @property
+    def have_gradients(self) -> bool:
+        """Whether there is a backward pass, once the forward pass has run."""
+        return bool(self.grad_outputs)
+
+
+def _record(network: nn.Module, inputs: tuple[Tensor | GeometricTensor, ...]) -> _Graph:
+    """Record the passes of a network."""
+    passes = _Passes(network, inputs)
+    buffers, host = [b.clone() for b in network.buffers()], torch.get_rng_state()
+    with _as_in_a_graph(passes.inputs[0].device):
+        graph = _Graph(passes, list(network.parameters()), *_capture(passes))
+    if not torch.equal(host, torch.get_rng_state()):
+        raise RuntimeError(
+            f"network: {type(network).__name__} draws random numbers on the CPU, which a CUDA graph would repeat; "
+            "needed one that draws on the device only"
+        )
+    with torch.no_grad():  # The warm-up has changed running statistics.
+        for buffer, before in zip(network.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    return graph
+
+
+def _capture(passes: _Passes) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+    """What replays the forward and the backward pass."""
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.device(passes.inputs[0].device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            passes.warm_up()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Other threads, which load data, may use the device meanwhile.
+        with torch.cuda.graph(forward, capture_error_mode="thread_local"):
+            passes.forward()
+        if passes.have_gradients:
+            with torch.cuda.graph(backward, pool=forward.pool(), capture_error_mode="thread_local"):
+                passes.backward()
+    return forward, backward
+
+
+def _as_in_a_graph(device: torch.device) -> torch.autocast:
+    """Autocast as it is set, without its cache: a graph must convert the weights in every replay."""
+    kind = device.type
+    dtype = torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype, enabled=torch.is_autocast_enabled(kind), cache_enabled=False)
+
+
+class _Graph:
+    """Recorded passes.
+
+    Args:
+        passes: their tensors.
+        parameters: of the network, which get the gradients.
+        forward, backward: what replays them.
+    """
+
+    def __init__(self, passes: _Passes, parameters: list[nn.Parameter], forward: Any, backward: Any):
+        self.passes, self.parameters, self.forward, self.backward = passes, parameters, forward, backward
+        self._last: weakref.ref[_Pending] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the backward pass of the last replay may still come."""
+        pending = None if self._last is None else self._last()
+        return pending is not None and not pending.done
+
+    def begin(self) -> _Pending:
+        """Note that a backward pass is to come. It is given up when nobody holds what is returned."""
+        pending = _Pending()
+        self._last = weakref.ref(pending)
+        return pending
+
+    def is_last(self, pending: _Pending) -> bool:
+        """Whether the graph holds what this backward pass reads."""
+        return self._last is not None and self._last() is pending
+
+    def __call__(self, *tensors: Tensor) -> Tensor | GeometricTensor:
+        passes = self.passes
+        outputs = _Replay.apply(self, len(tensors), *tensors, *self.parameters)
+        return outputs[0] if passes.out_type is None else GeometricTensor(outputs[0], passes.out_type, *outputs[1:])
+
+
+class _Pending:
+    """A backward pass that has not run yet."""
+
+    done = False
+
+
+class _Replay(torch.autograd.Function):
+    """The passes of a graph on new inputs.
+
+    What leaves the graph is copied, because the next replay overwrites it: outputs, and gradients, which may become a
+    parameter's ``grad`` as they are.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, graph: _Graph, number: int, *leaves: Tensor) -> tuple[Tensor, ...]:
+        passes = graph.passes
+        for inside, outside in zip(passes.inputs, leaves[:number], strict=True):
+            inside.detach().copy_(outside)
+        graph.forward.replay()
+        ctx.graph = graph
+        if passes.have_gradients:
+            ctx.pending = graph.begin()
+        outputs = tuple(t.detach().clone() for t in passes.outputs)
+        ctx.mark_non_differentiable(
+            *(new for new, t in zip(outputs, passes.outputs, strict=True) if not t.requires_grad)
+        )
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        graph, passes = ctx.graph, ctx.graph.passes
+        if not graph.is_last(ctx.pending):
+            raise RuntimeError(
+                "CudaGraphs: got a backward pass after another replay of its graph, which has overwritten what it "
+                "reads; run backward before the next forward pass"
+            )
+        wanted = [g for g, t in zip(grads, passes.outputs, strict=True) if t.requires_grad]
+        for inside, outside in zip(passes.grad_outputs, wanted, strict=True):
+            inside.copy_(outside)
+        graph.backward.replay()
+        ctx.pending.done = True
+        copies = iter(torch._foreach_mul([g for g in passes.grads if g is not None], 1.0))  # few launches for all
+        return (None, None, *(None if g is None else next(copies) for g in passes.grads))
