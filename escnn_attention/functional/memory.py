@@ -23,7 +23,8 @@ class working_memory(AbstractContextManager["working_memory"]):
     statement, or until it is set again. Results differ by rounding only.
 
     By default chunks are as large as is fastest, 2 MB a thread for ``"native"``, 64 MB for ``"blocked"`` and
-    ``"dense"``, and 128 MB for ``"triton"``. ``"reference"`` works in one chunk, whatever is set.
+    ``"dense"``, and 1/64 of the GPU's memory for ``"triton"``, but at least 128 MB. ``"reference"`` works in one chunk,
+    whatever is set.
 
     Args:
         num_bytes: the bound; None for the default.

@@ -36,7 +36,13 @@ from escnn_attention.geometry.positions import WindowShape
 __all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_unsupported"]
 
 PRODUCTS_PER_CHUNK = 2**24
-"""How many products of queries with tables are held at once. 64 MB in float32, twice that in the backward pass."""
+"""How many products of queries with tables are held at once, at least: 64 MB in float32, and a gradient of each."""
+
+MEMORY_OF_PRODUCTS = 1 / 128
+"""The part of a GPU's memory that they may take, and their gradients as much again.
+
+On a GPU of 80 GB these are 160 million in float32: enough queries for several waves of programs.
+"""
 
 MAX_PRODUCTS = 2**29
 """The most of them that a head of a single image may have, with the rows of offsets and those of poses."""
@@ -92,11 +98,21 @@ def _interpreted() -> bool:
 def attention(call: Call) -> Tensor:
     """Attention by kernels that Triton compiles: see :func:`escnn_attention.functional.attention`."""
     assert isinstance(call.positions, Grid)
-    chunk = chunk_size(PRODUCTS_PER_CHUNK, call.q.element_size(), copies=2)
+    number_size = max(4, call.q.element_size())
+    chunk = chunk_size(_products_per_chunk(call.q.device, number_size), number_size, copies=2)
     window, _ = trimmed(call.positions.shape, call.positions.window)
     # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
     _steps(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
     return _loop(call, chunk)
+
+
+@constant_result
+def _products_per_chunk(device: torch.device, number_size: int) -> int:
+    """How many products are held at once: the same on every GPU of a kind, whatever else is in its memory."""
+    if device.type != "cuda":
+        return PRODUCTS_PER_CHUNK
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(PRODUCTS_PER_CHUNK, int(memory * MEMORY_OF_PRODUCTS) // number_size)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:

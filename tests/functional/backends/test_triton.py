@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,6 +179,29 @@ def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
             assert_same(outputs_and_gradients("triton", *arguments), whole)
         counted = [len(range(3)[rows]) for rows in launched]
         assert counted == chunks + [n for n in chunks for _ in range(2)]
+
+
+@pytest.mark.parametrize(("gigabytes", "products"), [(1, 2**24), (8, 2**24), (80, 5 * 2**25)])
+def test_chunks_follow_the_memory_of_the_device(monkeypatch, gigabytes, products):
+    properties = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert triton._products_per_chunk(torch.device("cuda", 0), 4) == products
+    assert triton._products_per_chunk(torch.device("cuda", 0), 8) == max(2**24, products // 2)
+    assert triton._products_per_chunk(torch.device("cpu"), 4) == 2**24
+
+
+def test_chunks_keep_a_large_device_busy(monkeypatch):
+    """C8, all query poses, 5×5 on 24×24 with 9 heads and 64 images: few launches of many programs each."""
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    q = torch.empty(9, 64, 576, 8, 10, device="meta")
+    tables = (torch.empty(9, 8, n, 10, device="meta") for n in (25, 8))
+    chunk = triton._products_per_chunk(torch.device("cuda", 0), 4)
+    call = triton.Arguments(q, q, q, *tables, *[None] * 4, 8, [24, 24], 5, "square", 1, True, 0.0, chunk)
+    images = [rows.stop - rows.start for rows in triton._chunks(call)]
+    assert sum(images) == 576
+    assert len(images) <= 5
+    assert max(images) - min(images) < len(images)
 
 
 @interpreted
@@ -412,6 +436,9 @@ def test_on_cuda(monkeypatch, dtype, tolerance, query, order, shape, window, kin
     tensors, grid, terms = case(order, order, order, shape, window, kinds, channels=channels, dtype=dtype)
     exact, exact_terms = doubled(tensors, terms)
     got = outputs_and_gradients("there", tensors, grid, terms, query)
+    if "rotary" in kinds and dtype == torch.bfloat16:
+        # The gradient of the frequencies is a small difference of what queries and keys have, which are rounded.
+        tolerance *= 2
     assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
 
 
@@ -469,8 +496,8 @@ def test_layers_are_equivariant_on_cuda(name, query):
     space = spaces.ALL[name]()
     if query == "all" and space.fibergroup.order() > 12:
         query = "own"
-    fields = spaces.mixed(space)
-    layer = GroupSelfAttention(fields, fields, 2, 3, query=query, backend="triton").double().cuda()
+    fields, out = spaces.mixed(space), spaces.regular(space, 2)
+    layer = GroupSelfAttention(fields, out, 2, 3, query=query, backend="triton").double().cuda()
     x = fields(spaces.random_field(fields, *spaces.shape_of(space, 4)).tensor.cuda())
     with torch.no_grad():
         y = layer(x)
