@@ -8,6 +8,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ LANGUAGES = {"python", "text", "sh", "toml", "bibtex"}
 DIRECTIVES = {"{figure}", "{include}", "{raw}", "{toctree}"}
 LONGEST_LINE = 85  # of code, which pages have room for
 ERROR = re.compile(r"\d\.\d+e[-+]\d\d")  # as reports print them
+SCRIPT = re.compile(r"# (\w+\.py)\n")  # begins code that is a file
 
 
 def fences(path: Path) -> list[tuple[str, str, int, bool]]:
@@ -88,12 +91,36 @@ def test_code_runs_and_prints_what_is_shown(name, tmp_path, monkeypatch):
     torch.manual_seed(0)
     namespace = {"__name__": "__documentation__"}
     for code, line, shown in programs(ROOT / name):
+        if SCRIPT.match(code):
+            continue
         # Lines as in the page, so that a traceback points there.
         compiled = compile("\n" * (line - 1) + code, str(ROOT / name), "exec")
         with contextlib.redirect_stdout(io.StringIO()) as stdout:
             exec(compiled, namespace)
         printed = stdout.getvalue()
         assert same_output(shown, printed), f"{name}:{line} prints\n{printed}\nand shows\n{shown}"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_script_in_two_processes_ends_at_the_weights_of_one(strategy, tmp_path, monkeypatch, capsys):
+    (code,) = [code for code, *_ in programs(ROOT / "docs" / "scaling.md") if SCRIPT.match(code)]
+    (tmp_path / SCRIPT.match(code)[1]).write_text(code, encoding="utf-8")
+    (words,) = [words for words in shell_commands("docs/scaling.md") if words[-1] == strategy]
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 0}
+    with monkeypatch.context() as patched:
+        for name, value in alone.items():
+            patched.setenv(name, str(value))
+        namespace: dict[str, Any] = {"__name__": "train"}
+        exec(code, namespace)
+        namespace["main"]("ddp")
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    norms = [float(text.rpartition(":")[2]) for text in (expected, done.stdout)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 IMPORT = re.compile(r"^(?: *(?:>>>|\.\.\.) )? *(?:from|import) (escnn(?:_attention)?)\b", re.MULTILINE)
@@ -189,6 +216,10 @@ def test_commands_exist(name):
             options = []
         elif experiment := experiment_options(words):
             assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer", "--pretrained"}, words
+            options = []
+        elif words[0] == "torchrun" and words[-2].endswith(".py"):
+            files = [SCRIPT.match(code) for code, *_ in programs(ROOT / name)]
+            assert words[-2] in {file[1] for file in files if file}, words
             options = []
         elif words[0] == "python":
             assert any(path.is_file() for path in (ROOT / words[1], ROOT / words[1] / "__main__.py")), words
