@@ -19,7 +19,6 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.backends.grid_loop import (
-    LOG2E,
     Arguments,
     GridLoop,
     empty_output,
@@ -143,8 +142,7 @@ def _fields(call: Arguments) -> dict[str, Any]:
         "seed": 0 if call.seed is None else int(call.seed),
         "sum_query_poses": call.sum_query_poses,
         "dropout": call.dropout,
-        "scale": call.scale,
-        "unit": 1 / LOG2E,
+        "scale": 1 / math.sqrt(channels),
     }
 
 
@@ -197,9 +195,9 @@ def _rows(call: Arguments, pad: int) -> int:
 
 
 def _empty_sums(call: Arguments) -> Tensor:
-    """Room for the logarithms of the sums."""
+    """Room for what the backward pass makes probabilities from."""
     heads, batch, positions, poses, _ = call.q.shape
-    return call.q.new_empty(heads, batch, call.num_poses if call.sum_query_poses else 1, poses, positions)
+    return call.q.new_empty(heads, batch, 2, call.num_poses if call.sum_query_poses else 1, poses, positions)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:

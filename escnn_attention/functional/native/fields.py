@@ -97,7 +97,7 @@ _GRIDS = Fields(
     Field("waves", "const void*", "(M or 1, H, N, F), only of everything", optional=True),
     Field("amplitudes", "const void*", "(M, B, N, J, F), of the queries; there with waves", optional=True),
     Field("out", "void*", "(M, B, N, H, C)"),
-    Field("sums", "void*", "(M, B, H or 1, J, N), logarithms"),
+    Field("sums", "void*", "(M, B, 2, H or 1, J, N): the largest scores, and what makes sums of exponentials 1"),
     Field("grad", "const void*", "as out, in the backward pass", optional=True),
     Field("grad_q", "void*", "as q", optional=True),
     Field("grad_k", "void*", "as k, zero at first", optional=True),
@@ -129,8 +129,7 @@ _GRIDS = Fields(
     Field("seed", "int64_t", "of dropout"),
     Field("sum_query_poses", "int64_t", "whether every output pose has all query poses"),
     Field("dropout", "double", "the probability"),
-    Field("scale", "double", "by which queries are multiplied, and amplitudes with them"),
-    Field("unit", "double", "of the scores, in which gradients are wanted"),
+    Field("scale", "double", "by which scores are multiplied"),
 )
 
 _POINTS = Fields(
@@ -151,7 +150,7 @@ _POINTS = Fields(
     Field("keys", "const int64_t*", "(G, K), points; -1 at the end of a row fills up"),
     Field("log_measure", "const void*", "(points, P)", optional=True),
     Field("out", "void*", "(M, G * A, H, C), in the forward pass", optional=True),
-    Field("log_sums", "void*", "(M, G * A, S)"),
+    Field("sums", "void*", "(M, G * A, S, 2): the largest scores, and what makes sums of exponentials 1"),
     Field("grad", "const void*", "as out, in the backward pass", optional=True),
     Field("grad_q", "void*", "as q, zero at first", optional=True),
     Field("grad_k", "void*", "as k, zero at first", optional=True),

@@ -31,7 +31,7 @@ struct Sizes {
             : images(call.heads * call.images),
               positions(std::accumulate(call.shape, call.shape + call.dim, int64_t(1), std::multiplies<int64_t>())),
               of_output(call.num_poses * call.channels),
-              of_sums((call.sum_query_poses ? call.num_poses : 1) * call.query_poses) {}
+              of_sums(2 * (call.sum_query_poses ? call.num_poses : 1) * call.query_poses) {}
     int64_t images, positions, of_output, of_sums;
 };
 

@@ -28,8 +28,8 @@ extern "C" AOTITorchError NAMED(aoti_torch_cpu_attention_between_points)(
         NUMBER* to = room<NUMBER>({call.heads, queries, call.num_poses, call.channels}, out);
         std::fill_n(to, call.heads * queries * call.num_poses * call.channels, NUMBER(0));
         const int64_t rows = call.num_poses * (call.sum_query_poses ? call.query_poses : 1);
-        std::unique_ptr<NUMBER[]> log_sums(new NUMBER[call.heads * queries * rows]);
-        call.out = to, call.log_sums = log_sums.get();
+        std::unique_ptr<NUMBER[]> sums(new NUMBER[call.heads * queries * rows * 2]);
+        call.out = to, call.sums = sums.get();
         call.group_by_group = at_once(call, call.heads * rows);
         if (!run<NUMBER>(call)) throw std::bad_alloc();
     });

@@ -25,6 +25,8 @@ constexpr int BLOCK = 4;
 constexpr int BLOCK = 2;
 #endif
 constexpr int GROUP = 4;
+// About how many numbers are added one after the other: longer sums are sums of such sums, whose errors are smaller.
+constexpr int SPAN = 128;
 
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
@@ -60,13 +62,13 @@ template <class T> inline T sum(V<T> x) {
     return total;
 }
 
-// 2^x by its series around the nearest whole number; 0 where that is less than the smallest normal number. What is not
-// a number stays so.
-template <class T> inline V<T> exp2(V<T> x) {
+// 2^(unit x) by its series around the nearest whole number; 0 where that is hardly more than the smallest normal number.
+// What is not a number stays so.
+template <class T> inline V<T> exp2(V<T> x, T unit) {
     using L = Lanes<T>;
     using I = typename L::I;
-    V<T> rounded = x + L::shift;
-    const V<T> f = x - (rounded - L::shift);
+    V<T> rounded = x * unit + L::shift;
+    const V<T> nearest = rounded - L::shift, f = x * unit - nearest;
     // ln(2)^k / k!
     static constexpr double series[] = {1.0,
                                         0.6931471805599453,
@@ -90,7 +92,7 @@ template <class T> inline V<T> exp2(V<T> x) {
     whole = (whole + L::bias) << L::mantissa;  // of the shift only its lower bits are left, which are 0
     V<T> power;
     std::memcpy(&power, &whole, sizeof power);
-    return x < L::least ? V<T>{} : y * power;
+    return nearest <= L::least ? V<T>{} : y * power;
 }
 
 template <class T> constexpr T LOG2E = T(1.4426950408889634);

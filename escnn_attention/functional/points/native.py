@@ -159,20 +159,20 @@ def prepared(arguments: Arguments) -> Arguments:
 
 
 def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
-    """Room for the output, and for the logarithms of the sums."""
+    """Room for the output, and for what the backward pass makes weights from."""
     heads, queries = len(call.v), call.queries.numel()
     out = call.v.new_zeros(heads, queries, call.num_poses, call.v.shape[-1])
-    return out, call.v.new_empty(heads, queries, call.score_rows)
+    return out, call.v.new_empty(heads, queries, call.score_rows, 2)
 
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
-    out, log_sums = _empty(call)
-    _run(call, {**_NO_GRADIENTS, "out": out, "log_sums": log_sums})
-    return out, log_sums
+    out, sums = _empty(call)
+    _run(call, {**_NO_GRADIENTS, "out": out, "sums": sums})
+    return out, sums
 
 
 def _backward_pass(
-    call: Arguments, grad: Tensor, _: Tensor | None, log_sums: Tensor, needed: list[bool]
+    call: Arguments, grad: Tensor, _: Tensor | None, sums: Tensor, needed: list[bool]
 ) -> list[Tensor | None]:
     # Every number of these is written, where nothing fills up.
     whole = () if call.padded else ("features", "extra")
@@ -180,7 +180,7 @@ def _backward_pass(
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
         for (name, t), need in zip(call.leaves.items(), needed, strict=True)
     ]
-    filled: dict[str, Tensor | None] = {"out": None, "log_sums": log_sums, "grad": grad.contiguous()}
+    filled: dict[str, Tensor | None] = {"out": None, "sums": sums, "grad": grad.contiguous()}
     filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
     if not call.group_by_group:
         shape = (len(call.v), call.queries.numel())
@@ -259,7 +259,7 @@ def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
 
 def _packaged(call: Arguments) -> Tensor:
     """The output of the loop in a package, which decides by itself how it takes groups."""
-    filled = {**_NO_GRADIENTS, "out": None, "log_sums": None, "group_by_group": False}
+    filled = {**_NO_GRADIENTS, "out": None, "sums": None, "group_by_group": False}
     return attention_between_points(call.v.dtype, {**_fields(call), **filled})
 
 

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -247,3 +249,21 @@ def test_on_cuda_it_refuses_double_precision():
     assert (
         dense.why_unsupported(Call(q, q, q, grid, PositionalBias(1))) == "on CUDA there is no fused kernel for float64"
     )
+
+
+@pytest.mark.parametrize(("window", "terms"), [(Window(3), {"spatial", "pose"}), (Window(), {"waves", "pose"})])
+def test_errors_of_gradients_are_those_of_the_largest_score_up_to_where_nothing_is_left(window, terms):
+    def error(scale, seed):
+        """Relative to the largest gradient, in rounding errors of the largest score."""
+        tensors, grid, bias = case(4, 4, 4, (6, 6), window, terms, 1, 8, 1, torch.float32, seed)
+        q, k, v = ((scale * t.detach()).requires_grad_() for t in tensors)
+        score = (q.detach()[0, 0].flatten(0, 1) @ k.detach()[0, 0].flatten(0, 1).mT).abs().max() / math.sqrt(8)
+        in_double, of_double = doubled((q, k, v), bias)
+        expected = outputs_and_gradients("reference", in_double, grid, of_double, "own")[1:]
+        got = outputs_and_gradients("dense", (q, k, v), grid, bias, "own")[1:]
+        largest = max(t.abs().max() for t in expected)
+        off = max((a.double() - b).abs().max() for a, b in zip(got, expected, strict=True))
+        return off / largest / (torch.finfo(torch.float32).eps * score)
+
+    assert all(error(scale, seed) < 2 for scale in (10, 100, 1000) for seed in range(3))
+    assert not error(5000, 0) < 10

@@ -1,5 +1,7 @@
 """The loop that is compiled for the machine, against the formula."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from escnn_attention.functional.call import Call
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients, refusal
+from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
 if reason := native.why_not_built(torch.float64):
     pytest.skip(reason, allow_module_level=True)
@@ -196,3 +199,47 @@ def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
     tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"})
     with pytest.raises(MemoryError, match=r"out of memory with backend 'native'.*working_memory"):
         attention(*tensors, grid, terms, backend="native")
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.skipif(not EXTENDED, reason="there is no precision beyond float64")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("window", [Window(3), Window()], ids=["local", "global"])
+@pytest.mark.parametrize("terms", [{"spatial", "pose"}, {"pose"}], ids=["table", "no-table"])
+def test_is_as_exact_as_blocked_however_large_scores_are(dtype, query, window, terms):
+    """A maximum and a sum in one number would lose what a dominating score needs."""
+    results = {"native": [], "blocked": []}
+    for scale, seed in itertools.product((1, 10, 30, 100, 1000), range(3)):
+        tensors, grid, bias = case(3, 3, 3, (5, 4), window, terms, 1, 8, 1, dtype, seed)
+        tensors = tuple((scale * t.detach()).requires_grad_() for t in tensors)
+        weight = torch.randn(1, 1, 20, 3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        everywhere = torch.arange(20)
+        rows = grid.rows(everywhere[:, None], everywhere)
+        table = torch.zeros(3, len(grid.offsets), 8) if bias.spatial is None else bias.spatial[0]
+        q, k, v, grad = (t[0, 0] for t in (*tensors, weight.to(dtype)))
+        expected = exact(q, k, v, grad, query == "own", (table, rows), bias.pose[0])
+        if bias.spatial is None:
+            del expected[4]
+        for backend, found in results.items():
+            got = outputs_and_gradients(backend, tensors, grid, bias, query)
+            found.append(errors([t[0, 0] for t in got[:4]] + [t[0] for t in got[4:]], expected))
+    assert mean_ratio(*results.values(), dtype) < 2
+
+
+@pytest.mark.parametrize(
+    ("window", "kinds"), [(Window(), {"waves", "pose"}), (Window(), {"spatial"})], ids=["factorises", "table"]
+)
+def test_errors_do_not_grow_with_the_number_of_keys(window, kinds):
+    """Sums of thousands are sums of sums."""
+    tensors, grid, terms = case(4, 4, 4, (20, 20), window, kinds, 1, 8, 1, torch.float32)
+    in_double, of_double = doubled(tensors, terms)
+    exactly = outputs_and_gradients("native", in_double, grid, of_double, "own")
+    ours, theirs = (
+        [
+            (a.double() - b).abs().max() / b.abs().max()
+            for a, b in zip(outputs_and_gradients(backend, tensors, grid, terms, "own"), exactly, strict=True)
+        ]
+        for backend in ("native", "blocked")
+    )
+    assert all(a <= 2 * max(b, 2e-7) for a, b in zip(ours, theirs, strict=True)), (ours, theirs)

@@ -93,13 +93,13 @@ def run_here(monkeypatch):
     def on_grids(values):
         q = values["q"]
         out = q.new_empty(*q.shape[:3], values["num_poses"], q.shape[-1])
-        # More than there are sums.
-        return {"out": out, "sums": q.new_empty(q.numel() // q.shape[-1] * values["num_poses"])}
+        # As many numbers as there are at most.
+        return {"out": out, "sums": q.new_empty(2 * q.numel() // q.shape[-1] * values["num_poses"])}
 
     def between_points(values):
         v, queries, poses = values["v"], values["queries"].numel(), values["num_poses"]
         out = v.new_zeros(len(v), queries, poses, v.shape[3])
-        return {"out": out, "log_sums": v.new_empty(len(v), queries, poses * values["query_poses"])}
+        return {"out": out, "sums": v.new_empty(len(v), queries, poses * values["query_poses"], 2)}
 
     library = torch.library.Library("escnn_attention", "IMPL")
     for name, of_loop in {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
 from escnn_attention.geometry.clouds import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
+from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
 if reason := native_points.why_unsupported_grid(torch.zeros(1)):
     pytest.skip(reason, allow_module_level=True)
@@ -453,3 +455,49 @@ def test_memory_that_is_not_there(monkeypatch):
     monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float64: lambda _: 1})
     with pytest.raises(RuntimeError, match="can't allocate memory for attention between points"):
         attend(case())
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.skipif(not EXTENDED, reason="there is no precision beyond float64")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("own", [True, False])
+def test_is_as_exact_as_operations_of_pytorch_however_large_scores_are(dtype, own):
+    results = {native_points.attend: [], native_points._plainly: []}
+    rows = torch.arange(12 * 11).view(12, 11)
+    for scale, seed in itertools.product((1, 10, 30, 100, 1000), range(3)):
+        torch.manual_seed(seed)
+        q, k, v = (scale * torch.randn(n, 3, 8, dtype=torch.float64) for n in (12, 11, 11))
+        features, pose = torch.randn(3, 8, 12, 11), torch.randn(3, 8, 3)
+        q, k, v, features, pose = (t.to(dtype) for t in (q, k, v, features, pose))
+        table = features.flatten(2).transpose(1, 2)
+        grad = torch.randn(12, 3, 8, dtype=dtype)
+        expected = exact(q, k, v, grad, own, (table, rows), pose.transpose(1, 2))
+        for attention, found in results.items():
+            leaves = [t.detach().requires_grad_() for t in (q, k, v, features, pose)]
+            asking = leaves[0][None] / math.sqrt(8)
+            call = Arguments(
+                q=asking,
+                k=leaves[1][None],
+                v=leaves[2][None],
+                reads=asking,
+                features=leaves[3][None, :, :, None],
+                pose=leaves[4][None],
+                extra=None,
+                factors=None,
+                queries=torch.arange(12)[None] % 11,
+                keys=torch.arange(11)[None],
+                log_measure=None,
+                seed=None,
+                num_poses=3,
+                query_poses=3,
+                exclusive_keys=True,
+                padded=False,
+                sum_query_poses=not own,
+                normalize_by_count=False,
+                dropout=0.0,
+            )
+            out = attention(call)[0]
+            *got, of_features, of_pose = torch.autograd.grad((out * grad).sum(), leaves)
+            of_table = of_features.flatten(2).transpose(1, 2)
+            found.append(errors([out, *got, of_table, of_pose.transpose(1, 2)], expected))
+    assert mean_ratio(*results.values(), dtype) < 2

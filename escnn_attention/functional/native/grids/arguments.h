@@ -15,7 +15,7 @@ extern "C" struct Arguments {
     const void* waves;  // (M or 1, H, N, F), only of everything, or null
     const void* amplitudes;  // (M, B, N, J, F), of the queries; there with waves, or null
     void* out;  // (M, B, N, H, C)
-    void* sums;  // (M, B, H or 1, J, N), logarithms
+    void* sums;  // (M, B, 2, H or 1, J, N): the largest scores, and what makes sums of exponentials 1
     const void* grad;  // as out, in the backward pass, or null
     void* grad_q;  // as q, or null
     void* grad_k;  // as k, zero at first, or null
@@ -47,8 +47,7 @@ extern "C" struct Arguments {
     int64_t seed;  // of dropout
     int64_t sum_query_poses;  // whether every output pose has all query poses
     double dropout;  // the probability
-    double scale;  // by which queries are multiplied, and amplitudes with them
-    double unit;  // of the scores, in which gradients are wanted
+    double scale;  // by which scores are multiplied
 };
 
 extern "C" int64_t escnn_attention_size() { return sizeof(Arguments); }

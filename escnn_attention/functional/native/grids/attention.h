@@ -15,8 +15,8 @@ struct TableGradient {
 
     std::vector<double> room(int64_t tasks) const { return std::vector<double>(to ? tasks * size : 0); }
     double* of(std::vector<double>& room, int64_t task) const { return to ? room.data() + task * size : nullptr; }
-    void add(std::vector<double>& room, int64_t task, int64_t head, double unit) const {
-        for (int64_t i = 0; to && i < size; i++) to[head % heads * size + i] += unit * room[task * size + i];
+    void add(std::vector<double>& room, int64_t task, int64_t head, double scale) const {
+        for (int64_t i = 0; to && i < size; i++) to[head % heads * size + i] += scale * room[task * size + i];
     }
 };
 
@@ -30,12 +30,17 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
     const bool done = share(tasks, call.threads, make, [&](Pass& pass, int64_t task) {
         const int64_t head = task / call.parts, part = task % call.parts;
         const int64_t first = part * call.images / call.parts, last = (part + 1) * call.images / call.parts;
-        for (int64_t image = first; image < last; image++) pass.work(head, image);
-        pass.take_gradients(spatial.of(of_spatial, task), pose.of(of_pose, task));
+        for (int64_t image = first, vectors = 0; image < last; image++) {
+            pass.work(head, image);
+            vectors += layout.vectors;
+            if (vectors < SPAN && image + 1 < last) continue;
+            pass.take_gradients(spatial.of(of_spatial, task), pose.of(of_pose, task));
+            vectors = 0;
+        }
     });
     for (int64_t task = 0; task < tasks; task++) {
-        spatial.add(of_spatial, task, task / call.parts, call.unit);
-        pose.add(of_pose, task, task / call.parts, call.unit);
+        spatial.add(of_spatial, task, task / call.parts, call.scale);
+        pose.add(of_pose, task, task / call.parts, call.scale);
     }
     return !done;
 }

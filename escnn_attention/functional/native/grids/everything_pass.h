@@ -23,6 +23,7 @@ template <class T> struct EverythingPass {
               waves(call, layout),
               pose_tables(call.pose, call.pose_heads, call.num_poses, call.key_poses, call.channels, call.grad),
               dropout(call.dropout),
+              unit(T(call.scale) * LOG2E<T>),
               own(!call.sum_query_poses),
               alike(call.key_poses == 1 || !(call.waves || call.pose)),
               channels(call.channels),
@@ -34,7 +35,7 @@ template <class T> struct EverythingPass {
               most_keys(std::max(MOST_KEYS, call.key_poses)) {
         const int64_t places = layout.queries, per_query = padded<T>(channels);
         q = Buffer<T>(places * query_poses * channels), out = Buffer<T>(places * num_poses * channels);
-        log_sums = Buffer<T>(places * rows);
+        sums = Buffer<T>(places * 2 * rows);
         if (waves) amplitudes = Buffer<T>(places * query_poses * call.num_waves);
         queries = Buffer<W>(channels * query_poses), waves_of_queries = Buffer<W>(call.num_waves * query_poses);
         by_pose = Buffer<W>(call.key_poses * GROUP), scores = Buffer<W>(most_keys * GROUP);
@@ -58,45 +59,52 @@ template <class T> struct EverythingPass {
         const int64_t of_out = image * num_queries * num_poses * channels;
         k = static_cast<const T*>(call.k) + image * num_keys * channels;
         v = static_cast<const T*>(call.v) + image * num_keys * channels;
-        T* logs = static_cast<T*>(call.sums) + image * num_queries * rows;
+        T* sums_of_image = static_cast<T*>(call.sums) + image * num_queries * 2 * rows;
         key = Dropout<T>::key(call.seed, image);
-        pack(static_cast<const T*>(call.q) + of_q * channels, query_poses, channels, q, T(call.scale));
+        pack(static_cast<const T*>(call.q) + of_q * channels, query_poses, channels, q);
         if (waves)
             pack(static_cast<const T*>(call.amplitudes) + of_q * call.num_waves, query_poses, call.num_waves,
-                 amplitudes, T(call.scale));
+                 amplitudes);
         T* outputs_of_image = static_cast<T*>(call.out) + of_out;
         if (!call.grad) {
             each_vector([&] { forward(); });
             packing.unpack(out, num_poses, channels, 0, false, outputs_of_image);
-            return packing.unpack_rows(log_sums, rows, 0, logs);
+            return packing.unpack_rows(sums, 2 * rows, 0, sums_of_image);
         }
-        packing.pack_rows(logs, rows, 0, log_sums);
+        packing.pack_rows(sums_of_image, 2 * rows, 0, sums);
         pack(outputs_of_image, num_poses, channels, finished);
         pack(static_cast<const T*>(call.grad) + of_out, num_poses, channels, out);
-        grad_k.clear(), grad_v.clear();
-        each_vector([&] { backward(); });
-        const T unit = T(call.unit), of_scaled = T(call.unit * call.scale);
+        const T scale = T(call.scale);
+        T* of_k = static_cast<T*>(call.grad_k) + image * num_keys * channels;
+        T* of_v = static_cast<T*>(call.grad_v) + image * num_keys * channels;
+        each_vector([&] {
+            backward();
+            if (place / width % SPAN == SPAN - 1) add_keys(grad_k, of_k, scale), add_keys(grad_v, of_v, T(1));
+        });
         packing.unpack(grad_q, query_poses, channels, 0, false, static_cast<T*>(call.grad_q) + of_q * channels,
-                       of_scaled);
+                       scale);
         if (waves)
             packing.unpack(grad_amplitudes, query_poses, call.num_waves, 0, false,
-                           static_cast<T*>(call.grad_amplitudes) + of_q * call.num_waves, of_scaled);
-        write_keys(grad_k, static_cast<T*>(call.grad_k) + image * num_keys * channels, unit);
-        write_keys(grad_v, static_cast<T*>(call.grad_v) + image * num_keys * channels, T(1));
+                           static_cast<T*>(call.grad_amplitudes) + of_q * call.num_waves, scale);
+        add_keys(grad_k, of_k, scale), add_keys(grad_v, of_v, T(1));
     }
 
-    // The gradients of the tables since the last call.
+    // Adds the gradients of the tables since the last call.
     void take_gradients(double* of_waves, double* of_pose) const { waves.take(of_waves), pose_tables.take(of_pose); }
 
   private:
-    void pack(const T* from, int64_t poses, int64_t size, const Buffer<T>& to, T factor = 1) const {
-        packing.pack(from, poses, size, 0, false, to, factor);
+    void pack(const T* from, int64_t poses, int64_t size, const Buffer<T>& to) const {
+        packing.pack(from, poses, size, 0, false, to);
     }
-    void write_keys(const Buffer<T>& from, T* to, T factor) const {
+    // What the keys have got so far, which starts from zero again.
+    void add_keys(const Buffer<T>& from, T* to, T factor) const {
         for (int64_t n = 0; n < num_keys; n++)
-            for (int64_t c = 0; c < channels; c++) *to++ = factor * from[n * padded<T>(channels) + c];
+            for (int64_t c = 0; c < channels; c++) *to++ += factor * from[n * padded<T>(channels) + c];
+        from.clear();
     }
-    T* logs_of(int64_t row) const { return log_sums.data + row * packing.layout.queries + place; }
+    // As those of a window pass.
+    T* most_of(int64_t row) const { return sums.data + row * packing.layout.queries + place; }
+    T* factor_of(int64_t row) const { return most_of(rows + row); }
 
     template <class F> void each_vector(F f) {
         for (place = 0; place < packing.layout.vectors * width; place += width) {
@@ -194,26 +202,25 @@ template <class T> struct EverythingPass {
             });
         });
         for (int64_t row = 0; row < rows; row++) {
-            for (int lane = 0; lane < width; lane++)
-                logs_of(row)[lane] = most[row][lane] + std::log2(total[row][lane]);
             total[row] = T(1) / total[row];
+            store(most_of(row), most[row]), store(factor_of(row), total[row]);
         }
         write_outputs();
     }
     // From scores to exponentials, with which the sum of a row and its outputs are brought in line.
     template <int G> void add_exponentials(int64_t row) {
         W* x = scores.data;
-        W largest[G], sums[G], shrink[G];
+        const T unit = this->unit;  // in a register, whatever is written to memory
+        W largest[G], part[G] = {}, shrink[G];
         for (int g = 0; g < G; g++) largest[g] = most[row + g];
         for (int64_t n = 0; n < stretch.num_keys(); n++)
             for (int g = 0; g < G; g++) largest[g] = larger<T>(largest[g], x[n * G + g]);
         for (int g = 0; g < G; g++) {
-            shrink[g] = exp2<T>(most[row + g] - largest[g]), most[row + g] = largest[g];
-            sums[g] = total[row + g] * shrink[g];
+            shrink[g] = exp2<T>(most[row + g] - largest[g], unit), most[row + g] = largest[g];
         }
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) sums[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g]);
-        for (int g = 0; g < G; g++) total[row + g] = sums[g];
+            for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - largest[g], unit);
+        for (int g = 0; g < G; g++) total[row + g] = total[row + g] * shrink[g] + part[g];
         for (int64_t c = 0; c < channels; c++)
             for (int g = 0; g < G; g++) outputs[channels * row + c * G + g] *= shrink[g];
         if (!dropout.on) return;
@@ -260,10 +267,11 @@ template <class T> struct EverythingPass {
     }
     // Probabilities from scores, in place.
     template <int G> void normalize(int64_t row) {
-        W log[G];
-        for (int g = 0; g < G; g++) log[g] = load(logs_of(row + g));
+        const T unit = this->unit;
+        W most[G], factor[G];
+        for (int g = 0; g < G; g++) most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
         for (int64_t n = 0; n < stretch.num_keys(); n++)
-            for (int g = 0; g < G; g++) scores[n * G + g] = exp2<T>(scores[n * G + g] - log[g]);
+            for (int g = 0; g < G; g++) scores[n * G + g] = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
     }
     // Of weights (keys, G), what the keys have by the queries of a group, or the values by the gradients of outputs.
     template <int G> void add_to_keys(const W* weight, const Buffer<W>& transposed, int64_t pose, const Buffer<T>& to) {
@@ -371,13 +379,14 @@ template <class T> struct EverythingPass {
     Waves<T> waves;
     Tables<T> pose_tables;
     const Dropout<T> dropout;
+    const T unit;           // a score of 1, in powers of 2
     const bool own, alike;  // alike: all keys, of whatever poses
     const int64_t channels, query_poses, num_poses, rows, num_queries, num_keys, most_keys;
     const T *k = nullptr, *v = nullptr;  // of the image
     uint32_t key = 0;                    // of dropout
     int64_t place = 0;                   // of the first query of the vector
     Stretch<T> stretch{};
-    Buffer<T> q, amplitudes, out, finished, log_sums, grad_q, grad_amplitudes, grad_k, grad_v;  // of the image
+    Buffer<T> q, amplitudes, out, finished, sums, grad_q, grad_amplitudes, grad_k, grad_v;  // of the image
     Buffer<W> queries, waves_of_queries, by_pose, scores, content, most, total, outputs;        // of the vector
     Buffer<W> grad_out, inner, transposed_queries, transposed_grad, grads, weights;
     Buffer<W> grad_queries, grad_waves_of_queries, grad_content, of_values;

@@ -9,9 +9,8 @@ namespace {
 
 template <class T> struct Packing {
     // Positions (N, poses, channels) to (channels, poses, places): of queries, or of keys, which have the rows around
-    // the band too. Times a factor.
-    void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to,
-              T factor = 1) const {
+    // the band too.
+    void pack(const T* from, int64_t poses, int64_t channels, int64_t band, bool keys, const Buffer<T>& to) const {
         const int64_t length = keys ? layout.keys : layout.queries, margin = keys ? layout.pad : 0;
         to.clear();
         layout.each_run(band, -margin, layout.rows + margin, [&](int64_t position, int64_t place, int64_t n) {
@@ -19,7 +18,7 @@ template <class T> struct Packing {
             T* at = to.data + place + (keys ? layout.start : 0);
             for (int64_t i = 0; i < n; i++)
                 for (int64_t p = 0; p < poses; p++)
-                    for (int64_t c = 0; c < channels; c++) at[(c * poses + p) * length + i] = factor * *in++;
+                    for (int64_t c = 0; c < channels; c++) at[(c * poses + p) * length + i] = *in++;
         });
     }
 

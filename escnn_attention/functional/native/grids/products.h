@@ -53,13 +53,18 @@ void multiply_keys(const Keys& keys, const T* numbers, int64_t channels, const V
     }
 }
 
+// Calls f(first, last) for stretches of places, so that each has some SPAN of keys, so many at a place.
+template <class F> inline void each_span(int64_t places, int64_t keys, F f) {
+    const int64_t spans = std::clamp<int64_t>(places * keys / SPAN, 1, places);
+    for (int64_t i = 0; i < spans; i++) f(i * places / spans, (i + 1) * places / spans);
+}
+
 // K channels: see combine_keys.
 template <class T, int G, int K, class Keys>
-inline void combine_block(const Keys& keys, const T* numbers, int64_t c, const V<T>* weight, V<T>* to) {
-    V<T> y[K][G];
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) y[r][g] = to[(c + r) * G + g];
-    for (int64_t number = 0; number < keys.places; number++) {
+inline void combine_block(const Keys& keys, int64_t first, int64_t last, const T* numbers, int64_t c,
+                          const V<T>* weight, V<T>* to) {
+    V<T> y[K][G] = {};
+    for (int64_t number = first; number < last; number++) {
         const T* key = numbers + keys.at(number);
         for (int64_t pose = 0; pose < keys.key_poses; pose++, weight += G)
             for (int r = 0; r < K; r++) {
@@ -68,30 +73,39 @@ inline void combine_block(const Keys& keys, const T* numbers, int64_t c, const V
             }
     }
     for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) to[(c + r) * G + g] = y[r][g];
+        for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
 }
 // The sum of weights (keys, G) times the values, added to (channels, G).
 template <class T, int G, class Keys>
 void combine_keys(const Keys& keys, const T* numbers, int64_t channels, const V<T>* weight, V<T>* to) {
-    int64_t c = 0;
-    for (; c + BLOCK <= channels; c += BLOCK) combine_block<T, G, BLOCK>(keys, numbers, c, weight, to);
-    for (; c + 2 <= channels; c += 2) combine_block<T, G, 2>(keys, numbers, c, weight, to);
-    for (; c < channels; c++) combine_block<T, G, 1>(keys, numbers, c, weight, to);
+    each_span(keys.places, keys.key_poses, [&](int64_t first, int64_t last) {
+        const V<T>* start = weight + first * keys.key_poses * G;
+        int64_t c = 0;
+        for (; c + BLOCK <= channels; c += BLOCK) combine_block<T, G, BLOCK>(keys, first, last, numbers, c, start, to);
+        for (; c + 2 <= channels; c += 2) combine_block<T, G, 2>(keys, first, last, numbers, c, start, to);
+        for (; c < channels; c++) combine_block<T, G, 1>(keys, first, last, numbers, c, start, to);
+    });
 }
 
 // The sums of gradients of scores (places, key poses, G) over the poses and, if there is room for it, over the places.
 template <class T, int G> void sum_scores(const V<T>* grad, int64_t places, int64_t key_poses, V<T>* by_place,
                                           V<T>* by_pose) {
-    if (by_pose) std::fill_n(by_pose, key_poses * G, V<T>{});
     for (int64_t l = 0; l < places; l++) {
         V<T> total[G] = {};
         for (int64_t p = 0; p < key_poses; p++)
-            for (int g = 0; g < G; g++) {
-                total[g] += grad[(l * key_poses + p) * G + g];
-                if (by_pose) by_pose[p * G + g] += grad[(l * key_poses + p) * G + g];
-            }
+            for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
         for (int g = 0; g < G; g++) by_place[l * G + g] = total[g];
     }
+    if (!by_pose) return;
+    std::fill_n(by_pose, key_poses * G, V<T>{});
+    each_span(places, 1, [&](int64_t first, int64_t last) {
+        for (int64_t p = 0; p < key_poses; p++) {
+            V<T> total[G] = {};
+            for (int64_t l = first; l < last; l++)
+                for (int g = 0; g < G; g++) total[g] += grad[(l * key_poses + p) * G + g];
+            for (int g = 0; g < G; g++) by_pose[p * G + g] += total[g];
+        }
+    });
 }
 
 }  // namespace

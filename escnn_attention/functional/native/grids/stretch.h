@@ -34,12 +34,11 @@ template <class T, int G> void transpose_queries(const V<T>* x, int64_t channels
 template <class T, int G, int K>
 inline void distribute_block(const V<T>* weight, int64_t step, const V<T>* x, T* to, int64_t stride) {
     constexpr int width = WIDTH<T>;
-    V<T> y[K];
-    for (int r = 0; r < K; r++) y[r] = load(to + r * stride);
+    V<T> y[K] = {};
     for (int g = 0; g < G; g++)
         for (int query = 0; query < width; query++)
             for (int r = 0; r < K; r++) y[r] += weight[r * step + g][query] * x[g * width + query];
-    for (int r = 0; r < K; r++) store(to + r * stride, y[r]);
+    for (int r = 0; r < K; r++) store(to + r * stride, load(to + r * stride) + y[r]);
 }
 // The transpose of combine_keys: the weights of each of some keys, G at a distance of `step` from those of the next,
 // times transposed queries, G of the GROUP that each block has, summed over these and added to (keys, padded channels).

@@ -28,46 +28,46 @@ template <class T, int G> void multiply(const V<T>* x, const Table<T>& table, V<
         for (int g = 0; g < G; g++) to[r * G + g] = y[g];
     }
 }
+// The sum of the rows, weighted (rows, G), added to (channels, G).
+template <class T, int G, int K>
+inline void combine_rows_block(const Table<T>& table, int64_t first, int64_t last, int64_t c, const V<T>* weight,
+                               V<T>* to) {
+    V<T> y[K][G] = {};
+    for (int64_t n = first; n < last; n++) {
+        const T* row = table.row(n) + c;
+        for (int r = 0; r < K; r++)
+            for (int g = 0; g < G; g++) y[r][g] += weight[n * G + g] * row[g * table.distance + r];
+    }
+    for (int r = 0; r < K; r++)
+        for (int g = 0; g < G; g++) to[(c + r) * G + g] += y[r][g];
+}
+template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* weight, V<T>* to) {
+    each_span(table.number, 1, [&](int64_t first, int64_t last) {
+        int64_t c = 0;
+        for (; c + BLOCK <= table.channels; c += BLOCK)
+            combine_rows_block<T, G, BLOCK>(table, first, last, c, weight, to);
+        for (; c < table.channels; c++) combine_rows_block<T, G, 1>(table, first, last, c, weight, to);
+    });
+}
 // From gradients of the products to those of the queries and of the tables, each number of these in the lanes of a
 // vector.
 template <class T, int G>
 void multiply_backward(const V<T>* x, const Table<T>& table, const V<T>* grad, V<T>* grad_x, V<T>* grad_table) {
+    combine_rows<T, G>(table, grad, grad_x);
     for (int64_t r = 0; r < table.number; r++) {
-        const T* row = table.row(r);
         V<T>* grad_row = grad_table + table.index(r) * table.channels;
         V<T> y[G];
         for (int g = 0; g < G; g++) y[g] = grad[r * G + g];
         for (int64_t c = 0; c < table.channels; c++) {
             if (table.distance == 0) {
-                V<T> z = grad_row[c];
+                V<T> z{};
                 for (int g = 0; g < G; g++) z += y[g] * x[c * G + g];
-                grad_row[c] = z;
+                grad_row[c] += z;
             } else {
                 for (int g = 0; g < G; g++) grad_row[g * table.distance + c] += y[g] * x[c * G + g];
             }
-            for (int g = 0; g < G; g++) grad_x[c * G + g] += y[g] * row[g * table.distance + c];
         }
     }
-}
-
-// The sum of the rows, weighted (rows, G), added to (channels, G).
-template <class T, int G, int K>
-inline void combine_rows_block(const Table<T>& table, int64_t c, const V<T>* weight, V<T>* to) {
-    V<T> y[K][G];
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) y[r][g] = to[(c + r) * G + g];
-    for (int64_t n = 0; n < table.number; n++, weight += G) {
-        const T* row = table.row(n) + c;
-        for (int r = 0; r < K; r++)
-            for (int g = 0; g < G; g++) y[r][g] += weight[g] * row[g * table.distance + r];
-    }
-    for (int r = 0; r < K; r++)
-        for (int g = 0; g < G; g++) to[(c + r) * G + g] = y[r][g];
-}
-template <class T, int G> void combine_rows(const Table<T>& table, const V<T>* weight, V<T>* to) {
-    int64_t c = 0;
-    for (; c + BLOCK <= table.channels; c += BLOCK) combine_rows_block<T, G, BLOCK>(table, c, weight, to);
-    for (; c < table.channels; c++) combine_rows_block<T, G, 1>(table, c, weight, to);
 }
 
 // The tables of one head, one for every output pose from which it is seen: (H, size, channels), and their gradients.
@@ -90,9 +90,9 @@ template <class T> struct Tables {
     }
     W* gradient(int64_t out_pose) const { return grad.data + out_pose * size * channels; }
 
-    // The gradients since the last call, the lanes summed.
+    // Adds the gradients since the last call, the lanes summed.
     void take(double* to) const {
-        for (int64_t i = 0; i < grad.size; i++) to[i] = sum<T>(grad[i]);
+        for (int64_t i = 0; i < grad.size; i++) to[i] += sum<T>(grad[i]);
         grad.clear();
     }
 

@@ -84,12 +84,12 @@ template <class T> struct Waves {
                              keys(stretch, out_pose + g));
     }
 
-    // The gradients of the waves since the last call.
+    // Adds the gradients of the waves since the last call.
     void take(double* to) const {
         for (int64_t out_pose = 0; out_pose < call.num_poses && grad_keys.size; out_pose++)
             for (int64_t n = 0; n < positions; n++)
                 for (int64_t f = 0; f < number; f++)
-                    *to++ = double(grad_keys[(out_pose * positions + n) * padded<T>(number) + f]) +
+                    *to++ += double(grad_keys[(out_pose * positions + n) * padded<T>(number) + f]) +
                             grad_phases[(out_pose * number + f) * queries + n];
         grad_keys.clear(), grad_phases.clear();
     }

@@ -56,9 +56,9 @@ template <class T> struct Window {
         for (int64_t c = 0; c < channels; c++)
             for (int r = 0; r < K; r++) {
                 T* place = key + (c * key_poses + pose + r) * layout.keys;
-                V<T> y = ::load(place);
+                V<T> y{};
                 for (int g = 0; g < G; g++) y += w[r][g] * x[c * G + g];
-                store(place, y);
+                store(place, ::load(place) + y);
             }
     }
 

@@ -26,6 +26,7 @@ template <class T> struct WindowPass {
               window(layout, call.key_poses),
               bias(call, call.grad),
               dropout(call.dropout),
+              unit(T(call.scale) * LOG2E<T>),
               channels(call.channels),
               query_poses(call.query_poses),
               key_poses(call.key_poses),
@@ -34,7 +35,7 @@ template <class T> struct WindowPass {
         const int64_t of_q = layout.queries * query_poses * channels, of_k = layout.keys * key_poses * channels;
         mask = Buffer<T>(layout.keys);
         q = Buffer<T>(of_q), k = Buffer<T>(of_k), v = Buffer<T>(of_k);
-        out = Buffer<T>(layout.queries * num_poses * channels), log_sums = Buffer<T>(layout.queries * rows());
+        out = Buffer<T>(layout.queries * num_poses * channels), sums = Buffer<T>(layout.queries * 2 * rows());
         query_group = Buffer<W>(channels * query_poses), out_group = Buffer<W>(channels * GROUP);
         scores = Buffer<W>(most_keys * GROUP);
         if (call.sum_query_poses)
@@ -54,34 +55,33 @@ template <class T> struct WindowPass {
         const int64_t of_q = image * layout.positions * query_poses * channels;
         const int64_t of_k = image * layout.positions * key_poses * channels;
         const int64_t of_out = image * layout.positions * num_poses * channels;
-        T* logs = static_cast<T*>(call.sums) + image * layout.positions * rows();
+        T* sums_of_image = static_cast<T*>(call.sums) + image * layout.positions * 2 * rows();
         key = Dropout<T>::key(call.seed, image);
         for (int64_t band = 0; band < layout.num_rows; band += layout.rows) {
             first = uint32_t(band * layout.row);
             packing.pack_mask(band, mask);
-            packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q,
-                         T(call.scale));
+            packing.pack(static_cast<const T*>(call.q) + of_q, query_poses, channels, band, false, q);
             packing.pack(static_cast<const T*>(call.k) + of_k, key_poses, channels, band, true, k);
             packing.pack(static_cast<const T*>(call.v) + of_k, key_poses, channels, band, true, v);
             if (!call.grad) {
                 each_vector([&] { call.sum_query_poses ? forward_all() : forward_own(); });
                 packing.unpack(out, num_poses, channels, band, false, static_cast<T*>(call.out) + of_out);
-                packing.unpack_rows(log_sums, rows(), band, logs);
+                packing.unpack_rows(sums, 2 * rows(), band, sums_of_image);
                 continue;
             }
-            packing.pack_rows(logs, rows(), band, log_sums);
+            packing.pack_rows(sums_of_image, 2 * rows(), band, sums);
             packing.pack(static_cast<const T*>(call.grad) + of_out, num_poses, channels, band, false, out);
             grad_k.clear(), grad_v.clear();
             each_vector([&] { call.sum_query_poses ? backward_all() : backward_own(); });
-            const T unit = T(call.unit);
+            const T scale = T(call.scale);
             packing.unpack(grad_q, query_poses, channels, band, false, static_cast<T*>(call.grad_q) + of_q,
-                           T(call.unit * call.scale));
-            packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, unit);
+                           scale);
+            packing.unpack(grad_k, key_poses, channels, band, true, static_cast<T*>(call.grad_k) + of_k, scale);
             packing.unpack(grad_v, key_poses, channels, band, true, static_cast<T*>(call.grad_v) + of_k);
         }
     }
 
-    // The gradients of the tables since the last call.
+    // Adds the gradients of the tables since the last call.
     void take_gradients(double* of_spatial, double* of_pose) const {
         bias.spatial.take(of_spatial), bias.pose.take(of_pose);
     }
@@ -89,7 +89,10 @@ template <class T> struct WindowPass {
   private:
     // Rows of scores of a query: those of a query pose, and of an output pose where all contribute to each.
     int64_t rows() const { return query_poses * (call.sum_query_poses ? num_poses : 1); }
-    T* logs_of(int64_t row) const { return log_sums.data + row * layout.queries + place; }
+    // The largest score of a row, and what its exponentials are multiplied by: apart, since the rounding error of one
+    // number for both grows with the scores.
+    T* most_of(int64_t row) const { return sums.data + row * layout.queries + place; }
+    T* factor_of(int64_t row) const { return most_of(rows() + row); }
 
     template <class F> void each_vector(F f) {
         for (int64_t i = 0; i < layout.vectors; i++) {
@@ -98,17 +101,23 @@ template <class T> struct WindowPass {
             f();
         }
     }
-    // Exponentials of scores (keys, G) in place, their sums, and the logarithms of those.
-    template <int G> void exponentials(W* x, W* total, T* logs) const {
-        W most[G];
-        for (int g = 0; g < G; g++) most[g] = x[g], total[g] = W{};
+    // Exponentials of the scores (keys, G) of rows, in place, and what makes their sums 1.
+    template <int G> void exponentials(W* x, int64_t row, W* factor) const {
+        const T unit = this->unit;  // in a register, whatever is written to memory
+        W most[G], total[G] = {};
+        for (int g = 0; g < G; g++) most[g] = x[g];
         for (int64_t n = 1; n < window.num_keys; n++)
             for (int g = 0; g < G; g++) most[g] = larger<T>(most[g], x[n * G + g]);
-        for (int64_t n = 0; n < window.num_keys; n++)
-            for (int g = 0; g < G; g++) total[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g]);
-        for (int g = 0; g < G; g++)
-            for (int lane = 0; lane < width; lane++)
-                logs[g * layout.queries + lane] = most[g][lane] + std::log2(total[g][lane]);
+        each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
+            W part[G] = {};
+            for (int64_t n = first; n < last; n++)
+                for (int g = 0; g < G; g++) part[g] += x[n * G + g] = exp2<T>(x[n * G + g] - most[g], unit);
+            for (int g = 0; g < G; g++) total[g] += part[g];
+        });
+        for (int g = 0; g < G; g++) {
+            factor[g] = T(1) / total[g];
+            store(most_of(row + g), most[g]), store(factor_of(row + g), factor[g]);
+        }
     }
 
     uint32_t row_key(int64_t row) const { return Dropout<T>::mix(key + uint32_t(row)); }
@@ -136,14 +145,13 @@ template <class T> struct WindowPass {
         each_group(query_poses, [&](auto size, int64_t pose) {
             constexpr int G = size;
             scores_own<G>(pose);
-            W total[G];
-            exponentials<G>(scores.data, total, logs_of(pose));
+            W factor[G];
+            exponentials<G>(scores.data, pose, factor);
             drop<G>(pose, scores.data);
             std::fill_n(out_group.data, channels * G, W{});
             combine_keys<T, G>(window, v.data, channels, scores.data, out_group.data);
-            for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
             for (int64_t c = 0; c < channels; c++)
-                for (int g = 0; g < G; g++) out_group[c * G + g] *= total[g];
+                for (int g = 0; g < G; g++) out_group[c * G + g] *= factor[g];
             packing.template scatter<G>(out_group.data, num_poses, channels, pose, place, out);
         });
     }
@@ -154,16 +162,21 @@ template <class T> struct WindowPass {
             scores_own<G>(pose);
             packing.template gather<G>(out, num_poses, channels, pose, place, out_group.data);
             multiply_keys<T, G>(window, v.data, channels, out_group.data, nullptr, nullptr, grads.data);
-            const T* logs = logs_of(pose);
+            const T unit = this->unit;
+            W most[G], factor[G], inner[G] = {};
+            for (int g = 0; g < G; g++) most[g] = load(most_of(pose + g)), factor[g] = load(factor_of(pose + g));
             const int64_t num_keys = window.num_keys;
             for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++)
-                    scores[n * G + g] = exp2<T>(scores[n * G + g] - load(logs + g * layout.queries));
+                    scores[n * G + g] = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
             if (dropout.on) std::copy_n(scores.data, num_keys * G, kept.data), drop<G>(pose, kept.data);
             const W* weights = dropout.on ? kept.data : scores.data;
-            W inner[G] = {};
-            for (int64_t n = 0; n < num_keys; n++)
-                for (int g = 0; g < G; g++) inner[g] += weights[n * G + g] * grads[n * G + g];
+            each_span(num_keys, 1, [&](int64_t first, int64_t last) {
+                W part[G] = {};
+                for (int64_t n = first; n < last; n++)
+                    for (int g = 0; g < G; g++) part[g] += weights[n * G + g] * grads[n * G + g];
+                for (int g = 0; g < G; g++) inner[g] += part[g];
+            });
             for (int64_t n = 0; n < num_keys; n++)
                 for (int g = 0; g < G; g++)
                     grads[n * G + g] = weights[n * G + g] * grads[n * G + g] - scores[n * G + g] * inner[g];
@@ -212,12 +225,11 @@ template <class T> struct WindowPass {
                     constexpr int G = size;
                     const int64_t row = (first_out_pose + f) * query_poses + pose;
                     scores_all<G>(first_out_pose + f, pose);
-                    W total[G];
-                    exponentials<G>(scores.data, total, logs_of(row));
+                    W factor[G];
+                    exponentials<G>(scores.data, row, factor);
                     drop<G>(row, scores.data);
-                    for (int g = 0; g < G; g++) total[g] = T(1) / total[g];
                     for (int64_t n = 0; n < window.num_keys; n++)
-                        for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * total[g];
+                        for (int g = 0; g < G; g++) weight_sums[n * F + f] += scores[n * G + g] * factor[g];
                 });
             std::fill_n(out_group.data, channels * F, W{});
             combine_keys<T, F>(window, v.data, channels, weight_sums.data, out_group.data);
@@ -257,22 +269,29 @@ template <class T> struct WindowPass {
     // From scores and gradients of weights to gradients of scores, in `grads` and added to those of the content; the
     // weights are added to those of the other query poses.
     template <int F, int G> void differentiate_all(int f, int64_t row, W* to) {
-        const T* logs = logs_of(row);
-        W inner[G] = {}, log[G];
+        const T unit = this->unit;
+        W inner[G] = {}, most[G], factor[G];
         uint32_t of_row[G];
-        for (int g = 0; g < G; g++) log[g] = load(logs + g * layout.queries), of_row[g] = row_key(row + g);
-        for (int64_t n = 0; n < window.num_keys; n++) {
-            const W value = of_values[n * F + f];
-            W together = weight_sums[n * F + f];
-            for (int g = 0; g < G; g++) {
-                const W p = exp2<T>(scores[n * G + g] - log[g]);
-                const W left = dropout.on ? p * kept_of(of_row[g], n) : p;
-                const W grad = left * value;
-                inner[g] += grad, together += left;
-                scores[n * G + g] = p, grads[n * G + g] = grad;
-            }
-            weight_sums[n * F + f] = together;
+        for (int g = 0; g < G; g++) {
+            most[g] = load(most_of(row + g)), factor[g] = load(factor_of(row + g));
+            of_row[g] = row_key(row + g);
         }
+        each_span(window.num_keys, 1, [&](int64_t first, int64_t last) {
+            W part[G] = {};
+            for (int64_t n = first; n < last; n++) {
+                const W value = of_values[n * F + f];
+                W together = weight_sums[n * F + f];
+                for (int g = 0; g < G; g++) {
+                    const W p = factor[g] * exp2<T>(scores[n * G + g] - most[g], unit);
+                    const W left = dropout.on ? p * kept_of(of_row[g], n) : p;
+                    const W grad = left * value;
+                    part[g] += grad, together += left;
+                    scores[n * G + g] = p, grads[n * G + g] = grad;
+                }
+                weight_sums[n * F + f] = together;
+            }
+            for (int g = 0; g < G; g++) inner[g] += part[g];
+        });
         for (int64_t n = 0; n < window.num_keys; n++)
             for (int g = 0; g < G; g++) {
                 const W grad = grads[n * G + g] - scores[n * G + g] * inner[g];
@@ -286,10 +305,11 @@ template <class T> struct WindowPass {
     Window<T> window;
     Bias<T> bias;
     const Dropout<T> dropout;
+    const T unit;  // a score of 1, in powers of 2
     const int64_t channels, query_poses, key_poses, num_poses, most_keys;
     uint32_t key = 0, first = 0;  // of dropout: the image's number, and the place of the band's first query
     int64_t place = 0;            // of the first query of the vector, in the band
-    Buffer<T> mask, q, k, v, out, log_sums, grad_q, grad_k, grad_v;                   // of the band
+    Buffer<T> mask, q, k, v, out, sums, grad_q, grad_k, grad_v;                   // of the band
     Buffer<W> query_group, out_group, scores, content, weight_sums;                        // of the vector
     Buffer<W> grad_query_group, grads, kept, grad_content, of_values;
 };

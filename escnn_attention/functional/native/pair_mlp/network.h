@@ -84,7 +84,7 @@ template <class T> struct Network {
         for (int i = 0; i < 4; i++) {
             y[i] = z[i] * -LOG2E<T>;
             // What is not a number is left to the product with it: here it would spoil the others.
-            d[i] = exp2<T>(y[i] < most ? y[i] : all<T>(most)) + T(1);
+            d[i] = exp2<T>(y[i] < most ? y[i] : all<T>(most), T(1)) + T(1);
         }
         const W a = d[0] * d[1], b = d[2] * d[3], inverse = T(1) / (a * b), of_a = inverse * b, of_b = inverse * a;
         to[0] = of_a * d[1], to[1] = of_a * d[0], to[2] = of_b * d[3], to[3] = of_b * d[2];

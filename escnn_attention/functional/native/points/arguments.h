@@ -20,7 +20,7 @@ extern "C" struct Arguments {
     const int64_t* keys;  // (G, K), points; -1 at the end of a row fills up
     const void* log_measure;  // (points, P), or null
     void* out;  // (M, G * A, H, C), in the forward pass, or null
-    void* log_sums;  // (M, G * A, S)
+    void* sums;  // (M, G * A, S, 2): the largest scores, and what makes sums of exponentials 1
     const void* grad;  // as out, in the backward pass, or null
     void* grad_q;  // as q, zero at first, or null
     void* grad_k;  // as k, zero at first, or null

@@ -64,9 +64,11 @@ template <class T> struct KeyPass {
     void sum_queries(const Tile& tile, const int64_t* keys, int64_t num_keys, int64_t key, T* to, const T* weights,
                      int64_t query_rows, Channels channels_of) const {
         const int64_t some = std::min<int64_t>(width, layout.key_numbers - tile.first);
-        W sums[B][width] = {};
+        W sums[B][width] = {}, total[B][width] = {};
+        int64_t blocks = 0;
         each_block(tile.group, query_rows, [&](auto number, const int64_t* rows) {
             constexpr int R = number;
+            if (++blocks % (SPAN / GROUP) == 0) add_sums<B>(sums, total, some);
             const T *weight[R], *x[R];
             for (int i = 0; i < R; i++) {
                 weight[i] = weights + rows[i] * call.row_stride + key;
@@ -74,8 +76,15 @@ template <class T> struct KeyPass {
             }
             add_outer_products<R, B>(weight, x, tile.first, some, num_keys, sums);
         });
+        add_sums<B>(sums, total, some);
         to += tile.head * call.points * layout.key_numbers + tile.first;
-        for (int b = 0; b < B; b++) add_to_keys(sums[b], keys + key + b * width, num_keys - key - b * width, to, some);
+        for (int b = 0; b < B; b++) add_to_keys(total[b], keys + key + b * width, num_keys - key - b * width, to, some);
+    }
+
+    // Adds to the total what starts from zero again.
+    template <int B> void add_sums(W (*sums)[width], W (*total)[width], int64_t some) const {
+        for (int b = 0; b < B; b++)
+            for (int64_t entry = 0; entry < some; entry++) total[b][entry] += sums[b][entry], sums[b][entry] = W{};
     }
 
     // Calls f(number, rows) for the rows of all queries of a group, several at a time.

@@ -53,7 +53,7 @@ template <class T> struct Layout {
         return (row.query * call.query_poses + row.query_pose) * call.channels;
     }
     int64_t out_offset(const ScoreRow& row) const { return (row.query * call.num_poses + row.pose) * call.channels; }
-    int64_t log_sum_offset(const ScoreRow& row) const { return row.query * score_rows + row.index; }
+    int64_t sums_offset(const ScoreRow& row) const { return (row.query * score_rows + row.index) * 2; }
     // Of the first pose of the keys: one in extra_step() from the next.
     int64_t extra_offset(const ScoreRow& row, int64_t head, int64_t group) const {
         const int64_t table = (head * score_rows + row.index) * call.extra_poses * call.groups + group;

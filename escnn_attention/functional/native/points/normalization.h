@@ -84,7 +84,8 @@ template <class T> struct Normalization {
         for (int64_t at = 0; at < length; at += width) store(x + at, load(x + at) * load(measure.data + at));
     }
 
-    // Exponentials, the factors that make their sums 1, and the logarithms of those sums for the backward pass.
+    // Exponentials and the factors that make their sums 1. The largest score is kept beside the factor for the backward
+    // pass: the rounding error of one number for both would grow with the scores.
     template <int R> void softmax(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores, T* factor) const {
         W most[R], total[R] = {};
         for (int i = 0; i < R; i++) most[i] = load(scores[i]);
@@ -94,17 +95,18 @@ template <class T> struct Normalization {
         reduce_lanes<T, R>(most, top, larger<T>);
         for (int64_t at = 0; at < task.padded; at += width)
             for (int i = 0; i < R; i++) {
-                const W e = exp2<T>((load(scores[i] + at) - top[i]) * LOG2E<T>);
+                const W e = exp2<T>(load(scores[i] + at) - top[i], LOG2E<T>);
                 total[i] += e;
                 store(scores[i] + at, e);
             }
         reduce_lanes<T, R>(total, sum_of, plus<T>);
         for (int i = 0; i < R; i++) {
             factor[i] = 1 / sum_of[i];
-            as<T>(call.log_sums)[layout.log_sum_offset(rows[i])] = top[i] + std::log(sum_of[i]);
+            T* kept = as<T>(call.sums) + layout.sums_offset(rows[i]);
+            kept[0] = top[i], kept[1] = factor[i];
         }
     }
-    // Scores to weights before dropout, by the logarithms of a forward pass.
+    // Scores to weights before dropout, by what a forward pass kept.
     template <int R> void recompute(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores) const {
         for (int i = 0; i < R; i++) {
             T* x = scores[i];
@@ -112,9 +114,9 @@ template <class T> struct Normalization {
                 weigh(x, task.padded);
                 continue;
             }
-            const T log_sum = as<T>(call.log_sums)[layout.log_sum_offset(rows[i])];
+            const T* kept = as<T>(call.sums) + layout.sums_offset(rows[i]);
             for (int64_t at = 0; at < task.padded; at += width)
-                store(x + at, exp2<T>((load(x + at) - log_sum) * LOG2E<T>));
+                store(x + at, kept[1] * exp2<T>(load(x + at) - kept[0], LOG2E<T>));
         }
     }
     template <int R> void backward_by_count(const Task<T>& task, const ScoreRow* rows, const Rows<T>& scores,

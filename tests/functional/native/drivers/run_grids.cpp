@@ -20,7 +20,7 @@ class Call {
         for (const int64_t n : shape) positions *= n;
         a.heads = 3, a.images = 2, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
         a.num_poses = modes.sum_query_poses ? 4 : query_poses;
-        a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = 1234567890123, a.unit = 0.5;
+        a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = 1234567890123, a.scale = 0.4;
         a.parts = 2, a.threads = 3, a.everything = modes.everything, a.key_positions = positions;
         if (modes.everything) {
             this->shape = {positions};
@@ -47,7 +47,7 @@ class Call {
         if (waves) a.waves = room.random(of_waves), a.amplitudes = room.random(of_amplitudes);
         if (modes.pose) a.pose = room.random(of_pose);
         const int64_t rows = a.query_poses * (modes.sum_query_poses ? a.num_poses : 1);
-        a.out = room.zeros(of_out), a.sums = room.zeros(places * rows);
+        a.out = room.zeros(of_out), a.sums = room.zeros(places * rows * 2);
         if (escnn_attention(&a)) return false;
         a.grad = room.random(of_out);
         a.grad_q = room.zeros(of_q), a.grad_k = room.zeros(of_k), a.grad_v = room.zeros(of_k);

@@ -36,7 +36,7 @@ class Call {
     bool run() {
         inputs();
         a.out = room.zeros(queries * a.num_poses * a.channels);
-        a.log_sums = room.zeros(queries * score_rows);
+        a.sums = room.zeros(queries * score_rows * 2);
         if (escnn_attention(&a)) return false;
         a.grad = room.random(queries * a.num_poses * a.channels);
         gradients();
