@@ -10,6 +10,8 @@ if find_spec("escnn") is not None:
 
     compat.apply()
 
+    import escnn as escnn  # ``from escnn_attention import escnn`` needs no order of imports
+
     from escnn_attention._escnn import buffers, pickling
 
     pickling.register()

@@ -323,3 +323,23 @@ def test_the_sample_of_a_configuration_is_that_of_the_paper():
     assert shown == full
     defaults = {name: p.default for name, p in inspect.signature(GSANet).parameters.items()}
     assert {**defaults, **arguments} == {**defaults, **all_arguments}
+
+
+UNSORTED = """import os
+import numpy
+from escnn import gspaces
+from escnn_attention import GroupSelfAttention
+"""
+
+
+@pytest.mark.parametrize(("tool", "command"), [("ruff", ["check", "--fix", "--select=I"]), ("isort", [])])
+def test_tools_that_sort_imports_keep_escnn_second(tool, command, tmp_path):
+    """With the settings of the page; without them they put escnn first."""
+    pytest.importorskip(tool)
+    page = [body for language, body, *_ in fences(ROOT / "docs" / "installing.md") if language == "toml"]
+    (settings,) = [body for body in page if f"[tool.{tool}" in body]
+    for text, first in ((settings, "escnn_attention"), ("", "escnn")):
+        (tmp_path / "pyproject.toml").write_text(text)
+        (tmp_path / "program.py").write_text(UNSORTED)
+        subprocess.run([sys.executable, "-m", tool, *command, "program.py"], cwd=tmp_path, check=True)
+        assert IMPORT.findall((tmp_path / "program.py").read_text())[0] == first

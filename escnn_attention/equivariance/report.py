@@ -12,8 +12,8 @@ import torch
 from escnn.group import GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
-from scipy.ndimage import gaussian_filter
 
+from escnn_attention.equivariance.inputs import convolution_beside, features_on_grid, features_on_points
 from escnn_attention.equivariance.parts import elements_of, inner_layers, layers_of, maps_grid
 
 __all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report", "features_of_pairs"]
@@ -63,6 +63,8 @@ class EquivarianceReport:
         rows: one for each layer and element.
         tolerance: the relative error above which a layer counts as not equivariant.
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
+        convolution: for each interpolated element the relative error of one escnn convolution on the same features,
+            whose kernels are steerable: what interpolation and the grid cost by themselves.
 
     Example:
         >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
@@ -77,6 +79,7 @@ class EquivarianceReport:
     rows: tuple[EquivarianceRow, ...]
     tolerance: float
     exact_sizes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    convolution: dict[GroupElement, float] = field(default_factory=dict)
 
     @property
     def absolute_error(self) -> float:
@@ -106,6 +109,7 @@ class EquivarianceReport:
             "tolerance": self.tolerance,
             "inexact_layers": list(self.inexact_layers),
             "exact_sizes": {name: [list(s) for s in sizes] for name, sizes in self.exact_sizes.items()},
+            "convolution": {str(g): error for g, error in self.convolution.items()},
             "rows": [{**asdict(r), "element": str(r.element), "input_shape": list(r.input_shape)} for r in self.rows],
         }
 
@@ -114,6 +118,8 @@ class EquivarianceReport:
         for row in self.rows:
             if row.layer == WHOLE:
                 note = "" if row.exact else "  interpolated"
+                if row.element in self.convolution:
+                    note += f"; one convolution: {self.convolution[row.element]:.1e}"
                 lines.append(f"{row.element!s:<24} {row.absolute:>10.1e} {row.relative:>10.1e}{note}")
         if self.layers:
             width = max(map(len, self.layers))
@@ -133,10 +139,10 @@ class EquivarianceReport:
         for name in self.inexact_layers:
             worst = self._worst(name)
             sizes = ", ".join(_size(s) for s in self.exact_sizes.get(name, ()))
-            size = _size(worst.input_shape[2:])
+            space = worst.input_shape[2:]
+            fault = f"loses exactness at input size {_size(space)}" if space else "is not equivariant"
             yield (
-                f"{name} loses exactness at input size {size} (relative error "
-                f"{worst.relative:.1e} for {worst.element})"
+                f"{name} {fault} (relative error {worst.relative:.1e} for {worst.element})"
                 + (f"; exact at {sizes}" if sizes else "")
                 + ("; HalvingPool and AntialiasedPool are exact at every size" if "Pool" in name else "")
             )
@@ -162,7 +168,8 @@ def equivariance_report(
     For every element g of the fiber group, a module m and features x the error is the difference of
     :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
     features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
-    smooth features, marked, and left out of the verdict. The module is copied and not changed; the copy is in eval
+    smooth features, marked, and left out of the verdict: beside them stands the error of one convolution of escnn. The
+    module is copied and not changed; the copy is in eval
     mode. Of a continuous group escnn's testing elements are taken, and in space all rotations of a cube.
 
     Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
@@ -215,7 +222,7 @@ def equivariance_report(
     named = [(WHOLE, module), *(layers_of(module) if layers else ())]
     by_itself = layers and not isinstance(module, SequentialModule)
     for smooth, chosen in ((False, exact), (True, interpolated)):
-        x = _cloud(module, shape, seed, coords) if points else _features(module, shape, seed, smooth)
+        x = features_on_points(module, shape, seed, coords) if points else features_on_grid(module, shape, seed, smooth)
         y = x
         for name, layer in named:
             layer_input = x if name == WHOLE else y
@@ -239,7 +246,10 @@ def equivariance_report(
                         exact_sizes[label] = _exact_sizes(part, tuple(given.shape), exact, tolerance, seed)
     order = {name: place for place, (name, _) in enumerate(named)}
     rows.sort(key=lambda r: order.get(r.layer, len(order)))
-    return EquivarianceReport(tuple(rows), tolerance, exact_sizes)
+    x = features_on_grid(module, shape, seed, smooth=True) if interpolated else None
+    beside = None if x is None else convolution_beside(x, seed)
+    found = () if x is None or beside is None else _errors("", beside, x, interpolated, False)[0]
+    return EquivarianceReport(tuple(rows), tolerance, exact_sizes, {r.element: r.relative for r in found})
 
 
 def assert_equivariant(
@@ -289,31 +299,6 @@ def _checked(
         needed = f"({shape[0]}, {dim})" if points else "None: input_shape is that of a grid"
         raise ValueError(f"coords: got shape {tuple(coords.shape)}, needed {needed}")
     return shape, points
-
-
-def _features(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    if smooth:
-        sigma = (0, 0, *(max(1.0, n / 8) for n in shape[2:]))
-        x = torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="constant"))
-        x = x / x.std()
-    return GeometricTensor(x.to(_device(module)), module.in_type)
-
-
-def _cloud(
-    module: EquivariantModule, shape: tuple[int, ...], seed: int, coords: torch.Tensor | None
-) -> GeometricTensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, dtype=torch.float64, generator=generator)
-    if coords is None:
-        dimension = module.in_type.gspace.dimensionality
-        coords = torch.randn(shape[0], dimension, dtype=torch.float64, generator=generator)
-    device = _device(module)
-    return GeometricTensor(x.to(device), module.in_type, coords.to(device, torch.float64))
-
-
-def _device(module: torch.nn.Module) -> torch.device:
-    return next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
 
 
 @torch.no_grad()
@@ -381,7 +366,7 @@ def _exact_sizes(
             if not size or min(size) < 1:
                 break
             try:
-                rows, _ = _errors("", layer, _features(layer, (1, shape[1], *size), seed, False), elements, True)
+                rows, _ = _errors("", layer, features_on_grid(layer, (1, shape[1], *size), seed, False), elements, True)
             except (RuntimeError, ValueError, AssertionError):
                 continue  # the layer cannot take this size at all
             if all(_order(r.relative) <= tolerance for r in rows):
@@ -396,4 +381,4 @@ def _order(error: float) -> float:
 
 
 def _size(space: Sequence[int]) -> str:
-    return "×".join(map(str, space)) or "a point"
+    return "×".join(map(str, space)) or "-"

@@ -128,6 +128,7 @@ import escnn_attention
 from escnn_attention._escnn import lie_learn as ours
 assert not ours.is_usable()
 import escnn
+assert escnn_attention.escnn is escnn
 assert escnn.group.groups.so3_utils.wigner_D_matrix is ours.wigner_D_matrix
 assert not any(name.startswith("lie_learn.") for name in sys.modules)
 so3 = escnn.group.so3_group(2)
