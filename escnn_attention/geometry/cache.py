@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, wraps
+from functools import wraps
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from escnn_attention._export import exporting
 
@@ -21,8 +23,8 @@ __all__ = ["cached", "constant_result", "constant_tables", "shared_geometry"]
 
 _T = TypeVar("_T")
 
-_MOST_TABLES = 256
-"""How many results of each function are kept."""
+_MOST_BYTES = 2**25
+"""How much memory all tables may take that are kept, besides those that were asked for last."""
 
 
 def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
@@ -32,6 +34,36 @@ def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+class _Kept:
+    """What functions have made, of which those are dropped first that were asked for the longest time ago."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._results: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def find(self, make: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+        """``make(*arguments)``."""
+        key = make, arguments
+        with self._lock:
+            if key in self._results:
+                self._results.move_to_end(key)
+                known: _T = self._results[key][0]
+                return known
+        result = make(*arguments)
+        held = sum(t.untyped_storage().nbytes() for t in tree_leaves(result) if isinstance(t, Tensor))
+        with self._lock:
+            if key not in self._results:
+                self._results[key] = result, held
+                self.num_bytes += held
+            while self.num_bytes > _MOST_BYTES and len(self._results) > 1:
+                self.num_bytes -= self._results.popitem(last=False)[1][1]
+        return result
+
+
+_kept = _Kept()
 
 
 def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
@@ -47,12 +79,10 @@ def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
         with ThreadPoolExecutor(max_workers=1) as thread:
             return thread.submit(make, *arguments).result()
 
-    remembered = lru_cache(maxsize=_MOST_TABLES)(make_apart)
-
     @constant_result
     @wraps(make)
     def find(*arguments: Any) -> _T:
-        return _as_in_mode(remembered(*arguments))
+        return _as_in_mode(_kept.find(make_apart, arguments))
 
     return find
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from escnn_attention.geometry import cache
 from escnn_attention.geometry.cache import cached, constant_result, constant_tables, shared_geometry
 from escnn_attention.geometry.clouds import Neighbourhood
 
@@ -135,3 +136,20 @@ def test_errors_of_tables_reach_who_asks():
     for _ in range(2):
         with pytest.raises(TypeError):
             find("three")
+
+
+def test_tables_of_many_sizes_take_bounded_memory(monkeypatch):
+    made = []
+    numbers = constant_tables(lambda size: made.append(size) or (torch.zeros(size), size))
+    monkeypatch.setattr(cache, "_kept", cache._Kept())
+    monkeypatch.setattr(cache, "_MOST_BYTES", 4 * 1000)
+    for size in range(100, 160):
+        assert numbers(size)[0].numel() == size
+        assert numbers(100)[1] == 100  # asked for again and again, and kept
+        assert cache._kept.num_bytes <= 4 * 1000
+    assert made == list(range(100, 160))
+    assert numbers(159)[0] is numbers(159)[0]
+    numbers(120)
+    assert made[-1] == 120
+    # What is larger than all that may be kept is kept until something else is asked for.
+    assert numbers(2000)[0] is numbers(2000)[0]
