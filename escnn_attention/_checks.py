@@ -17,6 +17,7 @@ __all__ = [
     "check_probability",
     "check_sequence",
     "check_unused",
+    "reason_of",
 ]
 
 
@@ -85,3 +86,8 @@ def check_length(name: str, value: Any, what: str = "length") -> float:
     if not 0 < number < math.inf:
         raise ValueError(f"{name}: got {value!r}, needed a positive {what}")
     return number
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import reason_of
 from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models.description import DescriptionError, build, class_path, describe, named
+from escnn_attention.models.limits import check_numbers, within
 from escnn_attention.models.listing import shortened
-from escnn_attention.models.weights_file import WEIGHTS, read_weights, write_weights
+from escnn_attention.models.weights_file import DIGEST, WEIGHTS, check_finite, digest_of, read_weights, write_weights
 
 __all__ = ["CONFIGURATION", "PretrainedMixin", "from_folder", "read_configuration"]
 
@@ -120,14 +122,19 @@ class PretrainedMixin(
 
         Raises:
             ImportError: huggingface_hub or safetensors is not installed.
-            ValueError: the network was given something that JSON cannot describe, or the folder holds the
-                configuration of something else, which is left as it is.
+            ValueError: the network was given something that JSON cannot describe, a weight is infinite or not a
+                number, a size is one that :meth:`from_pretrained` refuses, such as a group of 256 rotations, or the
+                folder holds the configuration of something else, which is left as it is.
         """
+        assert isinstance(self, torch.nn.Module)
         _need_safetensors()
         folder = Path(save_directory)
         configuration = self._configuration()
         if options.pop("config", None) not in (None, configuration):
             raise ValueError("config: got one, but it follows from how the network was made; leave it out")
+        state = self.state_dict()
+        check_finite(state, type(self).__name__)
+        check_numbers(configuration, sum(tensor.nbytes for tensor in state.values()))
         _check_target(folder)
         return super().save_pretrained(folder, config=configuration, **options)
 
@@ -144,7 +151,8 @@ class PretrainedMixin(
         Raises:
             ImportError: huggingface_hub or safetensors is not installed.
             FileNotFoundError: there is no such folder, or a file is missing in it; weights as pickles are not read.
-            ValueError: the folder is of another network, or a file is damaged.
+            ValueError: the folder is of another network; its network would be larger than its weights; a weight is
+                infinite or not a number; or a file is not as :meth:`save_pretrained` wrote it.
         """
         _need_safetensors()
         source = check_source(pretrained_model_name_or_path)
@@ -165,17 +173,30 @@ class PretrainedMixin(
         configuration = _checked_configuration(config, model_id)
         found = _network_class(configuration, cls, model_id)
         arguments = {name: value for name, value in (configuration | options).items() if name not in _ABOUT}
-        tensors = read_weights(_weights_file(model_id, files), map_location)
+        file = _weights_file(model_id, files)
+        tensors = read_weights(file, map_location)
+        if configuration.get(DIGEST) != digest_of(configuration, file):
+            what = "is not that of its files: one of them has changed" if DIGEST in configuration else "is missing"
+            raise ValueError(
+                f"{model_id}: the {DIGEST} in its {CONFIGURATION} {what} since save_pretrained wrote it; other "
+                "arguments of the network can be given to from_pretrained"
+            )
+        check_finite(tensors, model_id)
         try:
-            network: _Self = found(**build(arguments))
-        except (AssertionError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"{model_id}: this version cannot build its {found.__name__}: {error}") from error
+            with within(arguments, file.stat().st_size, len(tensors)):
+                network: _Self = found(**build(arguments))
+        except Exception as error:  # what is written in a file can lead a constructor anywhere
+            reason = reason_of(error)
+            raise ValueError(f"{model_id}: this version cannot build its {found.__name__}: {reason}") from error
         _load(network, tensors, model_id)
         return network.to(map_location).eval()  # type: ignore[attr-defined, no-any-return]
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, torch.nn.Module)
         write_weights(self, save_directory)
+        content = self._configuration()
+        content[DIGEST] = digest_of(content, save_directory / WEIGHTS)
+        (save_directory / CONFIGURATION).write_text(json.dumps(content, sort_keys=True, indent=2), encoding="utf-8")
 
     def _configuration(self) -> dict[str, Any]:
         """The arguments of the constructor, of which class it is, and in which layout its weights are."""
@@ -189,7 +210,8 @@ class PretrainedMixin(
         return {"class_path": class_path(type(self)), "layout": LAYOUT, **arguments}
 
 
-_ABOUT = ("class_path", "layout")
+_ABOUT = ("class_path", "layout", DIGEST)
+_LONGEST = 1 << 20  # bytes of a configuration
 _OF_THE_HUB = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
@@ -218,14 +240,21 @@ def read_configuration(folder: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         ValueError: it is something else.
     """
-    try:
-        content = json.loads((folder / CONFIGURATION).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    path = folder / CONFIGURATION
+    if not path.exists():
         raise FileNotFoundError(
             f"{folder}: there is no {CONFIGURATION} in it, needed a folder that save_pretrained wrote"
-        ) from error
+        )
+    if not path.is_file():  # a pipe or a device may never end
+        raise ValueError(f"{folder}: its {CONFIGURATION} is not a file")
+    with path.open("rb") as file:
+        text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise ValueError(f"{folder}: its {CONFIGURATION} is longer than {_LONGEST} bytes, which no network needs")
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, or not text
-        raise ValueError(f"{folder}: its {CONFIGURATION} is not JSON: {error}") from error
+        raise ValueError(f"{folder}: its {CONFIGURATION} is not JSON: {reason_of(error)}") from error
     return _checked_configuration(content, folder)
 
 
@@ -311,10 +340,9 @@ def _download(repository: str, name: str, options: Mapping[str, Any]) -> Path:
         pickles = "; weights as pickles, which can run code, are not read" if name == WEIGHTS else ""
         raise FileNotFoundError(f"{repository}: there is no {name} in it{pickles}") from error
     except (LocalEntryNotFoundError, OSError, ValueError) as error:
-        first, *_ = str(error).splitlines() or [type(error).__name__]
         raise FileNotFoundError(
             f"pretrained_model_name_or_path: there is no folder {repository!r}, and the Hub has it not, or cannot be "
-            f"reached: {first}"
+            f"reached: {reason_of(error)}"
         ) from error
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from escnn_attention._escnn.buffers import derived_buffers
 
-__all__ = ["WEIGHTS", "read_weights", "write_weights"]
+__all__ = ["DIGEST", "WEIGHTS", "check_finite", "digest_of", "read_weights", "write_weights"]
 
 WEIGHTS = "model.safetensors"
+DIGEST = "sha256"
 _SAME = "same"
 
 
@@ -64,7 +67,7 @@ def write_weights(network: torch.nn.Module, folder: Path) -> None:
 
 
 def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors in a file that :func:`write_weights` wrote, by name.
+    """The tensors in a file that :func:`write_weights` wrote, by name; equal buffers are one tensor.
 
     Raises:
         ValueError: the file is damaged, or something else.
@@ -80,8 +83,29 @@ def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Te
     for name, other in _names(metadata, path).items():
         if name in tensors or other not in tensors:
             raise ValueError(f"{path} is damaged: {name} is said to be the same as {other}")
-        tensors[name] = tensors[other].clone()
+        tensors[name] = tensors[other]
     return tensors
+
+
+def digest_of(configuration: Mapping[str, Any], weights: Path) -> str:
+    """The SHA-256 of a configuration, without its entry :data:`DIGEST`, and of the file of the weights."""
+    told = {name: value for name, value in configuration.items() if name != DIGEST}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    with weights.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: object) -> None:
+    """Weights are numbers.
+
+    Raises:
+        ValueError: one is infinite, or is not a number.
+    """
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{source}: {name} has a value that is infinite or not a number, needed finite weights")
 
 
 def _names(metadata: Mapping[str, str], path: Path) -> dict[str, str]:

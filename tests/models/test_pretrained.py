@@ -1,6 +1,8 @@
 import copy
 import importlib.util
 import json
+import math
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -26,7 +28,7 @@ from escnn_attention.models import (
     pretrained,
 )
 from escnn_attention.models.pretrained import CONFIGURATION
-from escnn_attention.models.weights_file import WEIGHTS
+from escnn_attention.models.weights_file import WEIGHTS, digest_of
 
 C4 = gspaces.rot2dOnR2(4)
 C8 = gspaces.rot2dOnR2(8)
@@ -98,9 +100,12 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved[0], tmp_path / "network")
 
 
-def edit(folder, **changes):
+def seal(folder, **changes):
+    """Change a configuration, with the digest that its author would give it."""
     path = folder / CONFIGURATION
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    content = {name: value for name, value in content.items() if value is not ...}
+    path.write_text(json.dumps(content | {"sha256": digest_of(content, folder / WEIGHTS)}))
 
 
 @pytest.mark.sampled(5)
@@ -233,8 +238,7 @@ def test_folders_say_the_layout_of_weights_and_newer_ones_are_refused(folder):
     configuration = json.loads((folder / CONFIGURATION).read_text())
     assert configuration["layout"] == LAYOUT
     for layout in (None, LAYOUT + 1, "new"):  # None: of before there was a number
-        changed = configuration | {"layout": layout}
-        (folder / CONFIGURATION).write_text(json.dumps({n: v for n, v in changed.items() if v is not None}))
+        seal(folder, layout=... if layout is None else layout)
         if layout is None:
             models.from_pretrained(folder)
             continue
@@ -257,7 +261,80 @@ def test_weights_of_another_network_are_refused(folder, change, message):
     tensors = safetensors.torch.load_file(folder / WEIGHTS)
     change(tensors)
     safetensors.torch.save_file(tensors, folder / WEIGHTS)
+    seal(folder)
     with pytest.raises(ValueError, match=message):
+        models.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIGURATION])
+def test_no_flipped_bit_is_taken(folder, name):
+    path = folder / name
+    whole = path.read_bytes()
+    for place in range(8, 8 * len(whole), 8 * len(whole) // 60):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.raises((ValueError, FileNotFoundError)) as caught:
+            models.from_pretrained(folder)
+        assert str(caught.value).rpartition(":")[2].strip()
+    path.write_bytes(whole)
+    models.from_pretrained(folder)
+
+
+def test_a_folder_without_a_digest_is_refused(folder):
+    content = json.loads((folder / CONFIGURATION).read_text())
+    assert len(content.pop("sha256")) == 64
+    (folder / CONFIGURATION).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"the sha256 in its config\.json is missing"):
+        models.from_pretrained(folder)
+    (folder / CONFIGURATION).write_text(json.dumps({**content, "sha256": 64 * "0", "dropout": 0.5}))
+    with pytest.raises(ValueError, match="one of them has changed since save_pretrained wrote it"):
+        models.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_are_finite(folder, tmp_path, value):
+    tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    tensors["head.bias"][1] = value
+    safetensors.torch.save_file(tensors, folder / WEIGHTS)
+    seal(folder)
+    with pytest.raises(ValueError, match=r"head\.bias has a value that is infinite or not a number"):
+        models.from_pretrained(folder)
+    network = hybrid()
+    with torch.no_grad():
+        network.head.bias[1] = value
+    with pytest.raises(ValueError, match=r"HybridNet: head\.bias has a value that is infinite"):
+        network.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes")
+def test_what_never_ends_is_not_read(folder):
+    (folder / CONFIGURATION).unlink()
+    os.mkfifo(folder / CONFIGURATION)
+    with pytest.raises(ValueError, match=r"its config\.json is not a file"):
+        models.from_pretrained(folder)
+    (folder / CONFIGURATION).unlink()
+    (folder / CONFIGURATION).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"its config\.json is not a file"):
+        models.from_pretrained(folder)
+    (folder / CONFIGURATION).unlink()
+    (folder / CONFIGURATION).write_text(" " * (1 << 20) + "{}")
+    with pytest.raises(ValueError, match="is longer than 1048576 bytes"):
+        models.from_pretrained(folder)
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+    (folder / CONFIGURATION).write_text('{"class_path": "escnn_attention.models.HybridNet"}')
+    with pytest.raises(FileNotFoundError, match=r"there is no model\.safetensors in it"):
+        models.from_pretrained(folder)
+
+
+def test_reasons_are_never_empty(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(HybridNet, "__init__", refuse)
+    with pytest.raises(ValueError, match=r"cannot build its HybridNet: AssertionError$"):
         models.from_pretrained(folder)
 
 
@@ -278,6 +355,8 @@ def test_weights_of_another_network_are_refused(folder, change, message):
 )
 def test_configurations_of_something_else_are_refused(folder, text, message):
     (folder / CONFIGURATION).write_text(text, errors="surrogateescape")
+    if text.startswith('{"class_path": "escnn'):
+        seal(folder)
     with pytest.raises(ValueError, match=message):
         models.from_pretrained(folder)
 

@@ -1,0 +1,154 @@
+"""Nothing that a file describes is built that could not belong to the weights beside it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from escnn_attention.models import CNN
+from escnn_attention.models.description import DescriptionError
+from escnn_attention.models.limits import check_numbers, within
+
+ROOT = Path(__file__).parents[2]
+
+
+def group(name, **arguments):
+    return {"class_path": f"escnn.gspaces.{name}", "init_args": arguments}
+
+
+# What a kilobyte of JSON can ask for.
+HOSTILE = [
+    {"widths": [10**9, 4]},
+    {"widths": [4, -(10**9)]},
+    {"widths": [[[10**9]], 4]},
+    {"widths": [3000, 3000]},
+    {"attention": [0, 10**6]},
+    {"attention": [0, 900]},
+    {"convolutions": [900, 1]},
+    {"num_heads": 10**9},
+    {"features": 10**7},
+    {"num_classes": 10**7},
+    {"in_channels": 10**12},
+    {"kernel_size": 10**5},
+    {"conv_kernel": 10**5},
+    {"conv_kernel": 15, "gspace": group("rot2dOnR2", N=32)},
+    {"stem_kernel": 1001},
+    {"gspace": group("rot2dOnR2", N=10**5)},
+    {"gspace": group("flipRot2dOnR2", N=10**5)},
+    {"gspace": group("rot2dOnR2", N=-1, maximum_frequency=10**5)},
+    {"gspace": group("rot3dOnR3", maximum_frequency=500)},
+    {"encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 10**9}}},
+    {"block": {"qk_norm": 10**9}},
+]
+
+SCRIPT = """
+import json, resource, sys, tempfile, time
+from pathlib import Path
+from escnn import gspaces
+from escnn_attention import models
+from escnn_attention.models.weights_file import digest_of
+
+folder = Path(tempfile.mkdtemp())
+small = {"widths": (4, 4), "convolutions": (1, 1), "attention": (0, 1), "kernel_size": 3, "num_heads": 2}
+models.HybridNet(gspaces.rot2dOnR2(4), 1, 3, **small).save_pretrained(folder)
+path = folder / "config.json"
+content = json.loads(path.read_text())
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, 2 * (used + (3 << 30),))
+resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(time.process_time()) + 60,))
+for change in json.loads(sys.argv[1]):
+    changed = content | change
+    path.write_text(json.dumps(changed | {"sha256": digest_of(changed, folder / "model.safetensors")}))
+    start = time.process_time()
+    try:
+        models.from_pretrained(folder)
+        print("loaded")
+    except ValueError as error:
+        print(f"{time.process_time() - start:.1f} s: {error}")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="limits of memory")
+def test_hostile_sizes_take_neither_memory_nor_time():
+    """All of them in one process with three gibibytes more than it has, and a minute."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(HOSTILE)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stderr
+    found = process.stdout.splitlines()
+    assert len(found) == len(HOSTILE)
+    for line in found:
+        assert "cannot build its HybridNet: " in line
+        assert "memory" not in line
+        assert "it has more parameters than" in line or "needed at most" in line or "it has a tensor of" in line, line
+
+
+def test_numbers_are_those_of_the_weights():
+    description = {"network": {"class_path": "escnn_attention.models.CNN", "init_args": {"widths": [4, 2000]}}}
+    with within(description, 2000, 1):
+        pass
+    message = r"^network\.widths: got 2000, needed at most 1999 for weights of 1999"
+    with pytest.raises(DescriptionError, match=message), within(description, 1999, 1):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"gspace": group("rot2dOnR2", N=129)},
+        {"gspace": group("rot2dOnR3", n=129)},
+        {"fields": [[{"bl_regular": 129}, 1]]},
+        {"fields": [[{"irrep": [0, 129]}, 1]]},
+        {"conv_kernel": 128},
+        {"attention_dilation": 128},
+        {"block": [{"kernel_size": 128}]},
+    ],
+)
+def test_groups_and_extents_have_limits_of_their_own(description):
+    with pytest.raises(DescriptionError, match=r"got 12[89], needed at most 12[78] for (a group|an extent)"):
+        check_numbers(description, 10**9)
+
+
+def test_networks_that_would_not_be_loaded_are_not_saved(tmp_path):
+    with pytest.raises(ValueError, match=r"stem_kernel: got 129, needed at most 127 for an extent"):
+        CNN(1, 3, widths=(2,), convolutions=(1,), features=2, stem_kernel=129).save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(DescriptionError, match="N: got 33, needed at most 32 for a group"):
+        check_numbers({"gspace": group("flipRot2dOnR2", N=33)}, 10**9)
+
+
+def test_parameters_are_counted_in_this_thread_alone():
+    def build(number):
+        return [torch.nn.Linear(1, 1, bias=False) for _ in range(number)]
+
+    with within({}, 100, 2):
+        build(4)
+        other = threading.Thread(target=build, args=(100,))
+        other.start()
+        other.join()
+        with pytest.raises(DescriptionError, match="more parameters than belong to its weights"):
+            build(1)
+    build(100)
+    with within({}, 8, 100), pytest.raises(DescriptionError, match="more parameters"):
+        torch.nn.Linear(4, 4)
+
+
+def test_tensors_are_refused_before_they_are_made():
+    most = (1 << 27) + 256
+    for make in (torch.zeros, torch.empty, torch.randn, lambda *size: torch.zeros(1).repeat(size)):
+        with within({}, 1, 1), pytest.raises(DescriptionError, match=f"a tensor of {10**14} elements"):
+            make(10**7, 10**7)
+    with within({}, 1, 1):
+        assert torch.zeros(1).expand(most).shape == (most,)
+        with pytest.raises(DescriptionError):
+            torch.zeros(1).expand(most + 1)
