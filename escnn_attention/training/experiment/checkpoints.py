@@ -65,6 +65,8 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
         UserError: the file cannot be read, or is no checkpoint.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            raise _DamagedError("it is not a file")
         with path.open("rb") as file:
             if has_changed(file):
                 raise _DamagedError("it is damaged: it is not as it was written")

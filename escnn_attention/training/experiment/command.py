@@ -15,6 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from escnn_attention._checks import reason_of
+from escnn_attention.models.limits import within
 from escnn_attention.training.errors import UserError, told
 from escnn_attention.training.experiment.callbacks import (
     PredictionWriter,
@@ -43,6 +45,7 @@ from escnn_attention.training.experiment.folder import (
 )
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.experiment.result import write_result
+from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
 from escnn_attention.training.locking import held
 from escnn_attention.training.modules.classifier import Classifier
@@ -74,13 +77,16 @@ def run_experiment(
         UserError: the folder holds another experiment, a checkpoint is missing, or the data cannot be had.
         SystemExit: an option or a configuration that cannot be parsed; the reason is on stderr.
     """
-    described = isinstance(arguments, Mapping)
+    described, foreign = isinstance(arguments, Mapping), None
     if not isinstance(arguments, Mapping):
-        arguments = with_configuration(arguments, CONFIGURATION)
+        options = list(arguments)
+        arguments = with_configuration(options, CONFIGURATION)
+        foreign = options if arguments != options and "--trust" not in options else None
     with quiet_lightning(), told():
         return ExperimentCLI(
             "fit" if described else next(iter(arguments), ""),
             callbacks,
+            foreign,
             model_class=TASKS.get(find_task(arguments), Classifier),
             datamodule_class=pl.LightningDataModule,
             subclass_mode_data=True,
@@ -103,12 +109,16 @@ class ExperimentCLI(LightningCLI):
     Args:
         command: the one to run: the options of the others are not collected, which takes a second for each.
         callbacks: of the trainer, beside those of the configuration.
+        foreign: the options of the command where the configuration is the folder's own, which is not trusted.
         **options: of Lightning's command line.
     """
 
-    def __init__(self, command: str, callbacks: Sequence[pl.Callback], **options: Any) -> None:
+    def __init__(
+        self, command: str, callbacks: Sequence[pl.Callback], foreign: Sequence[str] | None, **options: Any
+    ) -> None:
         self.command = command
         self.callbacks = callbacks
+        self.foreign = foreign
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -123,6 +133,10 @@ class ExperimentCLI(LightningCLI):
         parser.add_argument(
             "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
         )
+        if self.command != "fit":
+            parser.add_argument(
+                "--trust", action="store_true", help="The configuration in --folder may run whatever it names."
+            )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -157,6 +171,8 @@ class ExperimentCLI(LightningCLI):
         for name in ("default_root_dir", "enable_checkpointing"):
             if config["trainer"].get(name) is not None:
                 raise UserError(f"--trainer.{name} is not an option here: --folder says where everything is kept")
+        if self.foreign is not None:
+            check_parsed(self._plain, self.foreign, Path(config["folder"], CONFIGURATION))
         self.writes = not config["trainer"].get("fast_dev_run")
         self.checkpoint_is_given = config.get("ckpt_path") is not None
         if not config["folder"]:
@@ -198,6 +214,7 @@ class ExperimentCLI(LightningCLI):
         for name in _NEEDED[: None if self.subcommand == "fit" else 2]:
             if name not in content:
                 raise UserError(f"{self._told_apart(path)} is not a checkpoint to {self.subcommand} from: no {name!r}")
+        self.tensors = len(content["state_dict"])
         trained = provenance_of(content)
         if trained is None:
             return
@@ -217,12 +234,18 @@ class ExperimentCLI(LightningCLI):
             raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
 
     def instantiate_classes(self) -> None:
-        with _sized():
+        checkpoint = self.config[self.subcommand].get("ckpt_path")
+        with _sized(), self._within(checkpoint):
             super().instantiate_classes()
         _check_images(self.model, self.datamodule)
-        checkpoint = self.config[self.subcommand].get("ckpt_path")
         if checkpoint is not None:
             self._check_weights(Path(checkpoint))
+
+    def _within(self, checkpoint: str | None) -> contextlib.AbstractContextManager[None]:
+        """Bounds on what a configuration that is not trusted has built: what belongs to the weights."""
+        if self.foreign is None or checkpoint is None:
+            return contextlib.nullcontext()
+        return within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
 
     def _check_weights(self, path: Path) -> None:
         """Configurations do not tell everything: a checkpoint may be from elsewhere, and say nothing of its network."""
@@ -332,4 +355,4 @@ def _sized() -> Iterator[None]:
     try:
         yield
     except (ValueError, MisconfigurationException) as error:
-        raise UserError(str(error)) from error
+        raise UserError(reason_of(error)) from error

@@ -13,6 +13,7 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.trust import check_kept
 
 # What may change about the data from one call to the next.
 _INCIDENTAL = tuple(
@@ -66,12 +67,14 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
         name: of the configuration in the folder.
 
     Raises:
-        UserError: there is none, neither in the folder nor among the options.
+        UserError: there is none, neither in the folder nor among the options; or that of the folder names what needs
+            ``--trust``.
     """
     command, *options = arguments or [""]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append")
     parser.add_argument("--folder")
+    parser.add_argument("--trust", action="store_true")
     known, _ = parser.parse_known_args([option for option in options if option not in ("-h", "--help")])
     kept = Path(known.folder) / name if known.folder else None
     by_itself = any(option.startswith(("-h", "--help", "--print_config", "--model", "--data")) for option in options)
@@ -82,6 +85,8 @@ def with_configuration(arguments: Sequence[str], name: str) -> list[str]:
             raise UserError(f"--folder: got none, needed that of the training to {command}")
         return list(arguments)
     if kept.is_file():
+        if not known.trust:
+            check_kept(kept)
         return [command, "--config", str(kept), *options]
     if not by_itself:
         raise UserError(

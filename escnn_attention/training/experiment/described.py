@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from escnn_attention._checks import reason_of
 from escnn_attention.models.description import DescriptionError, build, named
 from escnn_attention.training.errors import UserError
 
@@ -30,6 +31,9 @@ def build_described(description: Any) -> torch.nn.Module:
         network: torch.nn.Module = build(description)
     except DescriptionError as error:
         raise UserError(str(error)) from error
-    except (AssertionError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"this version cannot build the network {description['class_path']}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # what is written in a file can lead a constructor anywhere
+        reason = reason_of(error)
+        raise UserError(f"this version cannot build the network {description['class_path']}: {reason}") from error
     return network

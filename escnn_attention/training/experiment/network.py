@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 from escnn_attention.functional.layout import without_prefix
+from escnn_attention.models.description import DescriptionError
+from escnn_attention.models.limits import within
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.described import build_described
@@ -27,7 +29,7 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
     Raises:
         TypeError: ``network`` is not a module.
         UserError: there is no checkpoint in the folder, it cannot be read, it is of another network than the one that
-            is given, or none is given and it is of a class from elsewhere.
+            is given, or none is given and it is of a class from elsewhere or larger than its weights.
 
     Example:
         >>> import tempfile
@@ -43,17 +45,19 @@ def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> 
         raise TypeError(f"network: got {type(network).__name__}, needed a torch.nn.Module")
     path = checkpoint_of(folder)
     content = read_checkpoint(path)
+    state = content.get("state_dict") or {}
     if network is None:
         trained = provenance_of(content)
         if trained is None:
             raise UserError(f"{path} does not say what network it is of: build it, and give it as `network`")
+        described = trained["configuration"]["model"]["network"]
         try:
-            network = build_described(trained["configuration"]["model"]["network"])
-        except UserError as error:
+            with within(described, path.stat().st_size, len(state)):
+                network = build_described(described)
+        except (DescriptionError, UserError) as error:
             raise UserError(f"{path}: {error}") from error
     prefix = "network."
-    state = content.get("state_dict")
-    weights = without_prefix(state or {}, prefix)
+    weights = without_prefix(state, prefix)
     if not weights:
         raise UserError(f"{path} holds no weights of a network")
     try:

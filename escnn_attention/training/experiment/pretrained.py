@@ -11,6 +11,7 @@ import torch
 from jsonargparse import ArgumentParser
 
 from escnn_attention import models
+from escnn_attention._checks import reason_of
 from escnn_attention.models.registry import data_of, task_of
 from escnn_attention.training.errors import UserError, told
 from escnn_attention.training.modules.tasks import TASKS, Task
@@ -129,4 +130,4 @@ def as_told() -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, ImportError, TypeError, ValueError) as error:
-        raise UserError(str(error)) from error
+        raise UserError(reason_of(error)) from error
