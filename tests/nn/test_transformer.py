@@ -445,3 +445,21 @@ def test_shortcuts_lose_nothing_that_fits(gspace):
         rank = sum(min(n, m) * irrep.size for n, m, irrep in zip(counts, others, irreps, strict=False))
         assert torch.linalg.matrix_rank(y - y.mean(0), atol=1e-8) == rank
         assert spaces.grid_error(shortcut, in_type(x)) < 1e-12
+
+
+@norms
+def test_a_block_that_trains_compiles_to_one_graph(norm):
+    fields = FieldType(C4, 2 * [C4.regular_repr])
+    block = TransformerBlock(fields, fields, num_heads=1, kernel_size=3, norm=norm).double()
+    x = torch.randn(2, fields.size, 5, 5).double()
+
+    def results():
+        block.zero_grad()
+        y = block(fields(x)).tensor
+        y.square().sum().backward()
+        return [y.detach(), *(p.grad.clone() for p in block.parameters())]
+
+    expected = results()
+    torch.compiler.reset()
+    block.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(results(), expected)
