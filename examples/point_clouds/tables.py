@@ -176,6 +176,7 @@ _SPRINGS = Experiment(
         f"{_POTENTIAL}.fields": 4,
         f"{_POTENTIAL}.num_blocks": 1,
         f"{_POTENTIAL}.num_heads": 2,
+        f"{_POTENTIAL}.attention.norm_kind": "layer",
         f"{_POTENTIAL}.encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 8}},
         f"{DATA}.solver": "exact",
         f"{DATA}.num_train": 160,
@@ -196,6 +197,7 @@ _SMALL_SHAPES: dict[str, Any] = {
     "model.warm_up": 2,
     f"{NETWORK}.fields": {"scalar": 24, "vector": 16},
     f"{NETWORK}.attention.num_neighbours": 8,
+    f"{NETWORK}.attention.norm_kind": "layer",
     f"{DATA}.num_points": 48,
     f"{DATA}.batch_size": 16,
 }

@@ -164,7 +164,7 @@ def test_a_table_of_several_seeds(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("as_wide")
 def test_a_command_writes_its_table_and_figure(data_dir, tmp_path, monkeypatch):
     few = {f"{DATA}.num_train": 10, f"{DATA}.num_valid": 2, f"{DATA}.num_test": 2}
-    few |= {tables._POTENTIAL + ".fields": 2, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
+    few |= {tables._POTENTIAL + ".fields": 4, tables._POTENTIAL + ".encoding.init_args.hidden": 4}
     tiny = dataclasses.replace(
         tables._SPRINGS, small={**tables._SPRINGS.small, **_QUIET, **_LEAPFROG, **few}, variants={}
     )
