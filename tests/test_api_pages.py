@@ -141,7 +141,7 @@ def test_pages_are_read_as_sphinx_reads_them():
 
 .. automodule:: escnn_attention.geometry.cache
    :members:
-   :exclude-members: cached
+   :exclude-members: cached, kept
 """
     geometry = escnn_attention.geometry
     expected = [escnn_attention.SiLU, geometry.relations, geometry.relations.Offset, geometry.points, geometry.cache]

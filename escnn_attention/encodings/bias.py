@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from escnn_attention.functional.bias import PositionalBias, Waves
@@ -47,7 +48,7 @@ class Offers(Protocol):
 
 def positional_bias(
     encoding: Offers,
-    positions: Positions,
+    positions: Positions | None,
     inverse: Tensor,
     quotient: Tensor | None,
     relative: Tensor | None = None,
@@ -57,7 +58,7 @@ def positional_bias(
 
     Args:
         encoding: a bound encoding.
-        positions: where the features lie.
+        positions: where the features lie; None for an encoding without a function of the offset.
         inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
         quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``, and where
             keys have no poses.
@@ -65,7 +66,7 @@ def positional_bias(
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
     spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
-    if waves is None:
+    if waves is None and positions is not None:
         points = positions.coordinates if encoding.absolute else positions.offsets
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
         spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
@@ -104,28 +105,23 @@ class EncodingBias(PairBias):
         self.in_frames = encoding.absolute or encoding.rotations() is not None
         self._poses = None if self.in_frames else self._pose_term()
 
-    def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        return EncodingBias(self._encoding, self._measured(log_measure))
-
     @property
     def factorises(self) -> bool:  # type: ignore[override]
         """Whether the encoding is a product of what queries and keys know by themselves."""
         if self.in_frames or self._encoding.waves() is not None:
             return True
-        return self._encoding.offsets(self.tables.inverse_action.new_zeros(1, self._encoding.dim)) is None
+        with torch.no_grad():
+            return self._encoding.offsets(self.tables.inverse_action.new_zeros(1, self._encoding.dim)) is None
 
     def why_no_table(self) -> str | None:
         return None if self.tables.offsets else "it is for the offsets between all points of a cloud"
 
     def table(self, points: Tensor) -> tuple[Cloud, PositionalBias]:
         encoding, tables = self._encoding, self.tables
-        cloud = seen = Cloud(points if encoding.absolute else points - points.mean(0))
-        dtype = tables.inverse_action.dtype
-        if encoding.absolute:
-            seen = Cloud(cloud.coordinates.to(dtype))
-        elif encoding.waves() is None:
-            # Without a function of the offset there is no need of a table of all of them.
-            seen = Cloud(cloud.coordinates[: 1 if self.factorises else None].to(dtype))
+        cloud = Cloud((points if encoding.absolute else points - points.mean(-2, keepdim=True)).flatten(0, -2))
+        seen = None
+        if encoding.absolute or not self.factorises:
+            seen = Cloud(cloud.coordinates.to(tables.inverse_action.dtype))
         return cloud, positional_bias(encoding, seen, tables.inverse_action, tables.quotient, tables.relative)
 
     def _pose_term(self) -> Tensor | None:

@@ -343,9 +343,6 @@ class _KernelBias(PairBias):
         self._kernel = kernel
         self._poses = tables.of_pairs(kernel.poses(tables.quotient, tables.relative))
 
-    def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        return _KernelBias(self._kernel, self._measured(log_measure))
-
     def width(self, mutual: bool) -> int:
         halved = mutual and self.tables.halves is not None and self._kernel.combine != "mlp"
         # Two layers.

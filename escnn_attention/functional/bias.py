@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import exactly
 from escnn_attention.geometry.positions import Positions
 
 __all__ = ["KeyMode", "PositionalBias", "QueryMode", "Waves"]
@@ -39,7 +40,8 @@ class Waves:
     def phases(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """The cosine and the sine of the phase at each of the points ``(n, d)``: ``(M or 1, |H|, n, F)``."""
         precise = working_precision(self.frequencies.dtype)
-        phase = points.to(precise) @ self.frequencies.to(precise).transpose(-1, -2)
+        with exactly(points.device.type):
+            phase = points.to(precise) @ self.frequencies.to(precise).transpose(-1, -2)
         return phase.cos(), phase.sin()
 
     def table(self, offsets: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ A backend is one file with an entry in :data:`BACKENDS`, which says what it cann
   :mod:`~escnn_attention.functional.backends.dense`, PyTorch's fused kernels on widened vectors;
 - between points :mod:`~escnn_attention.functional.points.neighbours`, bounded chunks on every device;
   :mod:`~escnn_attention.functional.points.loop`, a compiled loop for the CPU;
-  :mod:`~escnn_attention.functional.points.by_cloud`, fused attention or the formula for one cloud after the other.
+  :mod:`~escnn_attention.functional.points.by_cloud`, fused attention or the formula in whole clouds.
 """
 
 from __future__ import annotations

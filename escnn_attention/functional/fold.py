@@ -22,10 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.bias import PositionalBias, Waves
 from escnn_attention.functional.call import Call
+from escnn_attention.functional.rotate import rotate
 
-__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "rotate"]
+__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "of_images"]
 
 _Unfold = Callable[[Tensor], Tensor]
 
@@ -138,7 +140,8 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
     k, v = call.k.unsqueeze(1), call.v.unsqueeze(1)
     if bias.absolute:
         if bias.spatial is not None:
-            q, k = (t + bias.spatial[:, :, None, :, None] for t in (q, k))
+            seen = of_images(bias.spatial, q.shape[3]).unsqueeze(4)
+            q, k = (t + seen for t in (q, k))
         if bias.pose is not None:
             # In the own mode h̃ = h: the identity, seen from every pose.
             seen = bias.pose
@@ -152,9 +155,11 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
     if bias.rotary is not None:
         precise = working_precision(bias.rotary.dtype)
         # Between two positions the angle is that of their offset, so the origin may lie anywhere.
-        points = call.positions.coordinates.to(precise) * call.positions.scale
-        angle = points @ bias.rotary.to(precise).transpose(-1, -2)
-        angle = angle[:, :, None, :, None]
+        points = call.positions.coordinates.to(precise)
+        points = points if call.positions.scale == 1 else points * call.positions.scale
+        with exactly(points.device.type):
+            angle = points @ bias.rotary.to(precise).transpose(-1, -2)
+        angle = of_images(angle, q.shape[3]).unsqueeze(4)
         q, k = (rotate(t, angle) for t in (q, k))
         if bias.rotates_values:
             back, v = -angle, rotate(v, angle)
@@ -167,6 +172,11 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
         return out.squeeze(4).movedim(1, 3)
 
     return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
+
+
+def of_images(x: Tensor, positions: int) -> Tensor:
+    """What there is at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
+    return x.unflatten(2, (-1, positions))
 
 
 def fold_measure(call: Call) -> tuple[Call, _Unfold]:
@@ -194,7 +204,7 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
     scale = ((channels + 1) / channels) ** 0.25
     measure = k.new_zeros(1, 1)
     if bias.log_measure is not None:
-        measure = math.sqrt(channels + 1) * _finite(bias.log_measure).to(k.dtype).mT
+        measure = _in_channel(bias.log_measure, channels + 1, k.dtype).mT
     q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
     k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
 
@@ -216,30 +226,17 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
 def _weigh_offsets(bias: PositionalBias, log_window: Tensor, like: Tensor) -> PositionalBias:
     """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
     channels = like.shape[-1]
-    measure = F.pad(math.sqrt(channels) * _finite(log_window).to(like.dtype).unsqueeze(-1), (channels - 1, 0))
+    measure = F.pad(_in_channel(log_window, channels, like.dtype).unsqueeze(-1), (channels - 1, 0))
     if bias.spatial is None:
         return replace(bias, spatial=measure.expand(1, bias.num_poses, -1, -1))
     return replace(bias, spatial=bias.spatial + measure)
 
 
-def _finite(logarithm: Tensor) -> Tensor:
-    """A logarithm with a finite number for that of 0, whose exponential is 0 too: infinity times 0 would be NaN."""
-    return logarithm.clamp(min=-1e4)
+def _in_channel(logarithm: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    r"""A logarithm as a channel of the keys, whose product is divided by :math:`\sqrt C`.
 
-
-def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Rotate pairs of channels, the first F with the second F of ``x``, by ``angle`` ``(..., F)``.
-
-    Example:
-        >>> import math
-        >>> import torch
-        >>> from escnn_attention.functional.fold import rotate
-        >>> rotate(torch.tensor([1.0, 0.0, 5.0]), torch.tensor([math.pi / 2])).round(decimals=4)
-        tensor([-0., 1., 5.])
+    A finite number, in half precision too, stands for that of 0: its exponential is 0 as well, and infinity times 0
+    would be NaN.
     """
-    pairs = angle.shape[-1]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    a, b = a * cos - b * sin, a * sin + b * cos
-    # Channels that are left stay as they are, for every pose and position that the angle brings in.
-    return torch.cat([a, b, rest.expand(*a.shape[:-1], -1)], dim=-1)
+    scale = math.sqrt(channels)
+    return (scale * logarithm.clamp(min=max(-1e4, torch.finfo(dtype).min / scale))).to(dtype)

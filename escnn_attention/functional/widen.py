@@ -26,6 +26,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import PositionalBias, QueryMode
+from escnn_attention.functional.fold import of_images
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Positions, Window, WindowShape
@@ -101,7 +102,7 @@ def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, quer
         precise = working_precision(dtype)
         # Between two positions the phase is that of their offset, so the origin may lie anywhere.
         phases = bias.waves.phases(positions.coordinates.to(precise) * positions.scale)
-        cos, sin = (t.transpose(1, 2)[:, None, :, :, None] for t in phases)
+        cos, sin = (of_images(t, q.shape[2]).movedim(1, 3).unsqueeze(4) for t in phases)
         # All queries of a head are rows of one product.
         amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
         a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)

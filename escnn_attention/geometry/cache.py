@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from escnn_attention._export import exporting
 
-__all__ = ["cached", "constant_result", "constant_tables", "shared_geometry"]
+__all__ = ["cached", "constant_result", "constant_tables", "kept", "shared_geometry"]
 
 _T = TypeVar("_T")
 
@@ -117,11 +118,26 @@ def cached(make: Callable[..., _T], *arguments: Any) -> _T:
 
     Tensors are the same if they are the same object: nobody changes one within a pass. Compilers do not look inside.
     """
-    # As a decorator of this function it would import the compiler for those who have no use for one.
-    hidden = torch.compiler.is_compiling() and not exporting()
-    look_up = torch.compiler.disable(_look_up) if hidden else _look_up
-    result: _T = look_up(make, *arguments)
+    result: _T = _outside(_look_up)(make, *arguments)
     return result
+
+
+def kept(make: Callable[..., _T], *arguments: Any) -> _T:
+    """``make(*arguments)``, which is remembered for as long as the tensors among the arguments live unchanged.
+
+    For what has to wait for a GPU, such as the sizes of clouds: all layers of a network are given the same tensor, and
+    often all steps are. A change is noticed as autograd notices it. The result must hold none of the tensors and no
+    view of one, or they would live for good.
+    """
+    result: _T = _outside(_look_up_kept)(make, *arguments)
+    return result
+
+
+def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
+    """What compilers leave as it is."""
+    # As a decorator it would import the compiler for those who have no use for one.
+    hidden = torch.compiler.is_compiling() and not exporting()
+    return torch.compiler.disable(look_up) if hidden else look_up
 
 
 def _unreadable() -> bool:
@@ -139,3 +155,40 @@ def _look_up(make: Callable[..., _T], *arguments: Any) -> _T:
         found[key] = make(*arguments), arguments
     result: _T = found[key][0]
     return result
+
+
+_of_tensors: dict[Any, tuple[list[Any], list[weakref.ref[Tensor]], Any]] = {}
+
+_MOST_KEPT = 64
+"""How many results :func:`kept` remembers; the first ones give way."""
+
+
+def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
+    tensors = [a for a in arguments if isinstance(a, Tensor)]
+    if exporting() or not all(map(_counts_changes, tensors)) or _in_fake_mode():
+        return _look_up(make, *arguments)
+    key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
+    state = [(t._version, t.data_ptr(), t.shape) for t in tensors]
+    before, references, result = _of_tensors.get(key, ([], [], None))
+    # The identity of a tensor that is gone may be that of another.
+    if before == state and tensors and all(r() is t for r, t in zip(references, tensors, strict=True)):
+        return result  # type: ignore[no-any-return]
+    result = _look_up(make, *arguments)
+    # What is made in inference mode is of no use to training.
+    if tensors and not torch.is_inference_mode_enabled():
+        _of_tensors[key] = state, [weakref.ref(t, lambda _: _of_tensors.pop(key, None)) for t in tensors], result
+        if len(_of_tensors) > _MOST_KEPT:
+            _of_tensors.pop(next(iter(_of_tensors)), None)
+    return result
+
+
+def _in_fake_mode() -> bool:
+    """Whether what is made is a stand-in without numbers."""
+    return is_in_torch_dispatch_mode() and torch._guards.detect_fake_mode() is not None
+
+
+def _counts_changes(tensor: Tensor) -> bool:
+    """Whether a tensor counts how often its numbers are changed, and no array or process shares them."""
+    if type(tensor) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return tensor.layout == torch.strided and not tensor.is_inference() and tensor.untyped_storage().resizable()

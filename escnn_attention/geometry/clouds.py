@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,23 +21,15 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.geometry.cache import cached
-from escnn_attention.geometry.edges import features_of_shown
-from escnn_attention.geometry.stretches import where
 
 __all__ = [
     "Chunk",
     "Lists",
     "Neighbourhood",
     "Neighbours",
-    "PointLayer",
     "WholeClouds",
-    "among",
-    "cloud_slices",
     "numbers_if_one",
     "numbers_of",
-    "only_shown",
-    "where_present",
 ]
 
 
@@ -68,7 +60,17 @@ class Neighbours(ABC):
         Args:
             limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
         """
-        return cached(self._chunks, limit)
+        return self._once(self._chunks, limit)
+
+    def _once(self, make: Callable[..., list[Chunk]], *arguments: Any) -> list[Chunk]:
+        """What a method makes, which is remembered; but what is made in inference mode is of no use to training."""
+        made, key = vars(self).setdefault("_made", {}), (make.__name__, arguments)
+        if key in made:
+            return made[key]  # type: ignore[no-any-return]
+        chunks = make(*arguments)
+        if not torch.is_inference_mode_enabled():
+            made[key] = chunks
+        return chunks
 
     @abstractmethod
     def _chunks(self, limit: int) -> list[Chunk]: ...
@@ -117,26 +119,59 @@ class WholeClouds(Neighbours):
 
     Args:
         cloud: ``(N,)``, the number of the cloud of each point.
+
+    Attributes:
+        sizes: the numbers of points of the clouds, the largest first.
     """
 
     def __init__(self, cloud: Tensor):
-        self._order, self._counts = _in_order(cloud)
-        self._in_order = bool((cloud[1:] >= cloud[:-1]).all())
+        self._order, counts = _in_order(cloud)
+        self._counts, clouds = counts.sort(descending=True, stable=True)
+        self._start = (counts.cumsum(0) - counts)[clouds]
+        in_order = (cloud[1:] >= cloud[:-1]).all()
+        # A GPU is waited for once.
+        *numbers, last = _array_of(
+            "batch", torch.cat([self._counts, self._start, in_order.to(counts).view(1)])
+        ).tolist()
+        self.sizes, self._starts = numbers[: len(counts)], numbers[len(counts) :]
+        self._in_order = bool(last)
+
+    @classmethod
+    def single(cls, num_points: int, device: torch.device) -> WholeClouds:
+        """A single cloud, for whose size no GPU has to be waited for."""
+        one = cls.__new__(cls)
+        one._order, one._in_order = torch.arange(num_points, device=device), True
+        one.sizes, one._starts = ([num_points], [0]) if num_points else ([], [])
+        return one
+
+    def alike(self, slack: float) -> list[Chunk]:
+        """All points in groups of whole clouds, each of which is filled up to at most ``slack`` times its size."""
+        stops = [0]
+        for i, size in enumerate(self.sizes):
+            if self.sizes[stops[-1]] > slack * size and i:
+                stops.append(i)
+        return self._once(self._groups, tuple(pairwise([*stops, len(self.sizes)])) if self.sizes else ())
 
     def _chunks(self, limit: int) -> list[Chunk]:
-        counts, clouds = self._counts.sort(descending=True, stable=True)
-        start = (self._counts.cumsum(0) - self._counts)[clouds]
-        lengths = _array_of("batch", counts).tolist()
-        whole = self._in_order and lengths[:1] == lengths[-1:]
-        out = []
-        for i, j in _cuts(lengths, lengths, limit):
-            keys = _rows(self._order, start[i:j], counts[i:j], lengths[i])
+        return self._groups(tuple(_cuts(self.sizes, self.sizes, limit)), limit)
+
+    def _groups(self, cuts: Sequence[tuple[int, int]], limit: int | None = None) -> list[Chunk]:
+        lengths = self.sizes
+        out: list[Chunk] = []
+        first: int | None
+        for i, j in cuts:
+            first, padded = self._starts[i], lengths[j - 1] < lengths[i]
+            stop = first + (j - i) * lengths[i]
+            if self._in_order and not padded and self._starts[i:j] == [*range(first, stop, lengths[i])]:
+                keys = self._order[first:stop].view(j - i, lengths[i])
+            else:
+                keys, first = _rows(self._order, self._start[i:j], self._counts[i:j], lengths[i]), None
             # One cloud may be too much at once: some of its points then are.
-            size = max(1, limit // lengths[i]) if j == i + 1 else lengths[i]
+            size = lengths[i] if limit is None or j > i + 1 else max(1, limit // lengths[i])
             if size < lengths[i]:
                 out += [Chunk(part, keys, False) for part in keys.split(size, dim=1)]
             else:
-                out.append(Chunk(keys, keys, lengths[j - 1] < lengths[i], i * lengths[i] if whole else None))
+                out.append(Chunk(keys, keys, padded, first))
         return out
 
 
@@ -305,74 +340,6 @@ def _array_of(name: str, values: Tensor) -> np.ndarray:
     numbers = numbers_of(name, values)
     with torch._C._DisableFuncTorch():  # within a transform PyTorch would wrap what it reads
         return numbers.cpu().numpy()
-
-
-def cloud_slices(batch: Tensor | None, num_points: int) -> list[slice] | None:
-    """The stretch of every cloud; None where the points of a cloud do not lie in one stretch."""
-    if batch is None:
-        return [slice(0, num_points)]
-    cloud, counts = torch.unique_consecutive(batch, return_counts=True)
-    if len(cloud.unique()) < len(cloud):
-        return None
-    lengths = _array_of("batch", counts)
-    return [slice(stop - n, stop) for stop, n in zip(lengths.cumsum().tolist(), lengths.tolist(), strict=True)]
-
-
-PointLayer = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None], Tensor]
-"""A layer of features, coordinates, ``edge_index``, ``batch``, ``measure`` and ``edge_attr``."""
-
-
-def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
-    """The edges ``(2, E)`` between the points ``there``, which are those of ``mask``, numbered among themselves."""
-    if edges is None:
-        return None
-    place = edges.new_zeros(mask.shape[0]).index_copy(0, there, torch.arange(there.shape[0], device=there.device))
-    return place[edges.index_select(1, where(mask[edges].all(0)))]
-
-
-def where_present(
-    layer: PointLayer,
-    mask: Tensor,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None = None,
-) -> Tensor:
-    """A layer on the points that a mask shows, and zeros at the others.
-
-    Whatever the points that are not there hold, it reaches nothing, gradients included.
-    """
-    there = where(mask)
-    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
-    batch, measure = (None if t is None else t[there] for t in (batch, measure))
-    y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
-    return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
-
-
-def only_shown(
-    layer: PointLayer,
-    mask: Tensor,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None = None,
-) -> Tensor:
-    """What :func:`where_present` gives, for programs that are written down: no size depends on the mask.
-
-    Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
-    """
-    x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
-    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
-    if edge_index is not None:
-        edge_index = edge_index.index_select(1, where(mask[edge_index].all(0)))
-    cloud = torch.where(mask, 0 if batch is None else batch, -1)
-    measure = None if measure is None else torch.where(mask, measure, 1.0)
-    y = layer(x, coords, edge_index, cloud, measure, edge_attr)
-    return torch.where(mask[:, None], y, 0.0)
 
 
 def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:

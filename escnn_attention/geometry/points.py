@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from escnn_attention.geometry.at_once import all_at_once
-from escnn_attention.geometry.cache import cached
-from escnn_attention.geometry.clouds import Chunk, Lists, Neighbourhood, Neighbours
+from escnn_attention.geometry.cache import cached, kept
+from escnn_attention.geometry.clouds import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds
 from escnn_attention.geometry.edges import pair_rows, ranks
 from escnn_attention.geometry.positions import Blocks, Positions
 
@@ -17,7 +17,8 @@ class Cloud(Positions):
     r"""One cloud in which every point sees every other, for the backends of :mod:`escnn_attention.functional`.
 
     Args:
-        coords: ``(N, d)``, in the units in which the encoding measures. Gradients flow to them.
+        coords: ``(N, d)``, in the units in which the encoding measures, of several clouds of one size end to end where
+            encodings factorise. Gradients flow to them.
     """
 
     def __init__(self, coords: Tensor):
@@ -78,9 +79,17 @@ class Points(Positions):
     def neighbours(self) -> Neighbours:
         """Which points each point sees."""
         if self.edge_index is not None:
-            return cached(Lists, self.edge_index, self.num_positions, self.edge_attr is not None)
+            return kept(Lists, self.edge_index, self.num_positions, self.edge_attr is not None)
+        if self.whole:
+            return self.clouds()
         # The rule of another layer may be equal.
         return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
+
+    def clouds(self) -> WholeClouds:
+        """The clouds of all points."""
+        if self.batch is None:
+            return cached(WholeClouds.single, self.num_positions, self._places.device)
+        return kept(WholeClouds, self.batch)
 
     def at_once(self) -> Chunk:
         """Which points each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
@@ -98,11 +107,6 @@ class Points(Positions):
         assert self.edge_attr is not None
         assert self._ranks is not None
         return pair_rows(some.queries, some.keys, self.batch, self._ranks, self.edge_attr.shape[1])
-
-    def in_order(self, order: Tensor) -> Points:
-        """The points in another order, where every point sees its whole cloud."""
-        batch = None if self.batch is None else self.batch[order]
-        return Points(self.coordinates[order], self._places[order], None, batch, self._rule)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
         raise NotImplementedError("points of several clouds have no table of offsets")

@@ -10,7 +10,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.geometry.cache import cached, shared_geometry
+from escnn_attention.geometry.cache import kept, shared_geometry
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
@@ -104,7 +104,7 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         num_clouds = count_clouds(batch, x.coords, mask)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         offsets: Tensor | None = None
         if self.positions is not None:
             offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(x.tensor.dtype) / self.positions

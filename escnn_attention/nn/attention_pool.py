@@ -10,7 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_int
-from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.cache import kept
 from escnn_attention.groups.fibers import fibers, frames
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import check_input, check_mask, check_points, check_shape, check_type
@@ -195,7 +195,7 @@ class PointAttentionPool(torch.nn.Module):
             TypeError, ValueError: as :meth:`PointSelfAttention.forward`; a cloud without points.
         """
         x = check_points(x, self.in_type, self)
-        cached(check_cloud, x.coords, None, batch, mask, measure)
+        kept(check_cloud, x.coords, None, batch, mask, measure)
         y: Tensor = self.plain(x.tensor, x.coords, batch, mask, measure)
         return y
 

@@ -8,7 +8,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_unused
-from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.clouds import numbers_of
 from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
@@ -110,7 +110,7 @@ class PointLift(torch.nn.Module):
             TypeError, ValueError: as :meth:`PointSelfAttention.forward`; lifts of another shape, or not finite.
         """
         x = check_points(x, self.in_type, self)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure)
+        kept(check_cloud, x.coords, edge_index, batch, mask, measure)
         if lifts is not None and not isinstance(lifts, Tensor):
             raise TypeError(f"lifts: got {type(lifts).__name__}, needed a tensor or None")
         y, coords, *others = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, lifts)

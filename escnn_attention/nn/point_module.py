@@ -12,7 +12,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.equivariance.report import features_of_pairs
-from escnn_attention.geometry.cache import cached
+from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.clouds import check_cloud
@@ -137,7 +137,7 @@ class PointLayer(PointModule):
             raise ValueError(
                 f"edge_index: {name} got edges and searches neighbours itself ({rule}); leave out one of the two"
             )
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
         check_edge_attr(edge_attr, edge_index, self.edge_dim)
         y = self.plain(x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)

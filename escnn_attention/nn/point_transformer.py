@@ -10,8 +10,8 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialMo
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_probability, check_unused
-from escnn_attention.geometry.cache import cached
-from escnn_attention.geometry.clouds import where_present
+from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.shown import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import Activation
@@ -56,7 +56,7 @@ class PointBlock(PointModule):
         x = check_points(x, self.in_type, self)
         if mask is None:
             return self._of_all(x, edge_index, batch, measure, edge_attr)
-        cached(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
 
         def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
             return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from escnn_attention.functional import attention
 from escnn_attention.functional.call import Call
-from escnn_attention.functional.fold import fold, rotate
+from escnn_attention.functional.fold import fold
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients
@@ -19,13 +19,6 @@ from tests.functional.cases import assert_same, case, cases, doubled, outputs_an
 @given(cases())
 def test_agrees_with_the_reference(arguments):
     assert_same(outputs_and_gradients("blocked", *arguments), outputs_and_gradients("reference", *arguments))
-
-
-def test_rotating_is_complex_multiplication():
-    torch.manual_seed(0)
-    x, angle = torch.randn(4, 7, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
-    z = torch.complex(x[:, :3], x[:, 3:6]) * torch.exp(1j * angle)
-    torch.testing.assert_close(rotate(x, angle), torch.cat([z.real, z.imag, x[:, 6:]], -1))
 
 
 @pytest.mark.parametrize("query", ["own", "all"])
@@ -50,6 +43,16 @@ def test_the_reference_of_rotary_terms_and_own_keys_agrees_with_plain_loops(quer
                 values.append(v[0, 0, y, p])
             out = out + sum(s * value for s, value in zip(scores, values, strict=True)) / sum(scores)
         torch.testing.assert_close(got[0, 0, x, h], out, rtol=1e-12, atol=1e-13)
+
+
+def test_angles_are_no_products_in_half_precision():
+    """Those of far points would be off by whole turns."""
+    (q, k, v), grid, terms = case(2, 2, 2, (40, 3), Window(), {"rotary"}, heads=1, batch=1, channels=4)
+    terms = replace(terms, rotary=10 * terms.rotary.float())
+    call = Call(*(t.detach().float() for t in (q, k, v)), grid, terms)
+    with torch.autocast("cpu", torch.bfloat16):
+        folded = fold(call)[0]
+    torch.testing.assert_close(folded.k, fold(call)[0].k)
 
 
 class TestMeasure:

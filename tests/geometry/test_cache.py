@@ -1,13 +1,15 @@
 """What is worked out once for a whole network."""
 
+import gc
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from escnn_attention.geometry import cache
-from escnn_attention.geometry.cache import cached, constant_result, constant_tables, shared_geometry
+from escnn_attention.geometry.cache import cached, constant_result, constant_tables, kept, shared_geometry
 from escnn_attention.geometry.clouds import Neighbourhood
 
 
@@ -153,3 +155,89 @@ def test_tables_of_many_sizes_take_bounded_memory(monkeypatch):
     assert made[-1] == 120
     # What is larger than all that may be kept is kept until something else is asked for.
     assert numbers(2000)[0] is numbers(2000)[0]
+
+
+class Counter:
+    """How often something is worked out of a tensor."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self, x, factor=1):
+        self.times += 1
+        return factor * x.sum().item()
+
+
+def test_what_is_kept_is_found_once_for_each_tensor_and_number():
+    total, x = Counter(), torch.ones(3)
+    assert [kept(total, x), kept(total, x), kept(total, x, 2), kept(total, x.clone())] == [3, 3, 6, 3]
+    assert total.times == 3
+
+
+CHANGES = {
+    "in place": lambda x: x.add_(1),
+    "by a view": lambda x: x[1:].fill_(5),
+    "in place without gradients": lambda x: torch.no_grad()(x.detach().zero_)(),
+    "of its memory": lambda x: x.set_(torch.full((3,), 7.0)),
+    "of its size": lambda x: x.resize_(2),
+    "by an operation": lambda x: torch.mul(x, 2, out=x),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_that_has_changed_is_noticed(change):
+    total, x = Counter(), torch.ones(3)
+    before = kept(total, x)
+    CHANGES[change](x)
+    assert kept(total, x) == x.sum().item() != before
+    assert kept(total, x) == x.sum().item()
+    assert total.times == 2
+
+
+def test_memory_that_others_may_write_is_read_every_time():
+    array = np.ones(3)
+    x, y = torch.from_numpy(array), torch.ones(3)
+    shared, total = y.numpy(), Counter()
+    assert kept(total, x) == kept(total, y) == 3
+    array[0] = shared[0] = 5
+    assert kept(total, x) == kept(total, y) == 7
+
+
+def test_what_is_kept_lives_as_long_as_its_tensor():
+    total, x, found = Counter(), torch.ones(3), len(cache._of_tensors)
+    kept(total, x)
+    assert len(cache._of_tensors) == found + 1
+    del x
+    gc.collect()
+    assert len(cache._of_tensors) == found
+    some = [torch.ones(3) for _ in range(2 * cache._MOST_KEPT)]
+    assert all(kept(total, x) == 3 for x in some)
+    assert len(cache._of_tensors) <= cache._MOST_KEPT
+
+
+def test_what_inference_makes_is_not_kept():
+    x = torch.arange(3.0)
+    for make in (torch.sin, torch.cos):
+        with torch.inference_mode():
+            kept(make, x)
+            kept(make, torch.ones(3))
+        assert not kept(make, x).is_inference()
+
+
+def test_stand_ins_of_a_mode_are_not_kept():
+    x = torch.ones(3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(kept(torch.exp, x), FakeTensor)
+    assert not isinstance(kept(torch.exp, x), FakeTensor)
+
+
+def test_compilers_do_not_look_inside_what_is_kept():
+    total, x = Counter(), torch.eye(3)
+
+    def function(x):
+        return (x + 1) * kept(total, x)
+
+    run = torch.compile(function, backend="eager")
+    assert torch.equal(run(x), 3 * (x + 1))
+    assert torch.equal(run(x), 3 * (x + 1))
+    assert total.times == 1

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours, WholeClouds, among, cloud_slices
+from escnn_attention.geometry.clouds import Lists, Neighbourhood, Neighbours, WholeClouds
 
 
 def listed(neighbours: Neighbours, number: int, limit: int = 2**40) -> list[set[int]]:
@@ -150,17 +150,29 @@ def test_whole_clouds_of_one_size_go_together_and_a_large_one_goes_in_parts():
     assert chunk.keys.tolist() == chunk.queries.tolist() == [[0, 1], [2, -1]]
 
 
-def test_edges_among_some_points():
-    mask = torch.tensor([True, False, True, True])
-    edges = among(mask.nonzero().squeeze(-1), mask, torch.tensor([[0, 1, 3, 2], [2, 2, 0, 1]]))
-    assert edges is not None
-    assert edges.tolist() == [[0, 2], [1, 0]]
+def test_clouds_that_are_filled_up_to_one_size():
+    clouds = WholeClouds(torch.tensor([0, 1, 1, 1, 2, 2, 3, 3]))
+    assert clouds.sizes == [3, 2, 2, 1]
+    assert [chunk.keys.tolist() for chunk in clouds.alike(1.0)] == [[[1, 2, 3]], [[4, 5], [6, 7]], [[0]]]
+    assert [chunk.padded for chunk in clouds.alike(1.0)] == [False] * 3
+    assert [chunk.keys.tolist() for chunk in clouds.alike(0.0)] == [[[1, 2, 3]], [[4, 5]], [[6, 7]], [[0]]]
+    assert [chunk.first for chunk in clouds.alike(1.0)] == [1, 4, 0]
+    assert [chunk.first for chunk in WholeClouds(torch.tensor([0, 0, 1, 2, 2])).alike(1.0)] == [None, 2]
+    assert [chunk.first for chunk in WholeClouds(torch.tensor([0, 0, 1])).alike(2.0)] == [None]
+    first, last = clouds.alike(1.5)
+    assert first.keys.tolist() == [[1, 2, 3], [4, 5, -1], [6, 7, -1]]
+    assert (first.padded, last.padded, last.keys.tolist()) == (True, False, [[0]])
+    assert clouds.alike(1.5)[0] is first
+    assert WholeClouds(torch.zeros(0, dtype=torch.long)).alike(1.5) == []
 
 
-def test_stretches_of_clouds():
-    assert cloud_slices(None, 4) == [slice(0, 4)]
-    assert cloud_slices(torch.tensor([2, 2, 0]), 3) == [slice(0, 2), slice(2, 3)]
-    assert cloud_slices(torch.tensor([0, 1, 0]), 3) is None
+def test_a_single_cloud_is_that_of_one_number():
+    for number in (0, 1, 5):
+        one, same = WholeClouds.single(number, torch.device("cpu")), WholeClouds(torch.zeros(number, dtype=torch.long))
+        for some, others in ((one.alike(1.0), same.alike(1.0)), (one.chunks(4), same.chunks(4))):
+            assert [(c.queries.tolist(), c.keys.tolist(), *c[2:]) for c in some] == [
+                (c.queries.tolist(), c.keys.tolist(), *c[2:]) for c in others
+            ]
 
 
 @pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])

@@ -21,9 +21,9 @@ def test_points_see_their_clouds_or_those_of_their_edges():
     points = Points(x, x, None, batch, Neighbourhood())
     assert points.whole
     assert isinstance(points.neighbours(), WholeClouds)
-    order = batch.argsort(stable=True)
-    assert torch.equal(points.in_order(order).coordinates, x[order])
-    assert points.in_order(order).batch.tolist() == [0, 0, 1, 1, 1]
+    assert points.neighbours() is points.clouds() is Points(x, x, None, batch, Neighbourhood()).clouds()
+    assert points.clouds().sizes == [3, 2]
+    assert Points(x, x, None, None, Neighbourhood()).clouds().sizes == [5]
     for other in (
         Points(x, x, torch.tensor([[0, 1], [1, 0]]), batch, Neighbourhood()),
         Points(x, x, None, batch, Neighbourhood(num_neighbours=2)),

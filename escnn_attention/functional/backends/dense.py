@@ -122,8 +122,12 @@ def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: i
         function = partial(recompute, function, draws=dropout > 0, keep=_KERNELS)
     rows = []
     for some in _slices(images, images_at_once):
-        rows.append(torch.cat([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
-    return torch.cat(rows, dim=1)
+        rows.append(_joined([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
+    return _joined(rows, dim=1)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _slices(total: int, size: int) -> list[slice]:

@@ -22,8 +22,8 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.bias import PositionalBias
 from escnn_attention.functional.call import Call
-from escnn_attention.functional.fold import rotate
 from escnn_attention.functional.memory import refuse_the_impossible
+from escnn_attention.functional.rotate import rotate
 
 __all__ = ["attention", "probabilities"]
 

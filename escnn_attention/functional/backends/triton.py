@@ -33,7 +33,7 @@ from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid import Grid, trimmed
 from escnn_attention.geometry.positions import WindowShape
 
-__all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_unsupported"]
+__all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_not_run", "why_unsupported"]
 
 PRODUCTS_PER_CHUNK = 2**24
 """How many products of queries with tables are held at once, at least: 64 MB in float32, and a gradient of each."""
@@ -50,7 +50,7 @@ MAX_PRODUCTS = 2**29
 
 def why_unsupported(call: Call) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
-    if reason := _why_not_run(call.q.device.type):
+    if reason := why_not_run(call.q.device.type):
         return reason
     if reason := why_not_a_table(call):
         return reason
@@ -69,7 +69,8 @@ def why_unsupported(call: Call) -> str | None:
 
 
 @constant_result
-def _why_not_run(device: str) -> str | None:
+def why_not_run(device: str) -> str | None:
+    """Why kernels of Triton cannot run on a type of device."""
     if not _installed():
         return "it needs Triton"
     if _interpreted():

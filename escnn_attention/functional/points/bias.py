@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -122,22 +122,15 @@ class PairBias(ABC):
             mutual: whether the keys are the points of the queries, in the same order.
         """
 
-    @abstractmethod
-    def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        """The bias with another measure of the keys, whose logarithm is ``(N or 1, P or 1)``."""
-
-    def _measured(self, log_measure: Tensor | None) -> PairTables:
-        return replace(self.tables, log_measure=log_measure)
-
     def why_no_table(self) -> str | None:
         """Why there is no :meth:`table`, or None."""
         return "it is for softmax attention with an encoding"
 
     def table(self, points: Tensor) -> tuple[Cloud, PositionalBias]:
-        """The bias over all pairs of one cloud, without the measure, and the cloud.
+        """The bias over all pairs of a cloud, without the measure, and the points end to end.
 
         Args:
-            points: ``(N, d)``, their positions.
+            points: ``(N, d)``, their positions; ``(B, n, d)`` of several clouds, where the encoding factorises.
         """
         raise NotImplementedError(f"{type(self).__name__} has no table")
 

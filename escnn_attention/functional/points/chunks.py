@@ -26,9 +26,8 @@ from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.at_once import Rows
 from escnn_attention.geometry.clouds import Chunk
 from escnn_attention.geometry.points import Points
-from escnn_attention.geometry.stretches import where
 
-__all__ = ["Chunks", "attend_in_chunks"]
+__all__ = ["Chunks", "RowsOf", "attend_in_chunks", "in_place"]
 
 _WRITTEN_NUMBERS = 2**19
 """The scores of a step of the loop that files have."""
@@ -70,9 +69,9 @@ class Chunks:
         terms = self.bias.scores(asking, lambda: self.weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_edges(terms, self.call, some), k, v, some, seen)
 
-    def rows(self, some: Chunk, index: Tensor) -> _Rows:
+    def rows(self, some: Chunk, index: Tensor) -> RowsOf:
         """What takes the rows of an index from tensors."""
-        return _Rows(index, self.call.positions.num_positions if some.padded else None, some.first)
+        return RowsOf(index, self.call.positions.num_positions if some.padded else None, some.first)
 
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
         """The output of a chunk, of the terms of its scores; ``seen`` is for values that pass through a kernel."""
@@ -146,7 +145,7 @@ def _in_turn(rule: Chunks, chunks: list[Chunk], points: tuple[Tensor, ...], shap
         out = [recompute(rule.attend, some, *points, draws=rule.call.dropout > 0) for some in chunks]
     else:
         out = [rule.attend(some, *points) for some in chunks]
-    return _in_place((out[0] if len(out) == 1 else torch.cat(out)).to(values.dtype), chunks, shape)
+    return in_place(out, chunks, shape).to(values.dtype)
 
 
 def _in_loop(rule: Chunks, rows: Rows, points: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
@@ -167,28 +166,30 @@ def _in_loop(rule: Chunks, rows: Rows, points: tuple[Tensor, ...], shape: tuple[
     return out[:-1]
 
 
-def _in_place(rows: Tensor, chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
+def in_place(out: list[Tensor], chunks: list[Chunk], shape: tuple[int, ...]) -> Tensor:
     """The rows of all chunks at the points of their queries, and zeros at points without keys."""
-    if all(some.first is not None for some in chunks):
+    stretches = [some.first for some in chunks if some.first is not None]
+    if len(stretches) == len(chunks):
+        out = [out[i] for i in sorted(range(len(out)), key=stretches.__getitem__)]
+    rows = out[0] if len(out) == 1 else torch.cat(out)
+    if len(stretches) == len(chunks):
         return rows
     places = torch.cat([some.queries.flatten() for some in chunks])
-    if any(some.padded for some in chunks):
-        # Not those that fill up.
-        there = where(places >= 0)
-        places, rows = places[there], rows.index_select(0, there)
-    return rows.new_zeros(shape).index_copy(0, places, rows)
+    # One row more is for those that fill up; which they are no GPU has to be waited for.
+    places = torch.where(places < 0, shape[0], places)
+    return rows.new_zeros(shape[0] + 1, *shape[1:]).index_copy(0, places, rows)[:-1]
 
 
-class _Rows:
+class RowsOf:
     """Takes the rows of an index ``(G, n)`` from tensors: without a copy, where they are in one stretch.
 
     Args:
         index: of the rows.
-        filling: the row that is meant by -1.
+        filling: the row, or those ``(G, 1)`` of each group, that is meant by -1.
         first: the first of the rows, if they are all that follow.
     """
 
-    def __init__(self, index: Tensor, filling: int | None, first: int | None):
+    def __init__(self, index: Tensor, filling: int | Tensor | None, first: int | None):
         self._index = index if filling is None else torch.where(index < 0, filling, index)
         self._first = first
 

@@ -23,10 +23,6 @@ class _Folded(PairBias):
         """The one pose of every head."""
         return 1
 
-    def with_measure(self, log_measure: Tensor | None) -> PairBias:
-        """The folded bias with another measure of the keys."""
-        return _Folded(self._measured(log_measure))
-
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         """The products of queries and keys."""
         return PairScores(q / math.sqrt(q.shape[-1]))

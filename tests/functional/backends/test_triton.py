@@ -343,7 +343,7 @@ class TestRefuses:
         reason = self.reason(arguments, "all")
         assert reason == "a head would have 324 products of queries with tables, at most 162"
         large = torch.empty(1, 1, 1, 2, 1, device="meta").expand(-1, -1, 2**20, -1, 2**9)
-        monkeypatch.setattr(triton, "_why_not_run", lambda _: None)
+        monkeypatch.setattr(triton, "why_not_run", lambda _: None)
         reason = triton.why_unsupported(Call(large, large, large, Grid((2**10, 2**10), Window(1)), PositionalBias(2)))
         assert reason == "the numbers of a head of an image are more than 32 bits count"
 
@@ -353,7 +353,7 @@ class TestRefuses:
         with pytest.raises(ValueError, match="backend: 'triton' cannot serve this call: it needs CUDA, got cpu"):
             attention(*arguments[0], *arguments[1:], backend="triton")
         monkeypatch.setattr(triton, "_has_compiler", lambda _: False)
-        assert triton._why_not_run("cuda") == "Triton needs a C compiler, and there is none"
+        assert triton.why_not_run("cuda") == "Triton needs a C compiler, and there is none"
         monkeypatch.setattr(triton, "_installed", lambda: False)
         assert self.reason(arguments) == "it needs Triton"
 

@@ -31,9 +31,6 @@ class GivenBias(PairBias):
         super().__init__(tables)
         self._function = function
 
-    def with_measure(self, log_measure):
-        return GivenBias(self._measured(log_measure), self._function)
-
     def scores(self, q, keys, seen, mutual):
         return self._function(q, keys, seen, mutual)
 
