@@ -12,10 +12,11 @@ if find_spec("escnn") is not None:
 
     import escnn as escnn  # ``from escnn_attention import escnn`` needs no order of imports
 
-    from escnn_attention._escnn import buffers, pickling
+    from escnn_attention._escnn import buffers, pickling, trees
 
     pickling.register()
     buffers.register()
+    trees.register()
 
     from escnn_attention.encodings import (
         AbsoluteEncoding,
