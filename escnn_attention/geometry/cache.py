@@ -46,7 +46,7 @@ class _Kept:
         self.num_bytes = 0
 
     def find(self, make: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
-        """``make(*arguments)``."""
+        """The result of ``make(*arguments)``, which is remembered."""
         key = make, arguments
         with self._lock:
             if key in self._results:
