@@ -59,6 +59,8 @@ class LayerNorm(ExactBuffers):
         self.poses = poses
         self.eps = eps
         self.centred = bool((mean == 1).all())
+        sizes = np.bincount(field)
+        self.equal_sizes = np.array_equal(field, np.repeat(np.arange(len(sizes)), sizes[0]))
         self.register_buffer("field", torch.as_tensor(field), persistent=False)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
@@ -75,6 +77,9 @@ class LayerNorm(ExactBuffers):
             return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
         if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
             return self._in_one_pass(y, 1).to(x.dtype)
+        if self.scope == "sample" and self.kind == "layer" and self.centred:
+            weight, bias = self._of_channels(y, 1)
+            return torch.group_norm(y, 1, weight, bias, self.eps).to(x.dtype)
         over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
         shape = (-1,) + (1,) * (x.dim() - 2)
         if self.kind == "layer":
@@ -99,12 +104,23 @@ class LayerNorm(ExactBuffers):
 
         Channels last is what projections, which mostly follow, take without a copy.
         """
-        rows = y.movedim(1, -1)
-        weight = None if self.weight is None else self.weight.index_select(0, self.field[::step]).to(y.dtype)
+        rows, (weight, bias) = y.movedim(1, -1), self._of_channels(y, step)
         if self.kind == "rms":
             return F.rms_norm(rows, rows.shape[-1:], weight, self.eps).movedim(-1, 1)
-        bias = None if self.bias is None else (self.invariants @ self.bias)[::step].to(y.dtype)
         return F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps).movedim(-1, 1)
+
+    def _of_channels(self, y: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """The scale and the shift of every so many channels, in the precision of ``y``."""
+        weight = bias = None
+        if self.weight is not None and self.equal_sizes:
+            # A view of the fields, whose gradient is one operation.
+            weight = self.weight.unsqueeze(1).expand(-1, len(self.field) // len(self.weight) // step).flatten()
+        elif self.weight is not None:
+            weight = self.weight.index_select(0, self.field[::step])
+        if self.bias is not None:
+            bias = self.invariants @ self.bias
+            bias = bias if step == 1 else bias[::step]
+        return tuple(None if t is None else t.to(y.dtype) for t in (weight, bias))  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
         kind = "" if self.kind == "layer" else f"kind={self.kind!r}, "
