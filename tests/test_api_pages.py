@@ -101,7 +101,7 @@ def modules() -> list[str]:
     """The modules of the rooms; without the kernels, which only Triton reads."""
     found = pkgutil.walk_packages(escnn_attention.__path__, "escnn_attention.")
     names = [module.name for module in found if not module.ispkg and module.name.split(".")[1] in ROOMS]
-    return [name for name in names if not name.endswith(".triton_kernels")]
+    return [name for name in names if ".triton_kernels" not in name]
 
 
 def missing_modules(pages: dict[str, list[object]]) -> list[str]:

@@ -1,16 +1,15 @@
-"""The loops of :mod:`~escnn_attention.functional.backends.triton`, for Triton to compile.
+"""The loops of :mod:`~escnn_attention.functional.backends.triton` where every output pose sums over the query poses.
 
 A thread has one position, with all channels of some poses in its registers, and goes over the window; of many channels
 it shares them with others of its warp. Axes are ordered such that positions lie side by side in memory and in threads:
 every access is one stretch, sums over poses stay inside a thread and sums over channels inside a warp, and no warp
 waits for another.
 
-Where every output pose sums over the query poses, a thread has a tile of RH of the one by RJ of the other: products of
-queries with keys serve all RH of them, and probabilities are added up before their product with the values. Otherwise a
-query pose belongs to one output pose; then RJ is 1.
+A thread has a tile of RH output poses by RJ query poses: products of queries with keys serve all RH of them, and
+probabilities are added up before their product with the values.
 
 Names: ``n`` are positions of the grid, ``o`` an offset of the window, ``t`` a pair of an output pose h and a query pose
-j, ``h`` alone or ``j · H + h``, one of T. An *image* is one head of one image. ``known`` has the products of the
+j, ``j · H + h``, one of T. An *image* is one head of one image. ``known`` has the products of the
 queries with the K rows of the tables, first L of the offsets, then P of the poses. Scores are in units of log 2.
 """
 
@@ -68,16 +67,6 @@ def _of_pairs(x, t, n, seen, num_positions: tl.constexpr):
 
 
 @triton.jit
-def _products(queries, keys, SUMMED: tl.constexpr):
-    """The products of queries with keys, one of which is one: ``(1, RJ, BN)``, or ``(RH or RP, 1, BN)``."""
-    products = tl.sum(queries * keys, axis=1)
-    if SUMMED:
-        return products[None]
-    else:
-        return products[:, None]
-
-
-@triton.jit
 def _of_offset(
     known,
     rows,
@@ -106,11 +95,10 @@ def _scores(
     n,
     seen,
     num_positions: tl.constexpr,
-    SUMMED: tl.constexpr,
     POSE: tl.constexpr,
 ):
     """The scores of queries with keys, added up in the same order everywhere; ``rows`` are those of the key poses."""
-    scores = _products(queries, keys, SUMMED) + of_offset
+    scores = tl.sum(queries * keys, axis=1)[None] + of_offset
     if POSE:
         scores += _of_pairs(known, rows, n, seen, num_positions)
     return scores
@@ -153,7 +141,7 @@ def forward(
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
 ):  # fmt: skip
     """The output, and the logarithms of the sums of exponentials."""
     image, n, here = _block(num_positions, BN)
@@ -163,10 +151,10 @@ def forward(
     sums, known = sums + pairs, known + K * pairs
     h = tl.program_id(1) * RH + tl.arange(0, RH)
     total = tl.zeros([RH, CP, BN], q.dtype.element_ty)
-    for first_j in range(0, J if SUMMED else 1, RJ):
+    for first_j in range(0, J, RJ):
         j = first_j + tl.arange(0, RJ)
         t = j[None, :, None] * H + h[:, None, None]
-        queries = _vectors(q, j if SUMMED else h, n, here, num_positions, C, CP)
+        queries = _vectors(q, j, n, here, num_positions, C, CP)
         most = tl.full([RH, RJ, BN], -1e30, q.dtype.element_ty)
         norm = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
         for o in range(L):
@@ -174,9 +162,7 @@ def forward(
             bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(
-                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
-                )
+                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
                 score = tl.where(seen[None, None, :], score, -float("inf"))
                 more = tl.maximum(most, score)
                 norm = norm * tl.exp2(most - more) + tl.exp2(score - more)
@@ -188,9 +174,7 @@ def forward(
             bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(
-                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
-                )
+                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
                 probability = _probability(score, logarithm, seen)
                 if RATE > 0:
                     probability = _drop(probability, seed, n, o * P + p, t, first + image, RATE)
@@ -214,7 +198,7 @@ def _mean_change(
         bias = _of_offset(known, t * K + o, n, here, num_positions, RH, RJ, BN, SPATIAL)
         for p in range(P):
             key = _vector(k, p, other, seen, num_positions, C, CP)
-            score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, True, POSE)
+            score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
             value = _vector(v, p, other, seen, num_positions, C, CP)
             change = tl.sum(grads * value[None], axis=1)[:, None, :]
             if RATE > 0:
@@ -231,7 +215,7 @@ def backward_queries(
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
     C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
-    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of what a query has, and the means of the gradients of its probabilities."""
     image, n, here = _block(num_positions, BN)
@@ -241,23 +225,19 @@ def backward_queries(
     out, grad = out + H * vectors, grad + H * vectors
     sums, means = sums + pairs, means + pairs
     known, grad_known = known + K * pairs, grad_known + K * pairs
-    row = tl.program_id(1) * (RJ if SUMMED else RH) + tl.arange(0, RJ if SUMMED else RH)
-    queries = _vectors(q, row, n, here, num_positions, C, CP)
-    grad_queries = tl.zeros([RJ if SUMMED else RH, CP, BN], q.dtype.element_ty)
-    for first_h in range(0, H if SUMMED else 1, RH):
-        h = first_h + tl.arange(0, RH) if SUMMED else row
-        t = row[None, :, None] * H + h[:, None, None] if SUMMED else h[:, None, None]
+    j = tl.program_id(1) * RJ + tl.arange(0, RJ)
+    queries = _vectors(q, j, n, here, num_positions, C, CP)
+    grad_queries = tl.zeros([RJ, CP, BN], q.dtype.element_ty)
+    for first_h in range(0, H, RH):
+        h = first_h + tl.arange(0, RH)
+        t = j[None, :, None] * H + h[:, None, None]
         grads = _vectors(grad, h, n, here, num_positions, C, CP)
         logarithm = _of_pairs(sums, t, n, here, num_positions)
-        mean = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
-        if SUMMED:
-            # Of the sum over the query poses there is an output, of each of them there is none.
-            mean = _mean_change(
-                *(queries, grads, logarithm, k, v, known, steps, seed, t, n, here, first + image),
-                *(n0, n1, n2, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
-            )
-        else:
-            mean += tl.sum(grads * _vectors(out, h, n, here, num_positions, C, CP), axis=1)[:, None, :]
+        # Of the sum over the query poses there is an output, of each of them there is none.
+        mean = _mean_change(
+            *(queries, grads, logarithm, k, v, known, steps, seed, t, n, here, first + image),
+            *(n0, n1, n2, num_positions, P, L, K, C, CP, BN, RH, RJ, SPATIAL, POSE, RATE),
+        )
         tl.store(means + t * num_positions + n[None, None, :], mean, mask=here[None, None, :])
         for o in range(L):
             other, seen = _neighbours(steps, o, n, n0, n1, n2, 1)
@@ -265,9 +245,7 @@ def backward_queries(
             grad_bias = tl.zeros([RH, RJ, BN], q.dtype.element_ty)
             for p in range(P):
                 key = _vector(k, p, other, seen, num_positions, C, CP)
-                score = _scores(
-                    queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, SUMMED, POSE
-                )
+                score = _scores(queries, key[None], bias, known, t * K + K - P + p, n, here, num_positions, POSE)
                 probability = _probability(score, logarithm, seen)
                 value = _vector(v, p, other, seen, num_positions, C, CP)
                 change = tl.sum(grads * value[None], axis=1)[:, None, :]
@@ -280,11 +258,11 @@ def backward_queries(
                     # not wait for what it has added.
                     at = (t * K + K - P + p) * num_positions + n[None, None, :]
                     tl.atomic_add(grad_known + at, grad_score, mask=here[None, None, :], sem="relaxed")
-                grad_queries += tl.sum(grad_score, axis=0 if SUMMED else 1)[:, None, :] * key[None]
+                grad_queries += tl.sum(grad_score, axis=0)[:, None, :] * key[None]
             if SPATIAL:
                 at = (t * K + o) * num_positions + n[None, None, :]
                 tl.store(grad_known + at, grad_bias, mask=here[None, None, :])
-    _store_vectors(grad_q, row, n, here, grad_queries, num_positions, C, CP)
+    _store_vectors(grad_q, j, n, here, grad_queries, num_positions, C, CP)
 
 
 @triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=_VECTORS)
@@ -294,36 +272,33 @@ def backward_keys(
     first,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, num_positions: tl.constexpr,
     J: tl.constexpr, P: tl.constexpr, H: tl.constexpr, L: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
-    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr, RP: tl.constexpr,
-    SUMMED: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    C: tl.constexpr, CP: tl.constexpr, BN: tl.constexpr, RH: tl.constexpr, RJ: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and values: a thread has some poses of a position, and goes over the queries that see it.
-
-    Of summed pairs it takes one key pose and tiles of pairs, RH by RJ; else RP key poses and a pair at a time.
-    """
+    """The gradients of keys and values: a thread has a pose of a position, and goes over the queries that see it."""
     image, n, here = _block(num_positions, BN)
     vectors, pairs = image * C * num_positions, image * T * num_positions
     q, grad = q + J * vectors, grad + H * vectors
     k, grad_k = k + P * vectors, grad_k + P * vectors
     v, grad_v = v + P * vectors, grad_v + P * vectors
     sums, means, known = sums + pairs, means + pairs, known + K * pairs
-    p = tl.program_id(1) * RP + tl.arange(0, RP)
+    p = tl.program_id(1) + tl.arange(0, 1)
     keys = _vectors(k, p, n, here, num_positions, C, CP)
     values = _vectors(v, p, n, here, num_positions, C, CP)
-    grad_keys = tl.zeros([RP, CP, BN], q.dtype.element_ty)
-    grad_values = tl.zeros([RP, CP, BN], q.dtype.element_ty)
+    grad_keys = tl.zeros([1, CP, BN], q.dtype.element_ty)
+    grad_values = tl.zeros([1, CP, BN], q.dtype.element_ty)
     for o in range(L):
         other, seen = _neighbours(steps, o, n, n0, n1, n2, -1)
-        for first_j in range(0, J if SUMMED else 1, RJ):
+        for first_j in range(0, J, RJ):
             j = first_j + tl.arange(0, RJ)
             for first_h in range(0, H, RH):
                 h = first_h + tl.arange(0, RH)
                 t = j[None, :, None] * H + h[:, None, None]
-                queries = _vectors(q, j if SUMMED else h, other, seen, num_positions, C, CP)
+                queries = _vectors(q, j, other, seen, num_positions, C, CP)
                 grads = _vectors(grad, h, other, seen, num_positions, C, CP)
                 bias = _of_offset(known, t * K + o, other, seen, num_positions, RH, RJ, BN, SPATIAL)
                 rows = t * K + K - P + p[:, None, None]
-                score = _scores(queries, keys, bias, known, rows, other, seen, num_positions, SUMMED, POSE)
+                score = _scores(queries, keys, bias, known, rows, other, seen, num_positions, POSE)
                 probability = _probability(score, _of_pairs(sums, t, other, seen, num_positions), seen)
                 change = tl.sum(grads * values, axis=1)[:, None, :]
                 dropped = probability
@@ -333,11 +308,7 @@ def backward_keys(
                     dropped = _drop(probability, seed, other, pair, t, first + image, RATE)
                 mean = _of_pairs(means, t, other, seen, num_positions)
                 grad_score = _LN2 * probability * (change - mean)
-                if SUMMED:
-                    grad_keys += tl.sum(tl.sum(grad_score, axis=0)[:, None, :] * queries, axis=0)[None]
-                    grad_values += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)[None]
-                else:
-                    grad_keys += grad_score * queries
-                    grad_values += dropped * grads
+                grad_keys += tl.sum(tl.sum(grad_score, axis=0)[:, None, :] * queries, axis=0)[None]
+                grad_values += tl.sum(tl.sum(dropped, axis=1)[:, None, :] * grads, axis=0)[None]
     _store_vectors(grad_k, p, n, here, grad_keys, num_positions, C, CP)
     _store_vectors(grad_v, p, n, here, grad_values, num_positions, C, CP)
