@@ -112,10 +112,11 @@ class Operator(Generic[Arguments]):
         fields = ", ".join(f"{t} {field}" for t, field in zip(types, kind._fields, strict=True))  # type: ignore[attr-defined]
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            return self._pass_forward(kind(*arguments))
+            out, kept = self._pass_forward(kind(*arguments))
+            return out.contiguous(), kept
 
         def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
-            return self._pass_back(grad, out, kept, needed, kind(*rest))
+            return [t.contiguous() for t in self._pass_back(grad, out, kept, needed, kind(*rest))]
 
         def empty_backward(_: Tensor, __: Tensor | None, ___: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
             leaves = zip(rest[: self.leaves], needed, strict=True)
@@ -156,10 +157,10 @@ class Operator(Generic[Arguments]):
     def _pass_back(
         self, grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], arguments: Arguments
     ) -> list[Tensor]:
-        """The gradients of the leaves that need one, contiguous."""
+        """The gradients of the leaves that need one."""
         with exactly(self._device(arguments)):
             grads = self.passes.backward(arguments, grad, out, kept, needed)
-        return [t.contiguous() for t, need in zip(grads, needed, strict=True) if need and t is not None]
+        return [t for t, need in zip(grads, needed, strict=True) if need and t is not None]
 
     def _device(self, arguments: Arguments) -> str:
         return next(t.device.type for t in arguments[: self._tensors] if t is not None)

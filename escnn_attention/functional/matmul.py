@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -184,28 +185,35 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         y = torch.bmm(rows.expand(groups, -1, -1), weight.transpose(1, 2))
     if bias is not None:
-        y[: len(bias)] += bias
+        y[: len(bias)].add_(bias)
     return y.view(groups, *x.shape[:-1], *shape[1:-1])
 
 
 def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     lead, weight = y.shape[1 : y.dim() - weight.dim() + 2], weight.flatten(1, -2)
-    rows = y.reshape(len(weight), -1, weight.shape[1])
-    if _in_one(weight, rows.shape[1]):
-        x = F.linear(rows.transpose(0, 1).flatten(1), weight.flatten(0, 1).T, bias)
+    if _in_one(weight, math.prod(lead)):
+        x = F.linear(_rows_of_all(y, len(lead)), weight.flatten(0, 1).T, bias)
     else:
+        rows = y.reshape(len(weight), -1, weight.shape[1])
         x = rows[0] @ weight[0] if bias is None else torch.addmm(bias, rows[0], weight[0])
         for of_group, weight_of_group in zip(rows[1:], weight[1:], strict=True):
             x = x.addmm_(of_group, weight_of_group)
     return x.view(*lead, x.shape[-1])
 
 
+def _rows_of_all(y: Tensor, lead: int) -> Tensor:
+    """The outputs of all groups side by side, from ``(G, ..., *o)`` with so many axes in the middle: one copy."""
+    y = y.movedim(0, lead)
+    return y.reshape(math.prod(y.shape[:lead]), -1)
+
+
 def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weights ``(G, *o, s)``, of ``(G, ..., *o)`` and ``(..., s)``."""
     shape, weight = weight.shape, weight.flatten(1, -2)
-    rows, columns = y.reshape(len(weight), -1, weight.shape[1]), x.reshape(-1, shape[-1])
-    if _in_one(weight, rows.shape[1]):
-        return (rows.transpose(0, 1).flatten(1).T @ columns).view(shape)
+    columns = x.reshape(-1, shape[-1])
+    if _in_one(weight, len(columns)):
+        return (_rows_of_all(y, x.dim() - 1).T @ columns).view(shape)
+    rows = y.reshape(len(weight), -1, weight.shape[1])
     return (rows.transpose(1, 2) @ columns).view(shape)
 
 

@@ -250,6 +250,17 @@ class Scalars(Versioned):
         return grouped_linear(x, weight, _by_group(self.bias, fields, self.last_bias))
 
 
+def _apart(made: Tensor, by_position: bool) -> list[Tensor]:
+    """Queries, keys and values out of one tensor ``(kinds, M, B, N, P, C)``.
+
+    Their gradients are put together in one piece, in the order of the axes here: on the CPU by group, else by position,
+    as :func:`~escnn_attention.functional.matmul.grouped_linear` has made them.
+    """
+    if not by_position:
+        return list(made.unbind())
+    return [t.movedim(2, 0) for t in made.movedim((0, 1), (2, 3)).unbind(2)]
+
+
 class HeadModule(ExactBuffers):
     """A module with heads: the projection of features to queries, values and keys, and the encoding that reads them.
 
@@ -303,8 +314,7 @@ class HeadModule(ExactBuffers):
         """
         made = self.project_in(x)  # heads of each, B, *space, P, C
         shape = (len(self.needs.fields), self.num_heads, x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
-        made = made.reshape(shape)
-        fields = dict(zip(self.needs.fields, made.unbind(), strict=True))
+        fields = dict(zip(self.needs.fields, _apart(made.reshape(shape), made.device.type != "cpu"), strict=True))
         values = fields["values"]
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import escnn_attention as ea
 from escnn_attention import PairKernel, RotaryEncoding
 from escnn_attention.groups.fibers import fibers, frames, invariant_vectors
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, _apart
 from tests import spaces
 from tests.layers import Case, on_points, vectors
 from tests.nn import spheres
@@ -562,3 +562,17 @@ def test_parameters_keep_their_order():
     for layer in (ea.GroupSelfAttention(regular, regular, kernel_size=3), ea.PointSelfAttention(regular, regular)):
         names = [name.split(".")[1] for name, _ in layer.named_parameters()]
         assert sorted(names, key=["project_in", "project_out", "encoding"].index) == names
+
+
+def test_queries_keys_and_values_are_taken_apart_alike_in_both_orders_of_memory():
+    """With a gradient in one piece that lies as the product has made what is taken apart."""
+    by_group = torch.randn(3, 2, 4, 6, 2, 5, dtype=torch.float64)
+    by_position = by_group.permute(2, 3, 0, 1, 4, 5).contiguous().permute(2, 3, 0, 1, 4, 5)
+    for made in (by_group, by_position):
+        made.requires_grad_()
+        parts = _apart(made, made is by_position)
+        assert all(torch.equal(part, whole) for part, whole in zip(parts, by_group, strict=True))
+        (grad,) = torch.autograd.grad(sum((i + 1) * part.square().sum() for i, part in enumerate(parts)), made)
+        expected = 2 * torch.arange(1.0, 4.0).view(-1, 1, 1, 1, 1, 1) * by_group
+        torch.testing.assert_close(grad, expected.detach())
+        assert grad.stride() == made.stride()

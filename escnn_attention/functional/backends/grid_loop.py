@@ -43,8 +43,8 @@ class Arguments(NamedTuple):
     """What there is to compute, in numbers and tensors that an operator takes.
 
     Attributes:
-        q: ``(M, B, N, J, C)``, contiguous.
-        k, v: ``(M, B, N, P, C)``, contiguous.
+        q: ``(M, B, N, J, C)``.
+        k, v: ``(M, B, N, P, C)``.
         spatial, pose: as in :class:`~escnn_attention.functional.bias.PositionalBias`.
         cos, sin, readout: of waves; None in a window.
         seed: ``(1,)``; for dropout.
@@ -120,11 +120,12 @@ class GridLoop:
 
     Args:
         backend: its name.
-        forward_pass: gives the output ``(M, B, N, H, C)``, contiguous, and numbers that the backward pass needs.
+        forward_pass: gives the output ``(M, B, N, H, C)``, and numbers that the backward pass needs.
         backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
             the leaves, None for those that there are not.
         empty_sums: room for those numbers.
         packaged: the output as an operator in a package, where there is one.
+        laid_out: queries, keys or values as the passes need them in memory.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class GridLoop:
         backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
         empty_sums: Callable[[Arguments], Tensor],
         packaged: Callable[[Arguments], Tensor] | None = None,
+        laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous,
     ):
         def backward(
             arguments: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, _: list[bool]
@@ -145,7 +147,7 @@ class GridLoop:
             return empty_output(arguments), empty_sums(arguments)
 
         passes = Passes(forward_pass, backward, empty, _plainly, keeps_output=True, backend=backend, instead="blocked")
-        self.packaged = packaged
+        self.packaged, self.laid_out = packaged, laid_out
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
 
     def __call__(self, call: Call, chunk: int) -> Tensor:
@@ -164,7 +166,7 @@ class GridLoop:
             readout = bias.waves.readout
             cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
         dtype, exact = call.v.dtype, working_precision(call.v.dtype)
-        q, k, v = (t.to(exact).contiguous() for t in (call.q, call.k, call.v))
+        q, k, v = (self.laid_out(t.to(exact)) for t in (call.q, call.k, call.v))
         others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
         spatial, pose, cos, sin, readout = others
         arguments = Arguments(

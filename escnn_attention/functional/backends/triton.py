@@ -33,6 +33,7 @@ from escnn_attention.functional.backends.triton_launch import (
     interpreted,
     kernels,
     on_device,
+    positions_side_by_side,
     power_of_two,
     rows_of_tables,
     steps,
@@ -170,7 +171,7 @@ def _pairs(call: Arguments) -> int:
     return call.num_poses * (call.q.shape[3] if call.sum_query_poses else 1)
 
 
-_loop = GridLoop("triton", _forward_pass, _backward_pass, _empty_sums)
+_loop = GridLoop("triton", _forward_pass, _backward_pass, _empty_sums, laid_out=positions_side_by_side)
 
 
 def _images(t: Tensor) -> Tensor:
@@ -180,7 +181,7 @@ def _images(t: Tensor) -> Tensor:
 
 def _as_projected(images: Tensor, call: Arguments) -> Tensor:
     """Vectors ``(M · B, P, C, N)`` of every head of every image, ``(M, B, N, P, C)``."""
-    return images.unflatten(0, call.q.shape[:2]).permute(0, 1, 4, 2, 3).contiguous()
+    return images.unflatten(0, call.q.shape[:2]).permute(0, 1, 4, 2, 3)
 
 
 def _some(images: Tensor, rows: slice) -> Tensor:

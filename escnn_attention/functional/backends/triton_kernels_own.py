@@ -196,8 +196,7 @@ def backward_queries(
     q, k, v, table, pose, steps, seed, out, sums, grad,  # as in the forward pass; grad as out
     grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, H, K, N)
     q_head, q_image, k_head, k_image, v_head, v_image,
-    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image,
-    first, total, batch, scale,
+    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch, scale,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
     SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
@@ -246,8 +245,7 @@ def backward_queries(
             of_score = tl.exp2(score - logarithm) * (of_probability - mean)
             of_offset += of_score
             if POSE:
-                # No other thread adds to these numbers; the thread itself does so for every offset, and here does not
-                # wait for what it has added.
+                # No other thread adds to these numbers, and this one does not wait for what it has added.
                 tl.atomic_add(change + (K - P + p) * N, of_score, mask=mine, sem="relaxed")
             grad_queries = _add(grad_queries, of_score, key)
         if SPATIAL:

@@ -25,6 +25,7 @@ __all__ = [
     "interpreted",
     "kernels",
     "on_device",
+    "positions_side_by_side",
     "power_of_two",
     "rows_of_tables",
     "steps",
@@ -50,6 +51,11 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 def power_of_two(n: int) -> int:
     """The least power of two that is no less."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def positions_side_by_side(vectors: Tensor) -> Tensor:
+    """Vectors ``(M, B, N, P, C)`` whose positions lie side by side in memory: both passes read them there."""
+    return vectors.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def rows_of_tables(call: Arguments) -> int:

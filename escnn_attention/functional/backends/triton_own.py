@@ -22,6 +22,7 @@ from escnn_attention.functional.backends.triton_launch import (
     interpreted,
     kernels,
     on_device,
+    power_of_two,
     rows_of_tables,
     steps,
 )
@@ -61,7 +62,7 @@ def program(poses: int, channels: int, number_size: int, positions: int) -> Prog
     while channels % (2 * sharing) == 0 and sharing < 8 and (channels // sharing * words > most or interpreted()):
         sharing *= 2
     if interpreted():  # Every program takes as long, however much it does.
-        return Program(poses, sharing, 1 << (positions - 1).bit_length(), 1)
+        return Program(math.gcd(poses, 8), sharing, power_of_two(positions), 1)
     each = math.gcd(poses, _POSES)
     while each > 1 and each * (channels // sharing) * words > most:
         each //= 2
@@ -101,7 +102,7 @@ def backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> l
         _launch("backward_queries", call, rows, {**both, **of_queries, "change": change})
         _launch("backward_keys", call, rows, {**both, **of_keys})
         if change is not None:
-            of_tables.append(change @ _images(vectors["q"], rows).transpose(-1, -2))
+            of_tables.append(change @ vectors["q"].flatten(0, 1)[rows].transpose(-1, -2))
     terms = gradients_of_terms(of_tables, call, factor=1 / math.sqrt(call.q.shape[-1]))
     return [*(_as_given(t) for t in (grad_q, grad_k, grad_v)), *terms]
 
@@ -118,15 +119,7 @@ def _room(call: Arguments, poses: int) -> Tensor:
 
 def _as_given(vectors: Tensor) -> Tensor:
     """Vectors ``(M, B, P, C, N)`` as ``(M, B, N, P, C)``."""
-    return vectors.permute(0, 1, 4, 2, 3).contiguous()
-
-
-def _images(vectors: Tensor, rows: slice) -> Tensor:
-    """Those of some images."""
-    heads, batch = vectors.shape[:2]
-    if rows.stop - rows.start == heads * batch:
-        return vectors.flatten(0, 1)
-    return torch.stack([vectors[image // batch, image % batch] for image in range(rows.start, rows.stop)])
+    return vectors.permute(0, 1, 4, 2, 3)
 
 
 def _tables(call: Arguments) -> dict[str, Tensor | None]:

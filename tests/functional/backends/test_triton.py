@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
-from escnn_attention.functional.backends import triton
+from escnn_attention.functional.backends import triton, triton_own
 from escnn_attention.functional.call import Call
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.positions import Window
@@ -153,9 +153,9 @@ def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch
 @pytest.mark.parametrize("query", ["own", "all"])
 def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
     arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
-    launched = []
-    launch = triton._launch
-    monkeypatch.setattr(triton, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
+    launched, launches = [], triton if query == "all" else triton_own
+    launch = launches._launch
+    monkeypatch.setattr(launches, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
     whole = outputs_and_gradients("triton", *arguments)
     assert [len(range(3)[rows]) for rows in launched] == [3, 3, 3]
     image = 2 * (3 + 2) * 5 * (2 if query == "all" else 1)
