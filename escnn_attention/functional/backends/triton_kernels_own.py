@@ -11,7 +11,7 @@ score becomes minus infinity. The query sees its own key anyway: what is not fin
 Names: ``n`` are positions of the grid, ``m`` heads, ``b`` images, ``h`` query poses, which are those of the output,
 ``p`` key poses, ``o`` an offset of the window. Vectors of a head of an image are ``(poses, C, N)``, with strides of
 heads and of images; ``image`` counts both, and tables of pairs have rows for each of a stretch of them. Scores are in
-units of log 2.
+units of log 2, by SCALE. It is a constant, as numbers that vary come in single precision.
 """
 
 # ruff: noqa: RUF005  (the language of Triton has no stars in tuples)
@@ -142,16 +142,16 @@ def forward(
     q, k, v, table, pose, steps, seed,  # vectors; (M, H, C, L), (M, H, C, P), (L, 4), (1,)
     out, known, sums,  # filled: vectors, (images, H, P, N), (M · B, H, N)
     q_head, q_image, k_head, k_image, v_head, v_image, out_head, out_image,  # strides
-    first, total, batch, scale,  # the first image, how many positions all images have, how many images a head
+    first, total, batch,  # the first image, how many positions all images have, how many images a head
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
-    PU: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    PU: tl.constexpr, SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The output, and the logarithms of the sums of exponentials. PU key poses share one change of the maximum."""
     image, m, b, n, here = _place(first, total, batch, N, BN)
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
-    queries = _scaled(queries, scale)
+    queries = _scaled(queries, SCALE)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
     pose += _lanes(m * (H * C * P), n * 0 + h0 * (C * P), BN) + h * (C * P)
     known += _lanes((image * H + h0) * (P * N), n, BN) + h * (P * N)
@@ -196,10 +196,10 @@ def backward_queries(
     q, k, v, table, pose, steps, seed, out, sums, grad,  # as in the forward pass; grad as out
     grad_q, known, means, change,  # filled: vectors, as in the forward pass, as sums, (images, H, K, N)
     q_head, q_image, k_head, k_image, v_head, v_image,
-    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch, scale,
+    out_head, out_image, grad_head, grad_image, grad_q_head, grad_q_image, first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, K: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of queries, and the means of the gradients of their probabilities.
 
@@ -210,7 +210,7 @@ def backward_queries(
     h0, h = tl.program_id(1) * R, tl.arange(0, R)[:, None, None]
     mine = here[None, None, :]
     queries = _vector(q + _lanes(m * q_head + b * q_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
-    queries = _scaled(queries, scale)
+    queries = _scaled(queries, SCALE)
     grads = _vector(grad + _lanes(m * grad_head + b * grad_image + h0 * (C * N), n, BN) + h * (C * N), C, W, N)
     out += _lanes(m * out_head + b * out_image + h0 * (C * N), n, BN) + h * (C * N)
     table += _lanes(m * (H * C * L), n * 0 + h0 * (C * L), BN) + h * (C * L)
@@ -256,7 +256,7 @@ def backward_queries(
             of_pose = tl.load(change + (K - P + p) * N)
             grad_queries = _add(grad_queries, of_pose, _vector(pose + p, C, W, P))
     grad_q += _lanes(m * grad_q_head + b * grad_q_image + h0 * (C * N), n, BN) + h * (C * N)
-    _store(grad_q, grad_queries, _LN2 * scale, here, C, W, N)
+    _store(grad_q, grad_queries, _LN2 * SCALE, here, C, W, N)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_MEMORY)
@@ -265,10 +265,10 @@ def backward_keys(
     grad_k, grad_v,  # filled
     q_head, q_image, k_head, k_image, v_head, v_image,
     grad_head, grad_image, grad_k_head, grad_k_image, grad_v_head, grad_v_image,
-    first, total, batch, scale,
+    first, total, batch,
     n0: tl.constexpr, n1: tl.constexpr, n2: tl.constexpr, N: tl.constexpr, H: tl.constexpr, P: tl.constexpr,
     L: tl.constexpr, C: tl.constexpr, W: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
-    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr,
+    SPATIAL: tl.constexpr, POSE: tl.constexpr, RATE: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of keys and values: a thread has R poses of a position, and goes over the queries that see it."""
     image, m, b, n, here = _place(first, total, batch, N, BN)
@@ -286,7 +286,7 @@ def backward_keys(
         pairs = _lanes((first + image) * (H * N), other, BN)
         poses = known + _lanes(image * (H * P * N) + p0 * N, other, BN) + p * N
         for h in range(H):
-            query = _scaled(_vector(queries + h * (C * N), C, W, N), scale)
+            query = _scaled(_vector(queries + h * (C * N), C, W, N), SCALE)
             of_output = _vector(grads + h * (C * N), C, W, N)
             bias = of_unseen
             if SPATIAL:

@@ -153,6 +153,7 @@ def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
         "SPATIAL": call.spatial is not None,
         "POSE": call.pose is not None,
         "RATE": call.dropout,
+        "SCALE": call.scale,
     }
     if name == "forward":
         found["PU"] = math.gcd(key_poses, _POSES)
@@ -166,7 +167,7 @@ def _launch(name: str, call: Arguments, rows: slice, tensors: dict[str, Tensor |
     device, positions = call.q.device, (rows.stop - rows.start) * call.q.shape[2]
     poses = call.k.shape[3] if name == "backward_keys" else call.num_poses
     chosen = program(poses, call.q.shape[-1], call.q.element_size(), positions)
-    sizes = {"first": rows.start, "total": positions, "batch": call.q.shape[1], "scale": call.scale}
+    sizes = {"first": rows.start, "total": positions, "batch": call.q.shape[1]}
     for vectors, t in tensors.items():
         if t is not None and t.dim() == 5:
             sizes |= {f"{vectors}_head": t.stride(0), f"{vectors}_image": t.stride(1)}

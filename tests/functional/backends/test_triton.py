@@ -354,7 +354,7 @@ from triton.compiler import ASTSource
 from escnn_attention.functional.backends import triton, triton_kernels, triton_kernels_own, triton_own
 import torch
 
-types = {"steps": "*i32", "seed": "*i64", "scale": "fp32"}
+types = {"steps": "*i32", "seed": "*i64"}
 sizes = ("first", "total", "batch")
 numbers = {32: torch.float32, 64: torch.float64}
 for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
