@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import importlib.util
+import itertools
 import inspect
 import io
 import json
@@ -190,9 +191,9 @@ def experiment_options(words: list[str]) -> set[str]:
         for i in range(len(words)):
             if words[i : i + len(start)] == start and words[i + len(start)] in ("fit", "validate", "test", "predict"):
                 options = words[i + len(start) + 1 :]
-                for name, value in zip(options[::2], options[1::2], strict=True):
+                for name, value in itertools.pairwise(options):
                     assert name != "--config" or "/" not in value or (ROOT / value).is_file(), words
-                return {name.split(".")[0] for name in options[::2]}
+                return {name.split(".")[0] for name in options if name.startswith("--")}
     return set()
 
 
@@ -215,7 +216,15 @@ def test_commands_exist(name):
             assert flags in ([], ["--compiled"]), words
             options = []
         elif experiment := experiment_options(words):
-            assert experiment <= {"--config", "--folder", "--data", "--model", "--trainer", "--pretrained"}, words
+            assert experiment <= {
+                "--config",
+                "--folder",
+                "--data",
+                "--model",
+                "--trainer",
+                "--pretrained",
+                "--images",
+            }, words
             options = []
         elif words[0] == "torchrun" and words[-2].endswith(".py"):
             files = [SCRIPT.match(code) for code, *_ in programs(ROOT / name)]

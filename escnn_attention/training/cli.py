@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +15,49 @@ from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from escnn_attention import __version__
-from escnn_attention.training.comparison.settings import DEFAULT_EPOCHS, NETWORK_NAMES, Settings
+from escnn_attention.training.comparison.settings import DEFAULT_EPOCHS, LARGEST_SEED, NETWORK_NAMES, Settings
+from escnn_attention.training.stopping import stoppable
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_PROGRAM = "escnn-attention"
+_MisuseError: Any = typer.BadParameter.__bases__[0]  # of the click that typer uses, which may be its own
+
+
+class _Commands(TyperGroup):
+    """The commands, of which misuse is told in one line, and a signal ends with one."""
+
+    def main(self, args: Sequence[str] | None = None, **options: Any) -> NoReturn:  # type: ignore[override]
+        given = list(sys.argv[1:] if args is None else args)
+        with stoppable(lambda name: _say_stopped(name, given)):
+            try:
+                status = super().main(given or ["--help"], **{**options, "standalone_mode": False})
+            except _MisuseError as error:
+                path = _PROGRAM if error.ctx is None else error.ctx.command_path
+                _print_error(f"error: {error.format_message().rstrip('.')} (see {path} --help)")
+                status = 2
+            sys.exit(status)
+
+
+def _say_stopped(name: str, given: Sequence[str]) -> None:
+    """Say on stderr which command goes on after a signal, in one of the processes of a training."""
+    from lightning_utilities.core.rank_zero import rank_zero_only
+
+    if getattr(rank_zero_only, "rank", None):
+        return
+    # Given again, --restart would move aside what is to be gone on with.
+    command = shlex.join([_PROGRAM, *(word for word in given if word != "--restart")])
+    trains = given[:1] in (["fit"], ["compare"])
+    way_on = "the finished epochs are kept, and this goes on" if trains else "this starts again"
+    _print_error(f"stopped by {name}; {way_on}: {command}")
+
+
+def _print_error(message: str) -> None:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
 
 _MOST_THREADS = 8  # the networks are small: more threads than this mostly wait for each other
 
@@ -40,7 +80,7 @@ class Accelerator(str, Enum):
 
 def _say_version(asked: bool) -> None:
     if asked:
-        print(f"escnn-attention {__version__}")
+        print(f"{_PROGRAM} {__version__}")
         raise typer.Exit
 
 
@@ -97,9 +137,9 @@ class CompareOptions(NamedTuple):
     ] = None
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = Settings.batch_size
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = Settings.learning_rate
-    seed: Annotated[int, typer.Option(min=0, help="Of the initial weights and of the order of the images.")] = (
-        Settings.seed
-    )
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the initial weights and of the order of the images.")
+    ] = Settings.seed
     limit_train: Annotated[
         int | None,
         typer.Option(min=1, help="Train on the first so many images only.", show_default="all"),
@@ -267,7 +307,7 @@ def _run_experiment(command: str, arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    _print_error(f"error: {error}")
     raise typer.Exit(2) from error
 
 
@@ -286,9 +326,6 @@ def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -
         comparison = run(settings, ConsoleReporter(console))
     except UserError as error:
         _fail(error)
-    except KeyboardInterrupt as error:
-        console.print("\nstopped; the same command goes on from the last finished epoch", highlight=False)
-        raise typer.Exit(130) from error
     console.print()
     console.print(result_table(comparison))
     console.print("\nwritten:")
@@ -327,7 +364,7 @@ def _choose_threads(threads: int | None, jobs: int) -> None:
 
 def main() -> None:
     """Entry point of the command ``escnn-attention``."""
-    app(prog_name="escnn-attention")
+    app(prog_name=_PROGRAM)
 
 
 if __name__ == "__main__":

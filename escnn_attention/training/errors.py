@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Iterator
+
+from escnn_attention._checks import reason_of
 
 
 class UserError(Exception):
@@ -26,3 +29,16 @@ def told() -> Iterator[None]:
     except OSError as error:
         known = error.filename is not None and error.strerror is not None
         raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error
+
+
+@contextlib.contextmanager
+def as_misuse(command: str) -> Iterator[None]:
+    """Options that cannot be parsed end as a line that says where to read of them.
+
+    Raises:
+        UserError: in place of an :class:`argparse.ArgumentError`.
+    """
+    try:
+        yield
+    except argparse.ArgumentError as error:
+        raise UserError(f"{reason_of(error).rstrip('.')} (see escnn-attention {command} --help)") from error

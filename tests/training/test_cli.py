@@ -20,7 +20,7 @@ def run(monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")  # no colours in the middle of words, on CI either
 
     def invoke(*arguments):
-        return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+        return CliRunner().invoke(app, ["compare", *map(str, arguments)], prog_name="escnn-attention")
 
     return invoke
 
@@ -81,16 +81,43 @@ def test_table_and_files(run, tmp_path):
         (["--data", "cifar"], "cifar"),
         (["--epochs", "0"], "epochs"),
         (["--jobs", "0"], "jobs"),
-        (["--output", ""], "--output': got an empty name, needed a folder"),
-        (["--nonsense"], "nonsense"),
+        (["--learning-rate", "inf"], "error: --learning-rate must be positive and finite, got inf"),
+        (["--seed", str(2**80)], "error: Invalid value for '--seed'"),
+        (["--output", ""], "--output': got an empty name, needed a folder (see escnn-attention compare --help)"),
+        (["--nonsense", "1"], "error: No such option: --nonsense"),
     ],
 )
 def test_mistakes_end_in_one_clear_line(run, tmp_path, arguments, message):
     result = run(*TINY, "--output", tmp_path / "run", *arguments)
     assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
+    (line,) = result.output.splitlines()
+    assert message in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compre"], "error: No such command 'compre'. Did you mean 'compare'? (see escnn-attention --help)"),
+        (["--nonsense"], "error: No such option: --nonsense"),
+        (["export"], "error: Missing argument 'RUN_OR_NAME' (see escnn-attention export --help)"),
+        (["fit", "--nonsense", "--folder", "run"], " (see escnn-attention fit --help)"),
+        (["test", "--pretrained"], "error: --pretrained: needed a name or a folder"),
+        (["test", "--pretrained", "none", "--nonsense"], " (see escnn-attention test --pretrained none --help)"),
+    ],
+)
+def test_misuse_is_told_in_one_line(run, arguments, message):
+    result = CliRunner().invoke(app, arguments, prog_name="escnn-attention")
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert message in line
+
+
+def test_a_comparison_that_diverges_has_a_table(run, tmp_path):
+    result = run(*TINY, "--output", tmp_path / "run", "--learning-rate", 1e30)
+    assert result.exit_code == 0, result.output
+    (network,) = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))["networks"]
+    assert network["equivariance_error"] is None
 
 
 def test_threads(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from escnn_attention.training.comparison.processes import side_by_side
 from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.comparison.results import NetworkResult, write_results
 from escnn_attention.training.comparison.run_folder import FIGURES, open_run
-from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
+from escnn_attention.training.comparison.settings import LARGEST_SEED, NETWORK_NAMES, Settings
 from escnn_attention.training.comparison.training import configure, read_network, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import LAST
@@ -102,10 +103,10 @@ def _check(settings: Settings) -> None:
         raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(NETWORK_NAMES)}")
     for name in ("parameters", "epochs", "batch_size", "limit_train", "limit_test", "learning_rate", "jobs"):
         value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} must be positive, got {value}")
-    if settings.seed < 0:
-        raise UserError(f"--seed must not be negative, got {settings.seed}")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} must be positive and finite, got {value}")
+    if not 0 <= settings.seed <= LARGEST_SEED:
+        raise UserError(f"--seed: got {settings.seed}, needed an integer from 0 to {LARGEST_SEED}")
 
 
 def _load(settings: Settings, report: Reporter) -> ImageData:

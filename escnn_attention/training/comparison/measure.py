@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -89,7 +90,7 @@ def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, nu
 
     Relative to the size of the logits, in float64, on random images: rounding errors for an equivariant network (1e-15,
     or 1e-7 with escnn's convolutions, whose bases are float32), of order 1 for any other. ``None`` where only the
-    identity maps the grid onto itself. ``network`` is not changed.
+    identity maps the grid onto itself, and where logits are not finite. ``network`` is not changed.
 
     Args:
         network: images (B, 1, S, S) to logits.
@@ -105,4 +106,5 @@ def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, nu
         copied = copy.deepcopy(network.train()).cpu()
         network.train(training)
     probe = InvariantLogits(copied, FieldType(gspace, [gspace.trivial_repr]), num_classes)
-    return float(equivariance_report(probe, (_PROBES, 1, size, size), layers=False).relative_error)
+    error = float(equivariance_report(probe, (_PROBES, 1, size, size), layers=False).relative_error)
+    return error if math.isfinite(error) else None

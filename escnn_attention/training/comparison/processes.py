@@ -14,6 +14,7 @@ import torch
 
 from escnn_attention.training.comparison.progress import Advance, Reporter
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.stopping import stoppable
 
 Work = Callable[[str, Reporter], None]
 """Does what has a name, and tells a reporter of it. It is sent to other processes: a function of a module, or a
@@ -118,7 +119,8 @@ class _Relay(Reporter):
 def _serve(connection: Connection, work: Work, threads: int) -> None:
     """What a process does: one name after the other, until there is nobody left to send one."""
     torch.set_num_threads(threads)
-    with contextlib.suppress(EOFError, ConnectionError):
+    # A scheduler may send its signal to every process: the one that began this work says so.
+    with contextlib.suppress(EOFError, ConnectionError), stoppable(lambda _: None):
         while True:
             name = connection.recv()
             failed = None

@@ -27,7 +27,8 @@ class NetworkResult:
         accuracy_any_angle: on the test images, each rotated by a random angle.
         accuracy_by_element: on the test images under each group element that maps the grid onto itself, without the
             identity.
-        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none.
+        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none, or if
+            logits are not finite.
         seconds_per_epoch: median over the epochs, training only.
         epochs: how many it was trained.
         device: what it was trained on.

@@ -11,6 +11,9 @@ NETWORK_NAMES = ("cnn", "steerable", "hybrid", "gsa-net")
 DEFAULT_EPOCHS = {"digits": 15, "rotmnist": 10}
 """Epochs by data set, where none are asked for."""
 
+LARGEST_SEED = 2**32 - 1
+"""That Lightning takes, as NumPy does."""
+
 
 @dataclass(frozen=True)
 class Settings:

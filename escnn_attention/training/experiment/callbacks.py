@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 import yaml
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
+from rich.progress import BarColumn
+from torch import Tensor
 
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import PROVENANCE
+from escnn_attention.training.experiment.configuration import scheduled_epochs
 from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
 from escnn_attention.training.experiment.result import say_kept
 from escnn_attention.training.files import as_csv, atomic_file, keep_aside
@@ -20,6 +26,7 @@ from escnn_attention.training.locking import locked
 from escnn_attention.training.modules.scheduled import Scheduled
 
 _OF_THE_CALL = ("folder", "ckpt_path", "config")
+_SECONDS = 0.5  # from one reading of the loss to the next
 
 
 class _InFolder(ModelCheckpoint):
@@ -52,7 +59,12 @@ class _Last(_InFolder):
 
 
 class Provenance(pl.Callback):
-    """Has checkpoints say by what they were made."""
+    """Has checkpoints say by what they were made.
+
+    Args:
+        facts: ``configuration``, ``versions`` and ``hardware``. Where a schedule was laid out over other numbers of
+            epochs before, these are added, as ``earlier_max_epochs``.
+    """
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.facts = facts
@@ -63,6 +75,12 @@ class Provenance(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return self.facts
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before, now = (scheduled_epochs(facts["configuration"]) for facts in (state_dict, self.facts))
+        earlier = [*state_dict.get("earlier_max_epochs", []), *([before] if before != now else [])]
+        if earlier:
+            self.facts = {**self.facts, "earlier_max_epochs": earlier}
 
 
 def checkpoint_callbacks(folder: Path, model: Scheduled, data: pl.LightningDataModule) -> list[pl.Callback]:
@@ -86,19 +104,62 @@ class SaveConfiguration(pl.Callback):
                 yaml.safe_dump(self.kept, file, sort_keys=False)
 
 
+class ProgressLine(RichProgressBar):
+    """Lightning's progress bar with the loss of the step, and the newest measure of the validation part."""
+
+    def __init__(self) -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_format=".4g"))
+        self._loss: dict[str, float] = {}
+        self._read_at = -math.inf
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # To read it is to wait for the device, which would take time in every step.
+        if time.monotonic() - self._read_at > _SECONDS or trainer.is_last_batch:
+            self._loss = {"loss": float(outputs["loss"]) * trainer.accumulate_grad_batches}
+            self._read_at = time.monotonic()
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        shown = {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
+        monitor = cast(Scheduled, pl_module).monitor
+        measured = trainer.callback_metrics.get(monitor)
+        return {**shown, **self._loss, **({} if measured is None else {monitor: float(measured)})}
+
+    def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
+        columns: list[Any] = super().configure_columns(trainer)
+        for column in columns:
+            if isinstance(column, BarColumn):
+                column.bar_width = 10  # which leaves room for the numbers
+        return columns
+
+
 class PredictionWriter(BasePredictionWriter):
-    """Writes one line for each image or cloud, as the module describes it."""
+    """Writes one line for each image or cloud, as the module describes it, with what is true where the data says so."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(write_interval="epoch")
+        super().__init__(write_interval="batch_and_epoch")
         self.path = path
+        self._truth: list[Tensor | None] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if trainer.world_size > 1:
             raise UserError("predict runs in one process: give --trainer.devices 1")
         if not isinstance(pl_module, Scheduled) or type(pl_module).describe is Scheduled.describe:
             raise UserError(f"predict: {type(pl_module).__name__} has nothing to write; use test")
-        self.describe = pl_module.describe
+
+    def write_on_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        self._truth.append(cast(Scheduled, pl_module).truth(batch))
 
     def write_on_epoch_end(
         self,
@@ -107,7 +168,14 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        text = as_csv(self.describe(torch.cat(list(predictions)).float().cpu()))
+        known = [truth for truth in self._truth if truth is not None]
+        truth = torch.cat(known).cpu() if known and len(known) == len(predictions) else None
+        rows = cast(Scheduled, pl_module).describe(torch.cat(list(predictions)).float().cpu(), truth)
+        names = getattr(trainer.datamodule, "names", None)  # type: ignore[attr-defined]
+        if names is not None:
+            rows = [{**row, "image": name} for row, name in zip(rows, names, strict=True)]
+        text = as_csv(rows)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
             if self.path.exists() and self.path.read_bytes() != text.encode():
                 say_kept(self.path, keep_aside(self.path))

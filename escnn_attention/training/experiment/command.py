@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +11,21 @@ from typing import Any
 
 import lightning.pytorch as pl
 from jsonargparse import Namespace
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar, RichProgressBar
+from lightning.fabric.utilities.seed import max_seed_value, min_seed_value
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from escnn_attention._checks import reason_of
 from escnn_attention.models.limits import within
-from escnn_attention.training.errors import UserError, told
+from escnn_attention.training.data.images.own import OwnImages
+from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.errors import UserError, as_misuse, told
 from escnn_attention.training.experiment.callbacks import (
     PredictionWriter,
+    ProgressLine,
     Provenance,
     SaveConfiguration,
     checkpoint_callbacks,
@@ -31,6 +37,7 @@ from escnn_attention.training.experiment.configuration import (
     find_task,
     network_facts,
     plain,
+    scheduled_epochs,
     training_facts,
     with_configuration,
 )
@@ -41,13 +48,13 @@ from escnn_attention.training.experiment.folder import (
     LAST,
     PREDICTIONS,
     check_folder,
+    made_for_training,
     stamp,
 )
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
-from escnn_attention.training.locking import held
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.provenance import hardware, versions
@@ -74,8 +81,8 @@ def run_experiment(
         callbacks: of the trainer, beside those that the configuration names.
 
     Raises:
-        UserError: the folder holds another experiment, a checkpoint is missing, or the data cannot be had.
-        SystemExit: an option or a configuration that cannot be parsed; the reason is on stderr.
+        UserError: an option or a configuration that cannot be parsed, the folder holds another experiment, a checkpoint
+            is missing, or the data cannot be had.
     """
     described, foreign = isinstance(arguments, Mapping), None
     if not isinstance(arguments, Mapping):
@@ -94,7 +101,7 @@ def run_experiment(
             seed_everything_default=0,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            parser_kwargs={"prog": "escnn-attention"},
+            parser_kwargs={"prog": "escnn-attention", "exit_on_error": False},
             args={"subcommand": "fit", "fit": arguments} if described else list(arguments),
         )
 
@@ -137,6 +144,13 @@ class ExperimentCLI(LightningCLI):
             parser.add_argument(
                 "--trust", action="store_true", help="The configuration in --folder may run whatever it names."
             )
+        if self.command == "predict":
+            parser.add_argument(
+                "--images",
+                type=str,
+                help="Images of your own: a folder, or an .npz file with `images` and, if they are known, `labels`; of"
+                " the channels and the size of those of the training. By default the test part of its data.",
+            )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -154,14 +168,17 @@ class ExperimentCLI(LightningCLI):
         vars(parser).pop("print_config", None)  # asked for by arguments before these, which were wrong
         of_command = self._subcommand_parsers.get(self.command)
         given = isinstance(args, Mapping)
-        if of_command is None or (not given and any(text.startswith("--print_config") for text in args)):
-            super().parse_arguments(parser, args)  # which also prints configurations
-        else:
-            parsed = of_command.parse_object(args[self.command]) if given else of_command.parse_args(args[1:])
-            self.config = Namespace(**{"config": None, "subcommand": self.command, self.command: parsed})
+        with as_misuse(self.command):
+            if of_command is None or (not given and any(text.startswith("--print_config") for text in args)):
+                super().parse_arguments(parser, args)  # which also prints configurations
+            else:
+                parsed = of_command.parse_object(args[self.command]) if given else of_command.parse_args(args[1:])
+                self.config = Namespace(**{"config": None, "subcommand": self.command, self.command: parsed})
         seed = self.config[self.config["subcommand"]]["seed_everything"]
-        if isinstance(seed, bool):
-            raise UserError(f"--seed_everything: got {seed}, needed an integer")
+        if isinstance(seed, bool) or not min_seed_value <= (seed or 0) <= max_seed_value:
+            raise UserError(
+                f"--seed_everything: got {seed}, needed an integer from {min_seed_value} to {max_seed_value}"
+            )
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would take options from the checkpoint; here the configuration has them all."""
@@ -232,12 +249,24 @@ class ExperimentCLI(LightningCLI):
         epochs = now["trainer"].get("max_epochs")
         if epochs is not None and 0 <= epochs < int(content["epoch"]) + 1:
             raise UserError(f"--trainer.max_epochs: got {epochs}, but {path} has finished {int(content['epoch']) + 1}")
+        before = scheduled_epochs(trained["configuration"])
+        if before != scheduled_epochs(now):
+            rank_zero_only(print)(
+                f"--trainer.max_epochs: {before} before, {epochs} now: the schedule {now['model']['schedule']!r} is"
+                f" laid out over {epochs} from epoch {int(content['epoch']) + 2} on; {EPOCHS} has the learning rates",
+                file=sys.stderr,
+            )
 
     def instantiate_classes(self) -> None:
         checkpoint = self.config[self.subcommand].get("ckpt_path")
-        with _sized(), self._within(checkpoint):
+        with _built(), self._within(checkpoint):
             super().instantiate_classes()
         _check_images(self.model, self.datamodule)
+        images = self.config[self.subcommand].get("images")
+        if images is not None:
+            if not isinstance(self.datamodule, PublishedImages):
+                raise UserError(f"--images: got {images}, but {type(self.datamodule).__name__} has none to go by")
+            self.datamodule = OwnImages(images, self.datamodule)
         if checkpoint is not None:
             self._check_weights(Path(checkpoint))
 
@@ -259,7 +288,7 @@ class ExperimentCLI(LightningCLI):
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with _sized(), self._alone():
+        with self._alone(), _sized():
             super()._run_subcommand(subcommand)
 
     @contextlib.contextmanager
@@ -268,7 +297,7 @@ class ExperimentCLI(LightningCLI):
         if not (self.subcommand == "fit" and self.writes and self.trainer.is_global_zero):
             yield
             return
-        with held(self.folder, "choose another --folder", _PATIENCE):
+        with made_for_training(self.folder, _PATIENCE):
             if stamp(self.folder / LAST) != self.last:
                 raise UserError(
                     f"another process has trained in {self.folder} just now: start again to go on from there"
@@ -287,8 +316,6 @@ class ExperimentCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
-        if self.writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
         logger = config.get("logger")
         given = config.get("callbacks") or []
         callbacks: list[pl.Callback] = [*(given if isinstance(given, list) else [given]), *self.callbacks]
@@ -305,7 +332,7 @@ class ExperimentCLI(LightningCLI):
         if self.subcommand == "predict" and self.writes:
             callbacks.append(PredictionWriter(self.folder / PREDICTIONS))
         if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            callbacks.append(RichProgressBar())
+            callbacks.append(ProgressLine())
         if logger is None:
             logger = TensorBoardLogger(self.folder, name=None, version="tensorboard") if training else False
         plugins = config.get("plugins") or []
@@ -322,6 +349,7 @@ class ExperimentCLI(LightningCLI):
         """Write what was measured, with everything that it depends on."""
         if not (self.trainer.is_global_zero and self.writes):
             return
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_result(
             self.folder,
             Path(self.config[self.subcommand]["ckpt_path"]),
@@ -347,6 +375,18 @@ def _check_images(model: pl.LightningModule, data: pl.LightningDataModule) -> No
         given = getattr(data, name, None)
         if isinstance(given, int) and isinstance(needed, int) and given != needed:
             raise UserError(f"model.network: it is for {needed} {what}, but {type(data).__name__} has {given} ({name})")
+
+
+@contextlib.contextmanager
+def _built() -> Iterator[None]:
+    """What classes say of the arguments that the configuration has for them ends as a line, whatever they raise."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        clear = isinstance(error, (NotImplementedError, TypeError, ValueError, MisconfigurationException))
+        raise UserError(reason_of(error) if clear else f"{type(error).__name__}: {reason_of(error)}") from error
 
 
 @contextlib.contextmanager

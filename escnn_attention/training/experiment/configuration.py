@@ -117,16 +117,19 @@ def essential(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """All that a training depends on, by dotted names."""
-    trainer, model = configuration["trainer"], configuration["model"]
-    names = list(_TRAINING)
-    if model.get("schedule") in ("cosine", "one-cycle"):
-        names.append("max_epochs")  # which the schedule is laid out for
+    """All that a training depends on but its length, by dotted names."""
+    trainer = configuration["trainer"]
     parts = {
         name: configuration[name] for name in ("task", "seed_everything", "model", "data") if name in configuration
     }
-    parts["trainer"] = {name: trainer.get(name) for name in names}
+    parts["trainer"] = {name: trainer.get(name) for name in _TRAINING}
     return {name: value for name, value in _flat("", parts) if name not in _INCIDENTAL}
+
+
+def scheduled_epochs(configuration: Mapping[str, Any]) -> int | None:
+    """The epochs over which the learning rate is laid out; None for a schedule that does not ask how many there are."""
+    found: int | None = configuration["trainer"].get("max_epochs")
+    return found if configuration["model"].get("schedule") in ("cosine", "one-cycle") else None
 
 
 def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:

@@ -97,8 +97,9 @@ def export_network(
 
     Raises:
         UserError: no trained network, another suffix, a version of the operators that there is not, packages that are
-            missing, no compiler for ``compiled``, a file that is there already, no size of images, a network neither of
-            images nor of points, one of points and a PyTorch before 2.13, or outputs that are not those of it.
+            missing, no compiler for ``compiled``, a file that is there already, no folder for it, no size of images, a
+            network neither of images nor of points, one of points and a PyTorch before 2.13, or outputs that are not
+            those of it.
 
     Example:
         >>> from escnn_attention.training.errors import UserError
@@ -123,10 +124,8 @@ def export_network(
             f"{path}: its outputs are off by {error:.1e} of the largest, more than {_TOLERANCE:.0e}: it is not written"
         )
     report = subject.equivariance(run, _TOLERANCE)
-    with told():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as stream:
-            stream.write(content)
+    with told(), atomic_file(path) as stream:
+        stream.write(content)
     return Exported(path, len(content), subject.things(), subject.inputs, error, report)
 
 
@@ -154,6 +153,8 @@ def _check_file(path: Path, replace: bool) -> None:
         raise UserError(f"FILE: got {path}, needed a name that ends in .onnx or .pt2")
     if path.is_dir():
         raise UserError(f"FILE: {path} is a folder")
+    if not path.parent.is_dir():
+        raise UserError(f"FILE: got {path}, but there is no folder {path.parent}")
     if path.exists() and not replace:
         raise UserError(f"FILE: {path} is there already: give it another name, or --replace")
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []

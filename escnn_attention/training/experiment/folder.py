@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, training_facts
+from escnn_attention.training.locking import LOCK, held
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
@@ -54,6 +56,39 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
         f"--folder: {folder} holds {', '.join(found)} of a training, but no {LAST} to go on from: choose"
         " another folder, or move these files away"
     )
+
+
+@contextlib.contextmanager
+def made_for_training(folder: Path, patience: float) -> Iterator[None]:
+    """Make a folder, and keep other processes from training in it.
+
+    A training that is refused before it has finished an epoch leaves nothing of its own behind, neither the folder nor
+    its parents if it made them.
+
+    Args:
+        folder: of the experiment.
+        patience: the seconds in which another process may end.
+
+    Raises:
+        UserError: another process trains in it; or as the block raises.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / LOCK
+    before = {lock} if lock.exists() else set()
+    with held(folder, "choose another --folder", patience):
+        before |= set(folder.iterdir()) - {lock}
+        try:
+            yield
+        except UserError:
+            after = set(folder.iterdir())
+            if not after & {folder / LAST, folder / BEST}:
+                for path in after - before:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                with contextlib.suppress(OSError):  # somebody has put something else there
+                    for path in made:
+                        path.rmdir()
+            raise
 
 
 def stamp(path: Path) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from escnn_attention import models
 from escnn_attention._checks import reason_of
 from escnn_attention.models.registry import data_of, task_of
-from escnn_attention.training.errors import UserError, told
+from escnn_attention.training.errors import UserError, as_misuse, told
 from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
 
@@ -54,21 +54,23 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
             ``--trainer`` as in trainings. Task and data of a name are known, those of a folder are not.
 
     Raises:
-        UserError: there is no such network, it is not for this task or for these data, or the data cannot be had.
-        SystemExit: an option that cannot be parsed; the reason is on stderr.
+        UserError: an option that cannot be parsed, there is no such network, it is not for this task or for these data,
+            or the data cannot be had.
     """
-    parser = ArgumentParser(prog="escnn-attention test", description="Measure a network that is trained already.")
+    about = "Measure a network that is trained already."
+    parser = ArgumentParser(prog="escnn-attention test", description=about, exit_on_error=False)
     parser.add_argument(_OPTION, required=True, help="A name of models.list_models(pretrained=True), or a folder.")
     parser.add_argument("--task", type=Task, default="classification", help="What it was trained for.")
     parser.add_subclass_arguments(pl.LightningDataModule, "data", required=False, help="By default those of the name.")
     parser.add_argument("--trainer.accelerator", type=str, default="auto", help="Where to compute: cpu, cuda or mps.")
     parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
     parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
-    name = _name(parser, arguments)
+    name = _name(arguments)
     data, task = data_of(name), task_of(name)
     if data is not None:
         parser.set_defaults({"data": data, "task": task})
-    config = parser.parse_args(list(arguments))
+    with as_misuse(f"test {_OPTION} {name}"):
+        config = parser.parse_args(list(arguments))
     with quiet_lightning(), told(), as_told():
         network = models.from_pretrained(name)
         if config.get("data") is None:
@@ -77,14 +79,13 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
         return _measure(name, network, config.task, chosen.data, config.trainer.as_dict())
 
 
-def _name(parser: ArgumentParser, arguments: Sequence[str]) -> str:
+def _name(arguments: Sequence[str]) -> str:
     """The value of the option, which has to be known before the others are parsed."""
     for i, argument in enumerate(arguments):
         option, given, value = argument.partition("=")
         if option == _OPTION and (given or arguments[i + 1 :]):
             return value if given else arguments[i + 1]
-    parser.error(f"{_OPTION}: needed a name or a folder")
-    raise AssertionError
+    raise UserError(f"{_OPTION}: needed a name or a folder")
 
 
 def _measure(

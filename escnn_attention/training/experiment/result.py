@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
 from escnn_attention.training.experiment.folder import LAST, TEST
 from escnn_attention.training.experiment.history import EpochHistory
@@ -37,9 +38,7 @@ def write_result(
         tested: configuration, versions and hardware of the measurement.
     """
     content = read_checkpoint(checkpoint)
-    # The curve goes on after the best epoch.
-    last = checkpoint.parent / LAST
-    curve = state_of(read_checkpoint(last) if last.is_file() else content, EpochHistory.__qualname__)
+    curve = state_of(_newest(content, checkpoint.parent / LAST), EpochHistory.__qualname__)
     result = {
         **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
         "epoch": int(content["epoch"]) + 1,
@@ -55,6 +54,17 @@ def write_result(
         if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
             say_kept(path, keep_aside(path))
         write_json(path, result)
+
+
+def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
+    """The checkpoint that knows the whole curve, which goes on after the best epoch; it is not needed to measure."""
+    if not last.is_file():
+        return content
+    try:
+        return read_checkpoint(last)
+    except UserError as error:
+        print(f"{error}. The curve in {TEST} ends with the epoch that was measured", file=sys.stderr)
+        return content
 
 
 def say_kept(path: Path, aside: Path) -> None:

@@ -27,7 +27,8 @@ class Classifier(Scheduled):
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: no number of classes, or as :class:`~.scheduled.Scheduled` raises.
+        ValueError: no number of classes, a smoothing that is not between 0 and 1, or as :class:`~.scheduled.Scheduled`
+            raises.
 
     Example:
         >>> import torch
@@ -55,6 +56,8 @@ class Classifier(Scheduled):
         self.cuda_graphs = check_bool("cuda_graphs", cuda_graphs)
         self._graphs: tuple[CudaGraphs, ...] = ()  # no child module: checkpoints hold the network itself
         self.num_classes = num_classes
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing: got {label_smoothing}, needed a number of at least 0, below 1")
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -84,10 +87,19 @@ class Classifier(Scheduled):
         images = batch[0] if isinstance(batch, (tuple, list)) else batch
         return self(images).softmax(dim=1)
 
-    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
-        """One row an image: its number, the class, and the probabilities of all classes."""
+    def truth(self, batch: Any) -> Tensor | None:
+        """The labels ``(B,)``, if the batch has some."""
+        return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row an image: its number, the class, the label if it is known, and the probabilities of all classes."""
         return [
-            {"image": i, "class": int(p.argmax()), **{f"p{j}": float(value) for j, value in enumerate(p)}}
+            {
+                "image": i,
+                "class": int(p.argmax()),
+                **({} if truth is None else {"label": int(truth[i])}),
+                **{f"p{j}": float(value) for j, value in enumerate(p)},
+            }
             for i, p in enumerate(predictions)
         ]
 

@@ -25,7 +25,8 @@ class PointClassifier(PointModule):
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
-        ValueError: as :class:`~.scheduled.Scheduled` raises; on a batch, an output or targets of another shape.
+        ValueError: a smoothing that is not between 0 and 1; as :class:`~.scheduled.Scheduled` raises; on a batch, an
+            output or targets of another shape.
 
     Example:
         >>> import torch
@@ -50,6 +51,8 @@ class PointClassifier(PointModule):
         super().__init__(**options)
         self.network = network
         self.num_classes, self.num_targets = num_classes, num_targets
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing: got {label_smoothing}, needed a number of at least 0, below 1")
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -68,14 +71,20 @@ class PointClassifier(PointModule):
         """The probabilities ``(B, num_targets, num_classes)``."""
         return self(batch).softmax(dim=2)
 
-    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
-        """One row a cloud: its number, and of each classification the class and the probabilities of all."""
+    def truth(self, batch: Clouds) -> Tensor:
+        """The classes ``(B, num_targets)``."""
+        return self._labels(batch)
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a cloud: its number, and of each classification the class, the label and the probabilities of all."""
         rows = []
         for i, cloud in enumerate(predictions):
             row: dict[str, Any] = {"cloud": i}
             for t, probabilities in enumerate(cloud):
                 mark = "" if self.num_targets == 1 else f"{t}_"
                 row[f"{mark}class"] = int(probabilities.argmax())
+                if truth is not None:
+                    row[f"{mark}label"] = int(truth[i, t])
                 row.update({f"{mark}p{j}": float(p) for j, p in enumerate(probabilities)})
             rows.append(row)
         return rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.modules.point_module import TrajectoryModule
+from escnn_attention.training.modules.point_module import TrajectoryModule, numbered
 
 __all__ = ["PointForecast"]
 
@@ -74,12 +74,16 @@ class PointForecast(TrajectoryModule):
         """The positions ``(N, d)`` in the last frame."""
         return self(batch)
 
-    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
-        """One row a body, of all clouds end to end: its number and its coordinates in the last frame."""
-        return [{"body": i, **{f"x{j}": x for j, x in enumerate(row.tolist())}} for i, row in enumerate(predictions)]
+    def truth(self, batch: Clouds) -> Tensor:
+        """The true positions ``(N, d)`` in the last frame."""
+        return self.frames(batch)[:, -1, 0]
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a body, of all clouds end to end: its number, and where it is predicted and is in the last frame."""
+        return numbered("body", [f"x{j}" for j in range(predictions.shape[1])], predictions, truth)
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
-        return (output - self.frames(batch)[:, -1, 0]).square().mean()
+        return (output - self.truth(batch)).square().mean()
 
     def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
         self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from escnn_attention.training.data.clouds.batch import Clouds
 from escnn_attention.training.modules.scheduled import Scheduled
 
-__all__ = ["PointModule", "TrajectoryModule"]
+__all__ = ["PointModule", "TrajectoryModule", "numbered"]
 
 
 class PointModule(Scheduled):
@@ -95,3 +97,10 @@ class TrajectoryModule(PointModule):
         if step is None:
             raise ValueError("step: got None, and the data does not say the time from one frame to the next")
         return float(step)
+
+
+def numbered(thing: str, names: Sequence[str], values: Tensor, truth: Tensor | None) -> list[dict[str, Any]]:
+    """Rows of numbers: the number of each ``thing``, its values by name, and the true ones as ``true_NAME``."""
+    columns = [*names, *([] if truth is None else [f"true_{name}" for name in names])]
+    both = values if truth is None else torch.cat([values, truth], 1)
+    return [{thing: i, **dict(zip(columns, row.tolist(), strict=True))} for i, row in enumerate(both)]

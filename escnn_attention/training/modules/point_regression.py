@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.modules.point_module import PointModule
+from escnn_attention.training.modules.point_module import PointModule, numbered
 
 __all__ = ["PointRegression"]
 
@@ -61,15 +61,16 @@ class PointRegression(PointModule):
         """The predictions, in the units of the data."""
         return self._original(self(batch))
 
-    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
-        """One row a cloud: its number and the predictions; those of tensors by their indices."""
+    def truth(self, batch: Clouds) -> Tensor:
+        """The targets, in the units of the data."""
+        return self._original(batch.targets if batch.targets.dim() > 1 else batch.targets[:, None])
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a cloud: its number, the predictions and the targets; those of tensors by their indices."""
         names = self._names(predictions)
         if predictions.dim() > 2:
             names = [f"{names[0]}_{i}{j}" for i in range(predictions.shape[1]) for j in range(predictions.shape[2])]
-        return [
-            {"cloud": i, **dict(zip(names, row.tolist(), strict=True))}
-            for i, row in enumerate(predictions.flatten(start_dim=1))
-        ]
+        return numbered("cloud", names, predictions.flatten(1), None if truth is None else truth.flatten(1))
 
     def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
         loss: Tensor = self.loss(output, self._targets(output, batch))

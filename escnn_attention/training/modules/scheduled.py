@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from escnn_attention.training.modules.averaging import AveragedWeights
 from escnn_attention.training.modules.decay import parameter_groups
@@ -151,12 +151,12 @@ class Scheduled(pl.LightningModule):
         if self.schedule == "one-cycle":
             peak = optimiser.param_groups[0]["lr"]
             return _stepwise(
-                optimiser, OneCycleLR(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
+                optimiser, _OneCycle(optimiser, peak, steps, pct_start=rising / steps, cycle_momentum=False)
             )
         epoch = self.trainer.num_training_batches / self.trainer.accumulate_grad_batches
         drops = tuple(round(milestone * epoch) for milestone in self.milestones)
         factor = functools.partial(_factor, self.schedule, round(rising), steps, drops=drops, gamma=self.gamma)
-        return _stepwise(optimiser, LambdaLR(optimiser, factor))
+        return _stepwise(optimiser, _Factors(optimiser, factor))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # A schedule asks for the number of steps, for which Lightning has the workers begin with an epoch: it has to
@@ -183,13 +183,34 @@ class Scheduled(pl.LightningModule):
         mean.update(value, count)
         self.log(name, mean, on_step=False, on_epoch=True, batch_size=count, metric_attribute=f"means.{name}")
 
-    def describe(self, predictions: Tensor) -> list[dict[str, Any]]:
-        """What ``predict`` writes of the predictions of all test data: one row each.
+    def truth(self, batch: Any) -> Tensor | None:
+        """What is true of the things of a batch, as :meth:`describe` takes it; None where the batch does not say."""
+        return None
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """What ``predict`` writes of the predictions of all data, beside what is true: one row each.
 
         Raises:
             NotImplementedError: nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
+
+
+class _FromStep(LRScheduler):
+    """A schedule that goes on from a step, laid out as here: over more epochs, where the training is longer now."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last_epoch, self._step_count = state_dict["last_epoch"] - 1, state_dict["_step_count"]
+        self.step()  # which works out the rate of this step
+        self._step_count = state_dict["_step_count"]
+
+
+class _OneCycle(_FromStep, OneCycleLR):
+    pass
+
+
+class _Factors(_FromStep, LambdaLR):
+    pass
 
 
 def _stepwise(optimiser: Optimizer, schedule: Any) -> OptimizerLRScheduler:

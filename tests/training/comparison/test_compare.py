@@ -140,8 +140,10 @@ def test_changed_options(tiny, compared):
         ({"group": "q8"}, "unknown group"),
         ({"learning_rate": 0.0}, "--learning-rate must be positive"),
         ({"batch_size": -1}, "--batch-size must be positive"),
-        ({"seed": -1}, "--seed"),
-        ({"jobs": 0}, "--jobs must be positive, got 0"),
+        ({"learning_rate": float("inf")}, "--learning-rate must be positive and finite"),
+        ({"seed": -1}, "--seed: got -1, needed an integer from 0"),
+        ({"seed": 2**80}, "--seed: got"),
+        ({"jobs": 0}, "--jobs must be positive and finite, got 0"),
         ({"accelerator": "tpu"}, "unknown accelerator"),
     ],
 )

@@ -7,9 +7,10 @@ import shutil
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
-from escnn_attention.training.experiment.callbacks import checkpoint_callbacks
+from escnn_attention.training.experiment.callbacks import ProgressLine, checkpoint_callbacks
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
 from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.quiet import quiet_lightning
@@ -232,3 +233,29 @@ def test_without_its_best_checkpoint_a_folder_gets_a_new_one(tmp_path):
     (tmp_path / "best.ckpt").unlink()
     train(tmp_path, scored, epochs=3)
     assert read_checkpoint(tmp_path / "best.ckpt")["epoch"] == 2
+
+
+@pytest.mark.parametrize("make", [images, clouds])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_progress_line(tmp_path, capsys, monkeypatch, make, accumulate):
+    """Shows the loss of the last step, and what was measured last, of any task, and nothing of the logger."""
+    monkeypatch.setenv("COLUMNS", "150")
+    losses = []
+
+    class Watch(pl.Callback):
+        def on_before_zero_grad(self, trainer, module, optimizer):
+            losses.clear()
+
+        def on_train_batch_end(self, trainer, module, outputs, *_):
+            losses.append(outputs["loss"].item() * accumulate)
+
+    model, data = make(0)
+    logger = TensorBoardLogger(tmp_path, name=None, version="tensorboard")
+    options = {"logger": logger, "enable_checkpointing": False, "enable_model_summary": False}
+    options |= {"max_epochs": 2, "accelerator": "cpu", "accumulate_grad_batches": accumulate}
+    with quiet_lightning():
+        trainer = pl.Trainer(callbacks=[Watch(), ProgressLine()], **options)
+        trainer.fit(model, data)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f" loss: {losses[-1]:.4g} valid_accuracy: {float(trainer.callback_metrics['valid_accuracy']):.4g}" in line
+    assert "v_num" not in line

@@ -72,10 +72,17 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
         predictions = list(csv.DictReader(file))
     assert [int(p["image"]) for p in predictions] == list(range(13))
     with np.load(data / "rotmnist.npz") as arrays:
-        labels = arrays["test_labels"]
+        test_images, labels = arrays["test_images"], arrays["test_labels"]
+    assert [int(p["label"]) for p in predictions] == labels.tolist()
     right = np.mean([int(p["class"]) == label for p, label in zip(predictions, labels, strict=True)])
     assert right == pytest.approx(result["accuracy"])
     assert sum(float(predictions[0][f"p{i}"]) for i in range(10)) == pytest.approx(1.0, abs=1e-5)
+
+    # The same images as one's own give the same, but for labels that nobody says. The file of the data is transposed.
+    np.savez(tmp_path / "own.npz", images=test_images.transpose(0, 2, 1))
+    run_experiment(["predict", "--folder", str(tmp_path / "again"), "--images", str(tmp_path / "own.npz")])
+    with (tmp_path / "again" / "predictions.csv").open() as file:
+        assert list(csv.DictReader(file)) == [{k: v for k, v in p.items() if k != "label"} for p in predictions]
 
     # Without a configuration they take that of the folder, which is the same one.
     before = (folder / "predictions.csv").read_bytes()
@@ -215,7 +222,7 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, f
         yield
 
     fitted(file, tmp_path / "a copy")
-    monkeypatch.setattr("escnn_attention.training.experiment.command.held", late)
+    monkeypatch.setattr("escnn_attention.training.experiment.folder.held", late)
     with pytest.raises(UserError, match=r"another process has trained in .*run just now"):
         call("fit", file, folder)
 
@@ -305,7 +312,6 @@ def test_each_part_of_an_accumulated_batch_has_a_dropout_of_its_own(configuratio
         ({}, ["--trainer.default_root_dir", "x"], "default_root_dir is not an option here"),
         ({}, ["--trainer.enable_checkpointing", "false"], "enable_checkpointing is not an option here"),
         ({}, ["--ckpt_path", "no/such.ckpt"], r"there is no file no/such\.ckpt"),
-        ({"model__warm_up": 9}, [], "warm_up: got 9 epochs, but the training has 3"),
         ({"model__network__init_args__num_heads": 0}, [], "num_heads: got 0, needed at least 1"),
         ({"model__network__init_args__crops": [1, 2]}, [], "crops: got 2 values, needed one for each block, 1"),
     ],
@@ -372,17 +378,38 @@ def test_without_a_trained_network(configuration, tmp_path):
         call("test", configuration(), tmp_path / "nothing")
 
 
-def test_mistakes_are_named(configuration, tmp_path, capsys):
-    file = configuration()
-    for name, value in (
-        ("--model.schedule", "square"),
-        ("--model.network.init_args.nonsense", 3),
-        ("--nonsense", 3),
-    ):
-        with pytest.raises(SystemExit):
-            call("fit", file, tmp_path / "run", name, value)
-        assert name.split(".")[-1].strip("-") in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("--model.schedule", "square", r"model\.schedule.* Got value: square \(see escnn-attention fit --help\)$"),
+        ("--model.network.init_args.nonsense", 3, r"'nonsense' is not accepted \(see escnn-attention fit --help\)$"),
+        ("--nonsense", 3, r"unrecognized arguments: --nonsense 3 \(see escnn-attention fit --help\)$"),
+        ("--model.network.init_args.block", '{"x": 1}', "x: block has no such option"),
+        ("--model.label_smoothing", 2, "label_smoothing: got 2.0, needed"),
+        ("--seed_everything", -1, "--seed_everything: got -1, needed an integer from 0 to 4294967295"),
+        ("--seed_everything", 2**80, f"--seed_everything: got {2**80}, needed an integer"),
+        ("--model.network.init_args.gspace.init_args.N", -1, "gspace: the network needs a finite fiber group"),
+        ("--model.warm_up", 9, "warm_up: got 9 epochs, but the training has 3"),
+        ("--data.init_args.folder", "no/such", "no/such does not exist"),
+    ],
+)
+def test_a_refused_training_is_told_in_one_line_and_leaves_nothing(
+    configuration, tmp_path, capfd, name, value, message
+):
+    with pytest.raises(UserError, match=message) as caught:
+        call("fit", configuration(), tmp_path / "missing" / "run", name, value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+    assert os.listdir(tmp_path) == ["experiment.yaml"]
+
+
+def test_a_refused_training_leaves_a_folder_as_it_was(configuration, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="warm_up"):
+        call("fit", configuration(), folder, "--model.warm_up", 9)
+    assert os.listdir(folder) == ["notes.txt"]
 
 
 def test_options_are_those_that_lightning_parses(configuration, monkeypatch, capsys):
@@ -406,7 +433,7 @@ def test_options_are_those_that_lightning_parses(configuration, monkeypatch, cap
         patch.setattr(ExperimentCLI, "parse_arguments", LightningCLI.parse_arguments)
         expected = parsed(*options)
     assert parsed(*options) == expected != parsed()
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match="--nonsense 3"):
         call("fit", file, "run", "--print_config", "--nonsense", 3)
     assert parsed(*options) == expected  # which the wrong arguments before would have printed
     capsys.readouterr()

@@ -1,8 +1,11 @@
 """What of a configuration may change, and what may not."""
 
 import importlib
+import json
+import math
 
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("jsonargparse")
@@ -10,7 +13,9 @@ pytest.importorskip("jsonargparse")
 from escnn_attention.models import GSANet
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
-from tests.training.experiment.runs import ROOT, SHORT, call, rows
+from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
+from escnn_attention.training.modules.classifier import Classifier
+from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
 
 def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, tmp_path):
@@ -20,7 +25,6 @@ def test_another_training_is_refused_and_nothing_is_lost(configuration, fitted, 
     with pytest.raises(UserError, match=r"of another configuration: seed_everything \(3 there, 4 now\)\. Choose"):
         call("fit", configuration(seed_everything=4), folder)
     options = ["--trainer.precision", "bf16-mixed", "--trainer.gradient_clip_val", 0.1]
-    options += ["--trainer.max_epochs", 4]  # the schedule is laid out for three
     options += ["--data.init_args.batch_size", 4, "--model.network.init_args.kernel_size", 5]
     with pytest.raises(UserError) as caught:
         call("fit", configuration(), folder, *options)
@@ -34,7 +38,7 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     folder = tmp_path / "run"
     file = configuration(**SHORT)
     fitted(file, folder)
-    call("fit", file, folder, "--trainer.max_epochs", 2)  # without a schedule a training can be longer
+    call("fit", file, folder, "--trainer.max_epochs", 2)
     assert len(rows(folder)) == 2
     with pytest.raises(UserError, match=r"got 1, but .*last\.ckpt has finished 2"):
         call("fit", file, folder)
@@ -43,6 +47,68 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
     call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 1)
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
         call("test", file, folder, "--model.network.init_args.kernel_size", 5)
+
+
+STEPS = {"model__schedule": "steps", "model__milestones": [1, 3]}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "changes", [{"model__schedule": "constant"}, STEPS, {"model__schedule": "plateau", "model__warm_up": 0}]
+)
+def test_a_training_can_be_made_longer(configuration, fitted, tmp_path, capsys, changes):
+    """A schedule that does not ask how many epochs there are gives the weights of the longer training."""
+    longer, whole = tmp_path / "longer", tmp_path / "whole"
+    fitted(configuration(**changes), longer)
+    call("fit", configuration(**changes), longer, "--trainer.max_epochs", 4)
+    call("fit", configuration(**changes, trainer__max_epochs=4), whole)
+    one, other = weights(longer), weights(whole)
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert len(rows(longer)) == 4
+    assert "max_epochs" not in capsys.readouterr().err
+    facts = provenance_of(read_checkpoint(longer / "last.ckpt"))
+    assert facts["configuration"]["trainer"]["max_epochs"] == 4
+    assert "earlier_max_epochs" not in facts
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+def test_a_schedule_is_laid_out_anew_over_a_longer_training(configuration, fitted, tmp_path, capsys, schedule):
+    """Its learning rate goes on as in a training of that length, and it is kept that it was another one before."""
+    longer, whole, short = tmp_path / "longer", tmp_path / "whole", tmp_path / "short"
+    file = configuration(model__schedule=schedule)
+    fitted(file, longer)
+    fitted(file, short)
+    call("fit", file, longer, "--trainer.max_epochs", 5)
+    assert f"3 before, 5 now: the schedule '{schedule}' is laid out over 5 from epoch 4 on" in capsys.readouterr().err
+    call("fit", configuration(model__schedule=schedule, trainer__max_epochs=5), whole)
+    rates, expected, before = ([float(row["learning_rate"]) for row in rows(path)] for path in (longer, whole, short))
+    assert rates == [*before, *expected[3:]]
+    assert before != expected[:3]
+    call("test", file, longer)
+    result = json.loads((longer / "test.json").read_text(encoding="utf-8"))
+    if result["epoch"] > 3:
+        assert result["trained"]["earlier_max_epochs"] == [3]
+    assert provenance_of(read_checkpoint(longer / "last.ckpt"))["earlier_max_epochs"] == [3]
+    call("fit", file, longer, "--trainer.max_epochs", 5)  # finished, and the same
+    assert "before" not in capsys.readouterr().err
+    assert [float(row["learning_rate"]) for row in rows(longer)] == rates
+
+
+def test_the_first_step_of_a_longer_training(configuration, fitted, tmp_path, monkeypatch):
+    """Is at the rate of the longer schedule, though the optimiser was left at that of the end of the shorter one."""
+    fitted(configuration(), tmp_path / "run")
+    seen = []
+    monkeypatch.setattr(
+        Classifier, "on_train_batch_end", lambda module, *_: seen.append(module.lr_schedulers().get_last_lr()[0])
+    )
+    monkeypatch.setattr(
+        Classifier, "on_train_epoch_start", lambda module: seen.append(module.optimizers().param_groups[0]["lr"])
+    )
+    call("fit", configuration(), tmp_path / "run", "--trainer.max_epochs", 4)
+    # Warm over the first 3 of 12 steps, then like half a cosine: the first rate is that of step 9.
+    assert seen[0] == pytest.approx(0.05 * 0.5 * (1 + math.cos(math.pi * 6 / 9)))
+    assert len(seen) == 4
 
 
 def test_nulls_are_kept(configuration, tmp_path):

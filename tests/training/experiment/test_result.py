@@ -1,9 +1,12 @@
 """What was measured is kept."""
 
+import json
+
 import pytest
 
 pytest.importorskip("jsonargparse")
 
+from escnn_attention.training.experiment import run_experiment
 from tests.training.experiment.runs import SHORT, call
 
 
@@ -26,3 +29,21 @@ def test_results_of_other_measurements_are_kept(configuration, fitted, tmp_path,
     (folder / "test.json").write_text("my notes", encoding="utf-8")
     call("test", file, folder)
     assert (folder / "test.old-2.json").read_text(encoding="utf-8") == "my notes"
+
+
+def test_a_damaged_last_checkpoint_does_not_keep_the_best_one_from_being_measured(
+    configuration, fitted, tmp_path, capsys
+):
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    for path in (folder, whole):
+        fitted(configuration(**SHORT), path)
+    content = bytearray((folder / "last.ckpt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "last.ckpt").write_bytes(content)
+    for path in (folder, whole):
+        run_experiment(["test", "--folder", str(path)])
+    found, expected = (json.loads((path / "test.json").read_text(encoding="utf-8")) for path in (folder, whole))
+    assert {**found, "tested": None} == {**expected, "tested": None}
+    said = capsys.readouterr().err
+    assert "last.ckpt: it is damaged" in said
+    assert "The curve in test.json ends with the epoch that was measured" in said

@@ -133,6 +133,8 @@ def test_fit_test_and_predict(task, tmp_path):
     assert other["loss"] != result["loss"]
 
     network = load_network(folder)
+    with pytest.raises(UserError, match=r"--images: got mine, but .* has none to go by"):
+        call("predict", file, folder, "--images", "mine")
     assert isinstance(network, HamiltonianNetwork if task == "point-dynamics" else PointTransformer)
     if task == "point-dynamics":
         with pytest.raises(UserError, match="PointDynamics has nothing to write"):
@@ -143,20 +145,25 @@ def test_fit_test_and_predict(task, tmp_path):
         rows = list(csv.DictReader(lines))
     if task == "point-forecast":
         assert [int(row["body"]) for row in rows] == list(range(30))
-        assert rows[0].keys() == {"body", "x0", "x1", "x2"}
+        assert rows[0].keys() == {"body", "x0", "x1", "x2", "true_x0", "true_x1", "true_x2"}
+        squares = [(float(row[f"x{j}"]) - float(row[f"true_x{j}"])) ** 2 for row in rows for j in range(3)]
+        assert sum(squares) / len(squares) == pytest.approx(result["error"], rel=1e-4)
         return
     assert [int(row["cloud"]) for row in rows] == list(range(6))
-    assert rows[0].keys() >= ({"target0"} if task == "point-regression" else {"3_class", "3_p2"})
+    if task == "point-regression":
+        errors = [abs(float(row["target0"]) - float(row["true_target0"])) for row in rows]
+        assert sum(errors) / len(errors) == pytest.approx(result["error"], rel=1e-4)
+    else:
+        assert rows[0].keys() >= {"3_class", "3_label", "3_p2"}
+        right = [row[f"{t}_class"] == row[f"{t}_label"] for row in rows for t in range(4)]
+        assert sum(right) / len(right) == pytest.approx(result["accuracy"])
 
 
-def test_a_task_decides_what_options_there_are(tmp_path, capsys):
+def test_a_task_decides_what_options_there_are(tmp_path):
     file = configuration(tmp_path, "point-regression")
-    with pytest.raises(SystemExit):
-        call("fit", file, tmp_path / "run", "--task", "point-dynamics")
-    assert "loss" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        call("fit", file, tmp_path / "run", "--task", "sorting")
-    assert "sorting" in capsys.readouterr().err
+    for task, message in (("point-dynamics", "loss"), ("sorting", "sorting")):
+        with pytest.raises(UserError, match=message):
+            call("fit", file, tmp_path / "run", "--task", task)
 
 
 def batch(targets, points=None, dim=2):

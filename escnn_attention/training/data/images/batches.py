@@ -19,8 +19,8 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) uint8 and labels (B,) int64."""
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Images (B, C, H, W), mostly uint8, and labels (B,) int64, or None where these are not known."""
         ...
 
 
@@ -29,22 +29,22 @@ Augmentation = Callable[[Tensor, Draw], Tensor]
 
 
 class ImagesInMemory:
-    """Images that are kept as bytes.
+    """Images that are kept as they are, mostly as bytes.
 
     Args:
-        images: (N, C, H, W) uint8.
-        labels: (N,) int64.
+        images: (N, C, H, W), mostly uint8.
+        labels: (N,) int64, or None.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor | None) -> None:
         self.images, self.labels = images, labels
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.images)
 
-    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         chosen = torch.as_tensor(indices)
-        return self.images[chosen], self.labels[chosen]
+        return self.images[chosen], None if self.labels is None else self.labels[chosen]
 
 
 class FlipAndCrop:
@@ -149,8 +149,8 @@ def rotate_images(images: Tensor, angles: Tensor) -> Tensor:
     return nn.functional.grid_sample(pixels, grid.to(pixels), mode="bicubic", align_corners=True)
 
 
-class Batches(Dataset[tuple[Tensor, Tensor]]):
-    """A data set whose items are whole batches: images (B, C, H, W) float32, normalised, and labels (B,) int64.
+class Batches(Dataset[tuple[Tensor, Tensor | None]]):
+    """A data set whose items are whole batches: images (B, C, H, W) float32, normalised, and labels (B,) int64 or None.
 
     Args:
         source: the images.
@@ -174,7 +174,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, draw: Draw) -> tuple[Tensor, Tensor | None]:
         images, labels = self.source.take(draw.indices)
         for change in self.augment:
             images = change(images, draw)

@@ -1,0 +1,147 @@
+"""Images of a user's own, for a network that is trained already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from escnn_attention.training.data.images.batches import Batches, ImagesInMemory
+from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.sampling import EvaluationSampler
+from escnn_attention.training.errors import UserError
+
+__all__ = ["OwnImages"]
+
+_MODES = {1: "L", 3: "RGB"}
+_READABLE = ("1", "L", "P", "RGB")  # of 8 bits or fewer a channel, without transparency
+
+
+class OwnImages(pl.LightningDataModule):
+    """Images that a trained network is to classify, normalised as those that it was trained on.
+
+    Args:
+        path: a folder or an ``.npz`` file. Of a folder every image in it and in its folders is taken, in the order of
+            their names, as grey or as colour, whichever the network takes; where all of them lie in folders whose names
+            are numbers, these are their labels. The file has ``images``, uint8 from 0 to 255 or floating-point numbers
+            from 0 to 1, of shape (N, C, H, W), or (N, H, W) for one channel, and it may have integer ``labels`` (N,).
+        trained_on: the data of the training. Images must have its C and its H = W.
+
+    Attributes:
+        names: of the images of a folder; None for a file.
+
+    Raises:
+        UserError: in ``setup``: there are no such images.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from escnn_attention.training import Digits
+        >>> from escnn_attention.training.data.images.own import OwnImages
+        >>> path = Path(tempfile.mkdtemp(), "mine.npz")
+        >>> np.savez(path, images=np.zeros((5, 8, 8), dtype=np.uint8))
+        >>> data = OwnImages(path, Digits(eval_batch_size=4))
+        >>> data.setup()
+        >>> [tuple(images.shape) for images, _ in data.predict_dataloader()]
+        [(4, 1, 8, 8), (1, 1, 8, 8)]
+    """
+
+    def __init__(self, path: str | Path, trained_on: PublishedImages) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.trained_on = trained_on
+        self.names: list[str] | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the images."""
+        if not self.path.exists():
+            raise UserError(f"--images: there is no {self.path}")
+        self._source = self._folder() if self.path.is_dir() else self._file()
+
+    def predict_dataloader(self) -> DataLoader[tuple[Tensor, Tensor | None]]:
+        """The images, in order, with their labels or None."""
+        data = self.trained_on
+        white = 255 if self._source.images.dtype == torch.uint8 else 1
+        batches = Batches(self._source, data.mean, data.std, white=white)
+        return DataLoader(batches, sampler=EvaluationSampler(len(batches), data.eval_batch_size), batch_size=None)
+
+    def _folder(self) -> ImagesInMemory:
+        suffixes = Image.registered_extensions()
+        files = sorted(p for p in self.path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())
+        if not files:
+            raise UserError(f"--images: {self.path} holds no images")
+        self.names = [file.relative_to(self.path).as_posix() for file in files]
+        images = torch.from_numpy(np.stack([self._read(file) for file in files]))
+        parents = [file.parent.name if file.parent != self.path else "" for file in files]
+        numbered = all(name.isascii() and name.isdecimal() for name in parents)
+        labels = torch.tensor([int(name) for name in parents]) if numbered else None
+        return ImagesInMemory(images, self._checked(labels))
+
+    def _read(self, file: Path) -> np.ndarray:
+        """One image, (C, H, W) uint8."""
+        channels, size = self.trained_on.in_channels, self.trained_on.size
+        if channels not in _MODES:
+            raise UserError(f"--images: got a folder, and the network takes {channels} channels: give an .npz file")
+        try:
+            with Image.open(file) as image:
+                mode, shape, pixels = image.mode, image.size, np.array(image.convert(_MODES[channels]))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise UserError(f"--images: cannot read {file}: {error}") from error
+        if mode not in _READABLE:
+            raise UserError(
+                f"--images: {file} has the mode {mode}, needed one of {', '.join(_READABLE)}: at most 8 bits a channel,"
+                " no transparency"
+            )
+        if shape != (size, size):
+            raise UserError(
+                f"--images: {file} has {shape[1]}×{shape[0]} pixels, needed {size}×{size}, as the training has them"
+            )
+        return pixels.reshape(size, size, channels).transpose(2, 0, 1)
+
+    def _file(self) -> ImagesInMemory:
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                content = {name: arrays[name] for name in ("images", "labels") if name in arrays}
+        # A file that is something else can lead the reader anywhere.
+        except Exception as error:
+            raise UserError(
+                f"--images: cannot read {self.path}: needed a folder or an .npz file ({type(error).__name__}: {error})"
+            ) from error
+        if "images" not in content:
+            raise UserError(f"--images: {self.path} has no array `images`")
+        images, data = content["images"], self.trained_on
+        shape = (data.in_channels, data.size, data.size)
+        if images.ndim == 3 and data.in_channels == 1:
+            images = images[:, None]
+        if images.ndim != 4 or images.shape[1:] != shape or not len(images):
+            needed = f"(N, {', '.join(map(str, shape))})"
+            raise UserError(f"--images: {self.path} has images {content['images'].shape}, needed {needed}")
+        floating = np.issubdtype(images.dtype, np.floating)
+        if images.dtype != np.uint8 and not (floating and images.min() >= 0 and images.max() <= 1):
+            what = f"from {images.min():g} to {images.max():g}" if floating else f"of {images.dtype}"
+            raise UserError(
+                f"--images: {self.path} has images {what}, needed uint8 from 0 to 255 or floating-point numbers from 0"
+                " to 1"
+            )
+        labels = content.get("labels")
+        if labels is not None and (labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer)):
+            raise UserError(
+                f"--images: {self.path} has labels {labels.dtype} {labels.shape}, needed integers ({len(images)},)"
+            )
+        found = None if labels is None else torch.from_numpy(labels.astype(np.int64))
+        pixels = torch.from_numpy(images.astype(np.float32) if floating else images)
+        return ImagesInMemory(pixels, self._checked(found))
+
+    def _checked(self, labels: Tensor | None) -> Tensor | None:
+        """The labels, if they are classes of the training."""
+        classes = self.trained_on.num_classes
+        if labels is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            found = f"from {int(labels.min())} to {int(labels.max())}"
+            raise UserError(f"--images: {self.path} has labels {found}, needed 0 to {classes - 1}")
+        return labels
