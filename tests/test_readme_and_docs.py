@@ -3,9 +3,9 @@
 import ast
 import contextlib
 import importlib.util
-import itertools
 import inspect
 import io
+import itertools
 import json
 import re
 import shlex
@@ -216,15 +216,8 @@ def test_commands_exist(name):
             assert flags in ([], ["--compiled"]), words
             options = []
         elif experiment := experiment_options(words):
-            assert experiment <= {
-                "--config",
-                "--folder",
-                "--data",
-                "--model",
-                "--trainer",
-                "--pretrained",
-                "--images",
-            }, words
+            known = ("config", "folder", "data", "model", "trainer", "pretrained", "images", "trust")
+            assert experiment <= {f"--{name}" for name in known}, words
             options = []
         elif words[0] == "torchrun" and words[-2].endswith(".py"):
             files = [SCRIPT.match(code) for code, *_ in programs(ROOT / name)]
