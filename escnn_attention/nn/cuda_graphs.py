@@ -51,9 +51,9 @@ class CudaGraphs(nn.Module):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention import CudaGraphs
         >>> from escnn_attention.models import HybridNet
+        >>> from escnn import gspaces
         >>> network = HybridNet(gspaces.rot2dOnR2(4), 1, 10, widths=(2, 2), convolutions=(1, 1), attention=(0, 1))
         >>> images = torch.randn(2, 1, 16, 16)
         >>> step = CudaGraphs(network).eval()  # shares the parameters; on a CPU it runs the network itself

@@ -257,11 +257,14 @@ def test_saved_tensors_are_read_once(name):
 
 
 def test_no_function_is_left_out():
-    """Each class that PyTorch differentiates by a backward pass of ours, but those that only others extend."""
+    """Each class that PyTorch differentiates by a backward pass of ours, but those that only others extend.
+
+    Replays of CUDA graphs save no tensors.
+    """
     found = [torch.autograd.Function]
     for kind in found:
         found += [k for k in kind.__subclasses__() if k.__module__.startswith("escnn_attention.")]
-    assert {kind.__name__ for kind in found[1:] if "backward" in vars(kind)} == set(FUNCTIONS)
+    assert {kind.__name__ for kind in found[1:] if "backward" in vars(kind)} - {"_Replay"} == set(FUNCTIONS)
 
 
 def test_what_is_read_twice_is_found():
