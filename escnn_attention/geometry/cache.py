@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -129,6 +129,8 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
     often all steps are. A change is noticed as autograd notices it. The result must hold none of the tensors and no
     view of one, or they would live for good.
     """
+    if not all(isinstance(a, Hashable) for a in arguments):
+        return make(*arguments)  # which says what is wrong with them
     result: _T = _outside(_look_up_kept)(make, *arguments)
     return result
 

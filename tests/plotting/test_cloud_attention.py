@@ -126,7 +126,8 @@ def test_layers_of_a_model():
         np.testing.assert_array_equal(points_of(every.axes[k]), points_of(figure.axes[0]))
     assert any(text.startswith("blocks.2") for text in texts(two))
 
-    block = PointTransformerBlock(network.in_type, network.in_type, kernel_features=3)
+    scalars = network.in_type + network.in_type
+    block = PointTransformerBlock(scalars, scalars, kernel_features=3)
     assert len(plot_cloud_attention(cloud_for(block), block, point=0).axes) == 2
     # A layer that is called with edges sees those only.
     chain = torch.tensor([[0, 1, 1, 2, 3, 4, 5, 6], [0, 0, 1, 2, 3, 4, 5, 6]])
