@@ -14,15 +14,22 @@ __all__ = ["Columns", "add_columns", "gather_columns", "in_groups"]
 
 
 class Columns(NamedTuple):
-    """Which columns of weights ``(F, n)`` each of H poses sees.
+    """In which order each of H poses sees the columns of weights ``(F, n)``.
 
     Attributes:
-        seen: ``(H, m)``; the columns.
+        seen: ``(H, n)``; the columns, all of them for each pose.
+        back: ``(H, n)``; where each column is seen, the inverse permutations.
         groups: in how many groups the rows are.
     """
 
     seen: Tensor
+    back: Tensor
     groups: int
+
+    @classmethod
+    def of(cls, seen: Tensor, groups: int) -> Columns:
+        """The columns with the inverse of each permutation."""
+        return cls(seen, seen.argsort(1), groups)
 
 
 def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
@@ -32,7 +39,7 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
         >>> import torch
         >>> from escnn_attention.functional.gather import Columns, gather_columns
         >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> seen = Columns(torch.tensor([[0, 1], [1, 0]]), groups=2)
+        >>> seen = Columns.of(torch.tensor([[0, 1], [1, 0]]), groups=2)
         >>> gather_columns(weight, seen)[0]  # the first row, as two poses see it
         tensor([[[1., 2.]],
         <BLANKLINE>
@@ -40,9 +47,10 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
     """
     if is_transformed(weight):
         return in_groups(weight[:, columns.seen], columns.groups)
-    if exporting() or not torch.is_grad_enabled():
-        return _gathered(weight, *columns)
-    return _GatherColumns.apply(weight, *columns)
+    if exporting():
+        of_poses = weight.index_select(1, columns.seen.flatten()).unflatten(1, columns.seen.shape)
+        return in_groups(of_poses, columns.groups).contiguous()
+    return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
 
 
 def in_groups(of_poses: Tensor, groups: int) -> Tensor:
@@ -60,38 +68,42 @@ def in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unsqueeze(0) if groups == 1 else of_poses.unflatten(0, (groups, -1)).transpose(1, 2)
 
 
-def _gathered(weight: Tensor, index: Tensor, groups: int) -> Tensor:
-    # All are gathered along one axis: the gradient of that is fast, and of an index in brackets it is a sort.
-    columns = weight.index_select(1, index.flatten()).view(len(weight), *index.shape)
-    return in_groups(columns, groups).contiguous()
+def _gathered(weight: Tensor, seen: Tensor, _: Tensor, groups: int) -> Tensor:
+    # One operation, which writes the result as it is to lie in memory.
+    return _in_order(in_groups(weight.unsqueeze(1).expand(-1, len(seen), -1), groups), seen)
 
 
-def add_columns(of_poses: Tensor, index: Tensor, num_columns: int) -> Tensor:
+def _in_order(of_poses: Tensor, places: Tensor) -> Tensor:
+    """The columns of each pose, from ``(groups, H, F // groups, n)`` or ``(1, F, H, n)``, at its places ``(H, n)``."""
+    if len(of_poses) > 1:
+        places = places.unsqueeze(1)
+    return of_poses.gather(-1, places.expand_as(of_poses))
+
+
+def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
     """The transpose of :func:`gather_columns`: what the poses have, added up in the columns ``(F, n)`` that they saw.
+
+    The sums are over the poses in their order, the same on every device.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional.gather import Columns, add_columns, gather_columns
-        >>> weight, index = torch.randn(6, 3), torch.tensor([[0, 1, 2], [2, 0, 1]])
-        >>> torch.equal(add_columns(gather_columns(weight, Columns(index, groups=2)), index, 3), 2 * weight)
+        >>> weight, columns = torch.randn(6, 3), Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
+        >>> torch.equal(add_columns(gather_columns(weight, columns), columns.back), 2 * weight)
         True
     """
-    if len(of_poses) > 1:
-        of_poses = of_poses.transpose(1, 2)
-    rows = of_poses.reshape(-1, index.numel())
-    return rows.new_zeros(len(rows), num_columns).index_add_(1, index.flatten(), rows)
+    return _in_order(of_poses, back).sum(1 if len(of_poses) > 1 else 2).flatten(0, 1)
 
 
 class _GatherColumns(torch.autograd.Function):
     """One node, because in a small layer each operation on shapes costs as much as a product."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, index: Tensor, groups: int) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.num_columns = weight.shape[1]
-        return _gathered(weight, index, groups)
+    def forward(ctx: Any, weight: Tensor, seen: Tensor, back: Tensor, groups: int) -> Tensor:
+        ctx.save_for_backward(back)
+        return _gathered(weight, seen, back, groups)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return add_columns(grad, index, ctx.num_columns), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return add_columns(grad, back), None, None, None

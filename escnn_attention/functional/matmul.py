@@ -137,7 +137,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
         return y
     if packaging() or not torch.is_grad_enabled():
         return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
-    return _GroupedLinear.apply(x, weight, bias, *(columns or (None, 0)))
+    return _GroupedLinear.apply(x, weight, bias, *(columns or (None, None, 0)))
 
 
 def grouped_linear_transpose(
@@ -158,7 +158,7 @@ def grouped_linear_transpose(
         return x if bias is None else x + bias
     if packaging() or not torch.is_grad_enabled():
         return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
-    return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, 0)))
+    return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, None, 0)))
 
 
 def _in_one(weight: Tensor, rows: int) -> bool:
@@ -233,31 +233,33 @@ class _Grouped(torch.autograd.Function):
     """What both have in common: the weights, which may have to be gathered, and their gradient."""
 
     @staticmethod
-    def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor | None, groups: int) -> Tensor:
+    def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
         """Keep what the backward pass needs; the map itself."""
-        map_ = weight if index is None else gather_columns(weight, Columns(index, groups))
-        ctx.save_for_backward(x, weight, index, None if index is None else map_)
-        ctx.groups, ctx.num_columns, ctx.of_bias = groups, weight.shape[1], None if bias is None else bias.shape
+        seen, back, ctx.groups = columns
+        map_ = weight if seen is None else gather_columns(weight, Columns(*columns))
+        ctx.save_for_backward(x, weight, seen, back, None if seen is None else map_)
+        ctx.of_bias = None if bias is None else bias.shape
         return map_
 
     @staticmethod
     def kept(ctx: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The input, the map and the index of its columns. Gradient checkpointing allows one call in a backward pass.
+        """The input, the map and where its columns are from. Gradient checkpointing allows one call in a backward pass.
 
         Where autograd records the backward pass, the map is gathered again from the weights.
         """
-        x, weight, index, map_ = ctx.saved_tensors
+        x, weight, seen, back, map_ = ctx.saved_tensors
         if map_ is None:
-            return x, weight, index
-        return x, gather_columns(weight, Columns(index, ctx.groups)) if torch.is_grad_enabled() else map_, index
+            return x, weight, back
+        again = torch.is_grad_enabled()
+        return x, gather_columns(weight, Columns(seen, back, ctx.groups)) if again else map_, back
 
     @staticmethod
-    def weight_gradient(ctx: Any, y: Tensor, x: Tensor, map_: Tensor, index: Tensor | None) -> Tensor | None:
+    def weight_gradient(ctx: Any, y: Tensor, x: Tensor, map_: Tensor, back: Tensor | None) -> Tensor | None:
         """The gradient of the weights, of the outputs' and the inputs' side of the map."""
         if not ctx.needs_input_grad[1]:
             return None
         of_map = _weight_gradient(y, x, map_)
-        return of_map if index is None else add_columns(of_map, index, ctx.num_columns)
+        return of_map if back is None else add_columns(of_map, back)
 
 
 class _GroupedLinear(_Grouped):
@@ -267,12 +269,12 @@ class _GroupedLinear(_Grouped):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, map_, index = _Grouped.kept(ctx)
+        x, map_, back = _Grouped.kept(ctx)
         return (
             grouped_linear_transpose(grad, map_) if ctx.needs_input_grad[0] else None,
-            _Grouped.weight_gradient(ctx, grad, x, map_, index),
+            _Grouped.weight_gradient(ctx, grad, x, map_, back),
             _bias_gradient(grad, map_, ctx.of_bias) if ctx.needs_input_grad[2] else None,
-            *(None, None),
+            *(None, None, None),
         )
 
 
@@ -283,10 +285,10 @@ class _GroupedLinearTranspose(_Grouped):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, map_, index = _Grouped.kept(ctx)
+        y, map_, back = _Grouped.kept(ctx)
         return (
             grouped_linear(grad, map_) if ctx.needs_input_grad[0] else None,
-            _Grouped.weight_gradient(ctx, y, grad, map_, index),
+            _Grouped.weight_gradient(ctx, y, grad, map_, back),
             grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[2] else None,
-            *(None, None),
+            *(None, None, None),
         )

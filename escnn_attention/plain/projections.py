@@ -54,6 +54,7 @@ class Frames(ExactBuffers):
     """
 
     index: Tensor | None
+    back: Tensor | None
     order: Tensor | None
 
     def __init__(self, segments: Sequence[Segment]):
@@ -63,6 +64,8 @@ class Frames(ExactBuffers):
         # All permutations are one gather, along one axis: its gradient is fast.
         index = np.concatenate([i.reshape(len(i), -1) for i in gathered], axis=1) if gathered else None
         self.register_buffer("index", None if index is None else torch.as_tensor(index), persistent=False)
+        back = None if index is None else torch.as_tensor(index.argsort(1))
+        self.register_buffer("back", back, persistent=False)
         self._stretches: list[slice | None] = []
         for i, segment in enumerate(multiplied):
             columns = segment.columns.ravel()
@@ -81,8 +84,8 @@ class Frames(ExactBuffers):
 
     def map(self, weight: Tensor, groups: int) -> tuple[Tensor, Columns | None]:
         """The vectors in all frames; or as they are, and the columns that the frames see of them, if that is all."""
-        if self.index is not None and not self._stretches and self.order is None:
-            return weight, Columns(self.index, groups)
+        if self.index is not None and self.back is not None and not self._stretches and self.order is None:
+            return weight, Columns(self.index, self.back, groups)
         return self(weight, groups), None
 
     def _in_frames(self, weight: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def _tensor(*shape: int) -> Tensor:
 
 
 def _columns() -> Columns:
-    return Columns(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
+    return Columns.of(torch.tensor([[0, 1, 2], [2, 0, 1]]), groups=2)
 
 
 # What goes through each function that has a backward pass of its own.

@@ -16,7 +16,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def columns(groups: int) -> Columns:
-    return Columns(torch.stack([torch.randperm(5) for _ in range(4)]), groups)
+    return Columns.of(torch.stack([torch.randperm(5) for _ in range(4)]), groups)
 
 
 @GROUPS
@@ -30,7 +30,7 @@ def test_columns(groups):
     with torch.no_grad():
         assert torch.equal(gather_columns(weight, seen), found)
     (weighted,) = torch.autograd.grad((found * (other := drawn(*found.shape))).sum(), weight)
-    torch.testing.assert_close(add_columns(other, seen.seen, 5), weighted)
+    torch.testing.assert_close(add_columns(other, seen.back), weighted)
 
 
 @GROUPS
