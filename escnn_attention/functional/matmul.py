@@ -204,7 +204,7 @@ def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _rows_of_all(y: Tensor, lead: int) -> Tensor:
     """The outputs of all groups side by side, from ``(G, ..., *o)`` with so many axes in the middle: one copy."""
     y = y.movedim(0, lead)
-    return y.reshape(math.prod(y.shape[:lead]), -1)
+    return y.reshape(math.prod(y.shape[:lead]), math.prod(y.shape[lead:]))
 
 
 def _weight_gradient(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
