@@ -66,7 +66,7 @@ def small(monkeypatch):
 @pytest.mark.sampled(1, of="exported files")
 def test_the_command(folder, small, tmp_path, monkeypatch):
     monkeypatch.setenv("_TYPER_FORCE_DISABLE_TERMINAL", "1")
-    images, file = torch.randn(4, 1, 5, 5), tmp_path / "new" / "n.onnx"
+    images, file = torch.randn(4, 1, 5, 5), tmp_path / "n.onnx"
     result = CliRunner().invoke(app, ["export", str(folder), str(file), "--size", "5"])
     assert result.exit_code == 0, result.output
     assert "for any number of images 1×5×5" in result.output
