@@ -31,6 +31,7 @@ COMMANDS = {
         "point clouds against the LieTransformer, Platonic Transformers and the number of edges, and training",
         *("points:networks", "points:frames", "growth:edges", "points:large"),
     ),
+    "graphs": ("layers and networks as CUDA graphs", "graphs:graphs"),
     "compile": ("what torch.compile gains", "attention:compiled"),
     "files": ("exported files against the layers that they are of", "files:files"),
     "ceilings": ("what the layers reach of what the device can do", "layers:ceilings"),

@@ -21,7 +21,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention, TransformerBlock, functional
+from escnn_attention import CudaGraphs, GroupSelfAttention, PairKernel, PointSelfAttention, TransformerBlock, functional
 from escnn_attention.models import AllCNNC, GroupCNN, GSANet, PointTransformer
 from examples.benchmarks.measure import Build, Place, Step, gradient_step, training_step
 
@@ -57,8 +57,8 @@ def attention(
 ) -> Build:
     """Group self-attention on a grid, or with ``block=True`` a transformer block around it.
 
-    The form is the escnn ``"module"``, the ``"exported"`` torch module, or that one ``"compiled"``, or ``"recorded"``:
-    compiled, and its kernels launched together as a CUDA graph.
+    The form is the escnn ``"module"``, or that one as a CUDA ``"graph"``; the ``"exported"`` torch module, or that one
+    ``"compiled"``, or ``"recorded"``: compiled, and its kernels launched together as a CUDA graph.
     """
     make = TransformerBlock if options.pop("block", False) else GroupSelfAttention
     if form in ("compiled", "recorded"):
@@ -69,8 +69,9 @@ def attention(
         kind = regular(space, fields)
         layer = make(kind, kind, **{"kernel_size": None, "num_heads": 9, "head_fields": 10, **options}).to(**place)
         x = torch.randn(batch, kind.size, *shape, **place)
-        if form == "module":
-            return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
+        if form in ("module", "graph"):
+            run = CudaGraphs(layer) if form == "graph" else layer
+            return gradient_step(lambda x: run(kind(x)).tensor, [x], layer.parameters())
         module = layer.export()
         modes = {"compiled": None, "recorded": "reduce-overhead"}
         forward = torch.compile(module, fullgraph=True, mode=modes[form]) if form in modes else module
@@ -79,14 +80,17 @@ def attention(
     return build
 
 
-def convolution(space: str, shape: tuple[int, ...], batch: int, fields: int = 20, kernel_size: int = 5) -> Build:
-    """``R2Conv``, padded so that the grid stays as it is."""
+def convolution(
+    space: str, shape: tuple[int, ...], batch: int, fields: int = 20, kernel_size: int = 5, form: str = "module"
+) -> Build:
+    """``R2Conv``, padded so that the grid stays as it is; its form is the ``"module"``, or a CUDA ``"graph"``."""
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
         layer = R2Conv(kind, kind, kernel_size, padding=kernel_size // 2).to(**place)
+        run = CudaGraphs(layer) if form == "graph" else layer
         x = torch.randn(batch, kind.size, *shape, **place)
-        return gradient_step(lambda x: layer(kind(x)).tensor, [x], layer.parameters())
+        return gradient_step(lambda x: run(kind(x)).tensor, [x], layer.parameters())
 
     return build
 
@@ -155,8 +159,8 @@ def copy(count: int) -> Build:
     return build
 
 
-def training(network: str, batch: int, size: int | None = None, **options: Any) -> Build:
-    """A step of training one of :data:`NETWORKS` as in its paper, dropout included."""
+def training(network: str, batch: int, size: int | None = None, form: str = "module", **options: Any) -> Build:
+    """A step of training one of :data:`NETWORKS` as in its paper, dropout included, or as a CUDA ``"graph"``."""
     # The first optimizer of a process imports torch's compiler.
     importlib.import_module("torch._dynamo")
     make, space, usual = NETWORKS[network]
@@ -164,7 +168,8 @@ def training(network: str, batch: int, size: int | None = None, **options: Any) 
     def build(place: Place) -> Step:
         module = make(gspace(space), **options).to(**place)
         images = torch.randn(batch, module.in_type.size, size or usual, size or usual, **place)
-        return training_step(module, images, module.num_classes, module.parameters())
+        run = CudaGraphs(module) if form == "graph" else module
+        return training_step(run, images, module.num_classes, module.parameters())
 
     return build
 

@@ -1,9 +1,11 @@
 """The benchmark runs, writes what it says, and judges right."""
 
 import json
+import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -516,6 +518,37 @@ def test_spaces():
     assert [gspace(name).fibergroup.order() for name in ("c1", "c4", "d4", "octahedral")] == [1, 4, 8, 24]
     with pytest.raises(ValueError, match="'so3'"):
         gspace("so3")
+
+
+@pytest.mark.sampled(5, of="commands of the examples")
+def test_graphs(quickly):
+    output, files = quickly("graphs")
+    assert "as a graph" in output
+    assert set(files["graphs"]["results"]) == {
+        f"{name}, C4, batch 1, {form}" for name in ("R2Conv", "own", "all", "GSANet") for form in ("module", "graph")
+    }
+    assert not any("failure" in result for result in files["graphs"]["results"].values())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="it needs bash")
+@pytest.mark.parametrize(("begun", "run"), [(0, True), (58, False)])
+def test_a_run_on_a_gpu_ends_in_time(tmp_path, begun, run):
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\necho "ran $*"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECONDS": str(begun)}
+    command = ["bash", str(ROOT / "examples" / "benchmarks" / "on_gpu.sh"), str(tmp_path / "out"), "--minutes", "1"]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    stages = re.findall(r"^(ran|not begun:) .*(-m pytest|examples/benchmarks \w+)", output, re.MULTILINE)
+    assert {how for how, _ in stages} == {"ran" if run else "not begun:"}
+    assert [what for _, what in stages][:3] == ["-m pytest", "examples/benchmarks graphs", "examples/benchmarks layers"]
+
+
+def test_minutes_are_a_number():
+    command = ["bash", str(ROOT / "examples" / "benchmarks" / "on_gpu.sh"), "out", "--minutes", "soon"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert "--minutes: got soon, needed a positive integer" in found.stderr
 
 
 def square(n):
