@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from escnn_attention._checks import check_int
 
@@ -39,8 +40,8 @@ class CudaGraphs(nn.Module):
     ``requires_grad`` changes, graphs are recorded anew. Each graph keeps the memory of a step.
 
     Args:
-        network: a module that takes tensors or GeometricTensors, one or several, and returns one of either. Hooks and
-            Python code run while a graph is recorded, not when it is replayed.
+        network: a module that takes and returns tensors, GeometricTensors, or lists, tuples and dictionaries of these.
+            Hooks and Python code run while a graph is recorded, not when it is replayed.
         max_graphs: how many graphs are kept at most.
 
     Raises:
@@ -70,18 +71,15 @@ class CudaGraphs(nn.Module):
         self._met: dict[Any, _Memory] = {}
         self._graphs: dict[Any, tuple[_Memory, _Graph]] = {}
 
-    def forward(self, *inputs: Tensor | GeometricTensor) -> Tensor | GeometricTensor:
+    def forward(self, *inputs: Any) -> Any:
         """Run the network, from a graph where there is one."""
-        output: Tensor | GeometricTensor
-        graph = self._graph_of(inputs)
-        if graph is None:
-            output = self.network(*inputs)
-            return output
-        return graph(*_tensors_of(inputs))
+        leaves, tree = tree_flatten(inputs)
+        graph = self._graph_of(leaves, tree)
+        return self.network(*inputs) if graph is None else graph(_tensors_of(leaves))
 
-    def _graph_of(self, inputs: tuple[Tensor | GeometricTensor, ...]) -> _Graph | None:
+    def _graph_of(self, leaves: list[Any], tree: TreeSpec) -> _Graph | None:
         """The graph for these inputs, recorded if need be; None where the network runs without one."""
-        tensors = _tensors_of(inputs)
+        tensors = _tensors_of(leaves)
         if not tensors or not all(_is_on_cuda(t) for t in tensors) or torch.compiler.is_compiling():
             return None
         if torch.is_grad_enabled() and not self.network.training:
@@ -98,9 +96,9 @@ class CudaGraphs(nn.Module):
             del self._graphs[key]
             found = None
         if found is None and self._met.get(key) == memory and len(self._graphs) < self.max_graphs:
-            found = self._graphs[key] = (memory, _record(self.network, inputs))
+            found = self._graphs[key] = (memory, _record(self.network, leaves, tree))
         self._met[key] = memory
-        return None if found is None or found[1].is_pending or not found[1].passes.takes(inputs) else found[1]
+        return None if found is None or found[1].is_pending or not found[1].passes.takes(leaves, tree) else found[1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs belong to this process and to the memory of this copy.
@@ -127,12 +125,15 @@ def _is_on_cuda(t: Tensor) -> bool:
     return t.device.type == "cuda"
 
 
-def _tensors_of(fields: tuple[Tensor | GeometricTensor, ...]) -> list[Tensor]:
-    """Features and coordinates, as they stand in the arguments."""
-    found: list[Tensor | None] = []
-    for x in fields:
-        found += [x.tensor, x.coords] if isinstance(x, GeometricTensor) else [x]
-    return [t for t in found if t is not None]
+def _tensors_of(leaves: list[Any]) -> list[Tensor]:
+    """The tensors among the leaves of a tree."""
+    return [t for t in leaves if isinstance(t, Tensor)]
+
+
+def _with_tensors(leaves: list[Any], tensors: Iterable[Tensor]) -> list[Any]:
+    """The leaves with other tensors in the places of theirs."""
+    left = iter(tensors)
+    return [next(left) if isinstance(t, Tensor) else t for t in leaves]
 
 
 class HostReads(TorchDispatchMode):
@@ -169,46 +170,45 @@ class _Passes:
 
     Args:
         network: the network.
-        inputs: those whose shapes and types all others share. They are copied.
+        leaves, tree: its inputs, of which all others have the shapes and types. Tensors are copied.
     """
 
-    def __init__(self, network: nn.Module, inputs: tuple[Tensor | GeometricTensor, ...]):
-        self._network = network
-        self._kinds = [(x.type, x.coords is not None) if isinstance(x, GeometricTensor) else None for x in inputs]
-        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in _tensors_of(inputs)]
-        # Leaves of their own, in the same memory: a graph must not meet what autograd keeps of the parameters.
+    def __init__(self, network: nn.Module, leaves: list[Any], tree: TreeSpec):
+        self._network, self._tree = network, tree
+        self.inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in _tensors_of(leaves)]
+        self._leaves = _with_tensors(leaves, self.inputs)
+        # Leaves of autograd, in the memory of the parameters: a graph must not meet what autograd keeps of these.
         self._own = {n: p.detach().requires_grad_(p.requires_grad) for n, p in network.named_parameters()}
-        self.leaves = [*self.inputs, *self._own.values()]
-        self.out_type: FieldType | None = None
+        self.differentiated = [*self.inputs, *self._own.values()]
+        self._output: tuple[list[Any], TreeSpec] = tree_flatten(None)
         self.outputs: list[Tensor] = []
         self.grad_outputs: list[Tensor] = []
         self.grads: list[Tensor | None] = []
 
-    def takes(self, inputs: tuple[Tensor | GeometricTensor, ...]) -> bool:
-        """Whether inputs of the same shapes are of the same types."""
-        types = [x.type if isinstance(x, GeometricTensor) else None for x in inputs]
-        recorded = [None if kind is None else kind[0] for kind in self._kinds]
-        # Types are compared field by field, unless they are one object.
-        return all(a is b or a == b for a, b in zip(types, recorded, strict=True))
+    def takes(self, leaves: list[Any], tree: TreeSpec) -> bool:
+        """Whether inputs whose tensors have the same shapes are of the same types, and alike otherwise."""
+        others = [(a, b) for a, b in zip(self._leaves, leaves, strict=True) if not isinstance(a, Tensor)]
+        # Field types are compared field by field, unless they are one object.
+        return tree == self._tree and all(type(a) is type(b) and a == b for a, b in others)
 
     def forward(self) -> None:
         """Run the network on the inputs, which fills ``outputs``."""
-        tensors = iter(self.inputs)
-        inputs = [
-            next(tensors) if k is None else GeometricTensor(next(tensors), k[0], next(tensors) if k[1] else None)
-            for k in self._kinds
-        ]
-        output = functional_call(self._network, self._own, tuple(inputs))
-        self.out_type = output.type if isinstance(output, GeometricTensor) else None
-        self.outputs = _tensors_of((output,))
+        inputs = tree_unflatten(self._leaves, self._tree)
+        self._output = tree_flatten(functional_call(self._network, self._own, inputs))
+        self.outputs = _tensors_of(self._output[0])
         self.grad_outputs = [torch.empty_like(t) for t in self.outputs if t.requires_grad]
+
+    def output_of(self, tensors: Iterable[Tensor]) -> Any:
+        """What the network returns, of such tensors."""
+        leaves, tree = self._output
+        return tree_unflatten(_with_tensors(leaves, tensors), tree)
 
     def backward(self) -> None:
         """Differentiate the outputs, which fills ``grads`` from ``grad_outputs``."""
         outputs = [t for t in self.outputs if t.requires_grad]
-        wanted = [t for t in self.leaves if t.requires_grad]
+        wanted = [t for t in self.differentiated if t.requires_grad]
         found = iter(torch.autograd.grad(outputs, wanted, self.grad_outputs, allow_unused=True))
-        self.grads = [next(found) if t.requires_grad else None for t in self.leaves]
+        self.grads = [next(found) if t.requires_grad else None for t in self.differentiated]
 
     def warm_up(self) -> None:
         """Run all that runs once only: kernels are compiled, libraries start, tables are made.
@@ -241,9 +241,9 @@ class _Passes:
         return bool(self.grad_outputs)
 
 
-def _record(network: nn.Module, inputs: tuple[Tensor | GeometricTensor, ...]) -> _Graph:
+def _record(network: nn.Module, leaves: list[Any], tree: TreeSpec) -> _Graph:
     """Record the passes of a network."""
-    passes = _Passes(network, inputs)
+    passes = _Passes(network, leaves, tree)
     buffers, host = [b.clone() for b in network.buffers()], torch.get_rng_state()
     with _as_in_a_graph(passes.inputs[0].device):
         graph = _Graph(passes, list(network.parameters()), *_capture(passes))
@@ -312,10 +312,9 @@ class _Graph:
         """Whether the graph holds what this backward pass reads."""
         return self._last is not None and self._last() is pending
 
-    def __call__(self, *tensors: Tensor) -> Tensor | GeometricTensor:
-        passes = self.passes
-        outputs = _Replay.apply(self, len(tensors), *tensors, *self.parameters)
-        return outputs[0] if passes.out_type is None else GeometricTensor(outputs[0], passes.out_type, *outputs[1:])
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        outputs: tuple[Tensor, ...] = _Replay.apply(self, len(tensors), *tensors, *self.parameters)
+        return self.passes.output_of(outputs)
 
 
 class _Pending:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from escnn import gspaces, nn
 from escnn.nn import FieldType, GeometricTensor
+from torch.utils._pytree import tree_flatten
 
 import escnn_attention as ea
 from escnn_attention import CudaGraphs, models
@@ -115,6 +116,22 @@ def test_points_keep_their_coordinates(recordings):
     assert len(recordings) == 1
     assert torch.equal(out.tensor, x.tensor.relu())
     assert torch.equal(out.coords, x.coords)
+
+
+class Pair(torch.nn.Module):
+    def forward(self, pair, scale):
+        return {"sum": scale * (pair[0] + pair[1]), "none": None}
+
+
+def test_trees_of_tensors(recordings):
+    step = CudaGraphs(Pair())
+    for scale in (2, 2, 3):
+        a, b = torch.randn(2, 4, requires_grad=True)
+        out = step((a, b), scale)
+        assert out["none"] is None
+        assert torch.equal(out["sum"], scale * (a + b))
+    assert len(recordings) == 1
+    assert recordings[0][0].count == 1  # the third has another number
 
 
 def test_outputs_are_not_overwritten(recordings):
@@ -237,7 +254,7 @@ def test_integers_that_python_reads_are_on_the_host(reads):
     for module, x in [(pool, fields(torch.randn(2, 16, 3, 3))), (norm, norm.in_type(torch.randn(2, 6, 3, 3)))]:
         step = CudaGraphs(module)
         step(x)
-        passes = cuda_graphs._Passes(module, (x,))
+        passes = cuda_graphs._Passes(module, *tree_flatten((x,)))
         passes.warm_up()
         with cuda_graphs.HostReads() as found:
             passes.forward()
