@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from escnn_attention._checks import check_int, check_ints, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_ints, check_sequence
 from escnn_attention.models.hybrid import check_odd_widths
 from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.plain.resample import AntialiasedPool
 
 __all__ = ["CNN"]
 
@@ -29,6 +30,7 @@ class CNN(PretrainedMixin, nn.Module):
         features: the number of channels that the last pointwise convolution gives.
         stem_kernel: the odd width of the first convolution.
         conv_kernel: the odd width of the others.
+        antialiased: whether a blur follows the maximum, of windows of 3×3 then, as in :class:`HybridNet`.
 
     Shape:
         ``(B, in_channels, H, W)`` to ``(B, num_classes)``.
@@ -54,6 +56,7 @@ class CNN(PretrainedMixin, nn.Module):
         features: int,
         stem_kernel: int = 5,
         conv_kernel: int = 3,
+        antialiased: bool = False,
     ):
         super().__init__()
         self.in_channels = channels = check_int("in_channels", in_channels)
@@ -61,10 +64,11 @@ class CNN(PretrainedMixin, nn.Module):
         counts = check_sequence("convolutions", convolutions, "one number for each stage")
         sizes = check_ints("widths", widths, len(counts), "one for each stage")
         check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
+        check_bool("antialiased", antialiased)
         stages: dict[str, nn.Module] = {}
         for stage, (width, count) in enumerate(zip(sizes, counts, strict=True), start=1):
             if stage > 1:
-                stages[f"pool_{stage - 1}"] = nn.MaxPool2d(2)
+                stages[f"pool_{stage - 1}"] = AntialiasedPool("max", 2) if antialiased else nn.MaxPool2d(2)
             for i in range(1, check_int("convolutions", count) + 1):
                 kernel = conv_kernel if stages else stem_kernel
                 stages[f"convolution_{stage}_{i}"] = nn.Sequential(

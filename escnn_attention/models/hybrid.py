@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, ReLU, SequentialModule
 
-from escnn_attention._checks import check_int, check_option, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
@@ -18,7 +18,7 @@ from escnn_attention.nn.attention_pool import AttentionPool
 from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.options import check_options
-from escnn_attention.nn.resample import HalvingPool
+from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.resample import PoolKind
@@ -60,6 +60,8 @@ class HybridNet(EquivariantClassifier):
             logits of all positions and poses; by default a linear map reads them of the maximum over the poses and the
             mean over the positions.
         pool: how positions are halved between the stages, ``"max"`` or ``"avg"``; both exact for any size.
+        antialiased: whether a blur follows the maximum or replaces the mean (:class:`AntialiasedPool` in place of
+            :class:`HalvingPool`); rotations by angles that do not map the grid onto itself then change the logits less.
         attention_dropout, dropout: of the attention probabilities and of the branches of a block.
         block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
             block; from 0 of the first it rises by equal steps), ``norm_kind`` (of the last norm, too) and ``qk_norm``.
@@ -110,6 +112,7 @@ class HybridNet(EquivariantClassifier):
         features: int | None = None,
         class_token: Mapping[str, int] | None = None,
         pool: PoolKind = "max",
+        antialiased: bool = False,
         attention_dropout: float = 0.0,
         dropout: float = 0.0,
         backend: str = "auto",
@@ -122,6 +125,7 @@ class HybridNet(EquivariantClassifier):
         check_option("stem", stem, ("convolution", "attention"))
         check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
         check_option("pool", pool, get_args(PoolKind))
+        halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
         shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
         given = shared | {"norm": norm, "query": query, "keys": keys}
         given |= {"dropout": dropout, "attention_dropout": attention_dropout}
@@ -131,7 +135,7 @@ class HybridNet(EquivariantClassifier):
         for kind, name, width in outline:
             wider = fields if kind == "pool" else FieldType(gspace, width * [gspace.regular_repr])
             if kind == "pool":
-                stages[name] = HalvingPool(fields, pool)
+                stages[name] = halve(fields, pool)
             elif kind == "attention":
                 given["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
                 stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **given, **next(blocks_left))

@@ -14,6 +14,8 @@ __all__ = ["AntialiasedPool", "Crop", "HalvingPool", "PoolKind"]
 
 PoolKind = Literal["max", "avg"]
 
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
 
 class Crop(torch.nn.Module):
     """Takes ``margin`` positions off both ends of every axis behind the first two."""
@@ -73,17 +75,20 @@ class AntialiasedPool(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_grid(x.shape[2:])
         if self.kind == "max":
-            x = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")(x, 3, stride=1, padding=1)
+            # The maximum of overlapping windows is several times faster on a CPU where the channels come last.
+            last = x.contiguous(memory_format=_CHANNELS_LAST[self.dimensions])
+            pool = getattr(torch.nn.functional, f"max_pool{self.dimensions}d")
+            x = pool(last, 3, stride=1, padding=1).contiguous()
         for axis in range(2, x.dim()):
-            x = self._halved(x.movedim(axis, -1)).movedim(-1, axis)
+            x = (x.movedim(axis, -1) @ self._weights(x.shape[axis], x.dtype)).movedim(-1, axis)
         return x
 
-    def _halved(self, x: Tensor) -> Tensor:
-        """The last axis blurred and halved; at the border the mean is over the positions that there are."""
-        weight = (self.odd if x.shape[-1] % 2 else self.even).to(x.dtype)[None, None]
-        ones = x.new_ones(1, 1, x.shape[-1])
-        total, mass = (F.conv1d(t, weight, stride=2, padding=1) for t in (x.reshape(-1, 1, x.shape[-1]), ones))
-        return (total / mass).view(*x.shape[:-1], total.shape[-1])
+    def _weights(self, n: int, dtype: torch.dtype) -> Tensor:
+        """The means (n, n // 2) that halve an axis; at the border they are over the positions that there are."""
+        binomial = (self.odd if n % 2 else self.even).to(dtype)
+        one_hot = torch.eye(n, dtype=dtype, device=binomial.device)[:, None]
+        weights = F.conv1d(one_hot, binomial[None, None], stride=2, padding=1)[:, 0]
+        return weights / weights.sum(0)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, dimensions={self.dimensions}"

@@ -4,6 +4,7 @@ from escnn import gspaces, nn
 
 from escnn_attention import equivariance_report
 from escnn_attention.models import CNN, InvariantLogits
+from escnn_attention.plain.resample import AntialiasedPool
 
 SMALL = {"widths": (3, 4), "convolutions": (2, 1), "features": 5}
 
@@ -15,6 +16,14 @@ def test_stages_are_as_asked_for():
     assert kernels == [7, 3, 3, 1]
     assert network(torch.randn(2, 2, 8, 9)).shape == (2, 7)
     assert (network.in_channels, network.num_classes) == (2, 7)
+
+
+def test_antialiased_pooling_takes_the_place_of_the_maximum():
+    network = CNN(2, 7, **SMALL, antialiased=True).double()
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    torch.testing.assert_close(network.stages["pool_1"](x), AntialiasedPool("max", 2).double()(x))
+    assert network(torch.randn(2, 2, 8, 9, dtype=torch.float64)).shape == (2, 7)
+    assert CNN(2, 7, **SMALL).stages["pool_1"](x).equal(torch.nn.functional.max_pool2d(x, 2))
 
 
 def test_it_is_not_equivariant():
@@ -37,3 +46,5 @@ def test_it_is_not_equivariant():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         CNN(1, 2, **{**SMALL, **options})
+    with pytest.raises(TypeError, match="antialiased: got 1, needed"):
+        CNN(1, 2, **SMALL, antialiased=1)

@@ -3,7 +3,14 @@ import torch
 from escnn import gspaces
 from escnn.nn import R2Conv, R3Conv
 
-from escnn_attention import GroupSelfAttention, LiftingSelfAttention, TransformerBlock, equivariance_report
+from escnn_attention import (
+    AntialiasedPool,
+    GroupSelfAttention,
+    HalvingPool,
+    LiftingSelfAttention,
+    TransformerBlock,
+    equivariance_report,
+)
 from escnn_attention.geometry.positions import Window
 from escnn_attention.models import HybridNet
 from tests.models.networks import check_trains
@@ -57,6 +64,34 @@ def test_stages_are_as_asked_for():
         assert layer.plain.query == "all"
         assert type(layer.plain.encoding).__name__ == "FourierEncoding"
     assert {b.norm for b in blocks} == {"gsa"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("pool", ["max", "avg"])
+@pytest.mark.parametrize("size", [8, 9, 10, 11])
+def test_antialiased_pooling_is_exact_at_every_size(pool, size):
+    options = {**SMALL, "attention": (0, 0, 1), "convolutions": (1, 1, 0), "pool": pool, "antialiased": True}
+    network = HybridNet(gspaces.flipRot2dOnR2(4), 2, 5, **options)
+    pools = layers(network, HalvingPool)
+    assert [(type(p), p.kind) for p in pools] == 2 * [(AntialiasedPool, pool)]
+    shape = (2, 2, size, size)
+    assert equivariance_report(network.as_fields(), shape, layers=False).relative_error < 1e-5
+    x = torch.randn(shape)
+    assert network.feature_maps(x)["pool_2"].shape[-2:] == (size // 4, size // 4)
+    torch.testing.assert_close(network.eval().export()(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_antialiasing_adds_no_parameters_and_weights_fit_both():
+    plain, antialiased = (HybridNet(gspaces.rot2dOnR2(4), 1, 5, **SMALL, antialiased=b) for b in (False, True))
+    assert {type(p) for p in layers(plain, HalvingPool)} == {HalvingPool}
+    antialiased.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 1, 12, 12)
+    assert (antialiased.eval()(x) - plain.eval()(x)).abs().max() > 1e-3
+
+
+def test_antialiasing_in_space():
+    network = HybridNet(gspaces.octaOnR3(), 1, 3, **{**SMALL, "widths": (1, 1, 1)}, antialiased=True)
+    assert equivariance_report(network.as_fields(), (1, 1, 8, 8, 8), layers=False).relative_error < 1e-5
 
 
 def test_without_attention_it_is_a_convolutional_network():
@@ -142,6 +177,8 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
+    with pytest.raises(TypeError, match="antialiased: got 'max', needed"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, antialiased="max")
     with pytest.raises(TypeError, match="class_token: got 3, needed the options of an AttentionPool, by name"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, class_token=3)
     with pytest.raises(TypeError, match="heads: class_token has no such option, needed some of num_heads, head_fields"):

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from escnn_attention.plain.resample import Crop, HalvingPool
+from escnn_attention.plain.resample import AntialiasedPool, Crop, HalvingPool
 
 
 def test_crop():
@@ -14,3 +15,35 @@ def test_halving_pool_in_three_dimensions():
         y = HalvingPool(kind, 3)(x)
         assert y.shape == (2, 3, 2, 2, 3)
         torch.testing.assert_close(y[:, :, 0, 0, 0], expected)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("shape", [(6, 9), (2, 3), (4, 5, 6)])
+def test_antialiased_pool_is_the_formula_with_gradients(kind, shape):
+    x = torch.randn(2, 3, *shape, dtype=torch.float64, requires_grad=True)
+
+    def formula(x):
+        dimensions = len(shape)
+        if kind == "max":
+            x = getattr(torch.nn.functional, f"max_pool{dimensions}d")(x, 3, stride=1, padding=1)
+        for axis, n in enumerate(shape, start=2):
+            weights = {0: (1, 3, 3, 1), 1: (1, 4, 6, 4, 1)}[n % 2]
+            halved = []
+            for start in range(-1, 2 * (n // 2) - 1, 2):
+                seen = [(w, start + i) for i, w in enumerate(weights) if 0 <= start + i < n]
+                halved.append(sum(w * x.select(axis, i) for w, i in seen) / sum(w for w, _ in seen))
+            x = torch.stack(halved, axis)
+        return x
+
+    y, expected = AntialiasedPool(kind, len(shape)).double()(x), formula(x)
+    torch.testing.assert_close(y, expected, rtol=1e-14, atol=1e-14)
+    toward = torch.randn_like(y)
+    gradients = [torch.autograd.grad(output, x, toward)[0] for output in (y, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-13)
+
+
+def test_antialiased_pool_of_other_precisions():
+    x = torch.randn(2, 3, 6, 7)
+    pool = AntialiasedPool("max", 2)
+    torch.testing.assert_close(pool(x.double()), pool.double()(x.double()), rtol=1e-14, atol=1e-14)
+    assert pool.float()(x.bfloat16()).dtype == torch.bfloat16
