@@ -3,7 +3,7 @@
     python3 bootstrap.py compare [arguments]   the main job, `escnn-attention compare`
     python3 bootstrap.py test [arguments]      the tests; the arguments go to pytest (-n 0 runs them in one process)
     python3 bootstrap.py test-numpy2 [...]     the tests with NumPy 2 and no lie_learn, in an environment of their own
-    python3 bootstrap.py lint                  ruff: rules and format
+    python3 bootstrap.py lint                  ruff (rules and format) and import-linter
     python3 bootstrap.py types                 mypy
     python3 bootstrap.py docs                  the site, into docs/_build/html
     python3 bootstrap.py setup                 everything the other tasks need, and no task
@@ -170,7 +170,11 @@ def commands(environment: Environment, task: str, arguments: list[str]) -> list[
         # Tests of a file stay together, which share what they import and build, until a process has none left.
         return [[python, "-m", "pytest", "-n", workers(), "--dist", "worksteal", *arguments]]
     return {
-        "lint": [[python, "-m", "ruff", "check"], [python, "-m", "ruff", "format", "--check"]],
+        "lint": [
+            [python, "-m", "ruff", "check"],
+            [python, "-m", "ruff", "format", "--check"],
+            [environment.bin / "lint-imports"],
+        ],
         "types": [[python, "-m", "mypy"]],
         "docs": [[python, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", "docs/_build/html"]],
         "setup": [],

@@ -235,9 +235,18 @@ def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool)
 
 
 def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
-    """Where the points of a constellation and the atoms of a molecule look."""
+    """Draw what the points of a constellation and the atoms of a molecule attend to."""
     torch.manual_seed(0)
     generator = np.random.default_rng(0)
+    steps = 1 if quick else STEPS
+    draw_constellation(save, generator, steps)
+    draw_molecule(save, generator, steps)
+
+
+def draw_constellation(
+    save: Callable[[str, Figure | Animation], None], generator: np.random.Generator, steps: int
+) -> None:
+    """Train a network to name the pattern of every point, and draw what a corner attends to."""
     g = gspaces.flipRot2dOnR2(3)
     network = PointTransformer(
         g, 4, len(PATTERNS), fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 3.0}, pool=None
@@ -251,7 +260,6 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
         features = torch.cat([nearest(p) for p in clouds])
         return [features, torch.cat(clouds), None, numbered(map(len, clouds)), owners]
 
-    steps = 1 if quick else STEPS
     batches = (constellations(generator.integers(3700, size=16)) for _ in itertools.count())
     learn(network, batches, functional.cross_entropy, 1e-2, steps)
     *tested, owners = constellations(np.arange(3700, 4000))
@@ -266,6 +274,9 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
     figure = plot_cloud_attention(cloud, network, point=14, poses=[0, 1], elements=rotations, style=style, title=title)
     save("cloud_attention.png", figure)
 
+
+def draw_molecule(save: Callable[[str, Figure | Animation], None], generator: np.random.Generator, steps: int) -> None:
+    """Train a network on dipole moments, of QM9 where it is on this machine, and draw what an atom attends to."""
     g = gspaces.dihedralOnR3(4)
     network = PointTransformer(g, len(ATOMS), 1, fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 2.0})
     folder = os.environ.get("ESCNN_ATTENTION_DATA")
