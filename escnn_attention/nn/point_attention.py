@@ -147,18 +147,17 @@ class PointSelfAttention(PointLayer):
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
-        constant, relative = _constant_pose(kernel, query, keys, normalization), tables["relative"]
+        poses, relative = _has_pose_term(kernel, query, keys, normalization), tables["relative"]
         sizes = (size, heads.number, heads.channels, seen, 0 if relative is None else torch.as_tensor(relative))
         plain = PointAttention(
             project_in=heads.read(in_type, needs, scalars=lifts),
             values=self._values(size, heads, num_poses, relative),
             project_out=heads.write(out_type),
-            encoding=bind_kernel(kernel, normalization, *sizes, poses=constant is None),
+            encoding=bind_kernel(kernel, normalization, *sizes, poses=poses),
             relation=relation,
             neighbourhood=rule,
             **tables,
             needs=needs,
-            constant_pose=constant,
             query=query,
             keys=keys,
             normalization=normalization,
@@ -321,14 +320,13 @@ def _drops_out(kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, n
     return keys == "own" and normalization == "softmax" and not kernel.absolute
 
 
-def _constant_pose(
+def _has_pose_term(
     kernel: Encoding | PairKernel, query: QueryMode, keys: KeyMode, normalization: Normalization
-) -> tuple[str, ...] | None:
-    """What the term of the pose of a key is a bias of, where it is one number for all poses; None where it is not."""
+) -> bool:
+    """Whether the term of the pose of a key is more than a constant, which the bias of queries or keys covers."""
     if isinstance(kernel, PairKernel) or not query == keys == "own":
-        return None
-    found = (*(("queries",) if kernel.absolute else ()), *(("keys",) if normalization == "count" else ()))
-    return found or None
+        return True
+    return not kernel.absolute and normalization != "count"
 
 
 def _tables(group: Fibers, lifts: bool, registers: int) -> dict[str, Any]:

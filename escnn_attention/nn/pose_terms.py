@@ -16,7 +16,7 @@ from escnn_attention.nn.heads import Heads, check_weights, is_scalar
 from escnn_attention.plain.registers import padded, with_registers
 from escnn_attention.plain.self_attention import GroupTables
 
-__all__ = ["bind", "check_shared", "constant_pose", "query_weight", "sees_scalars", "tables_of"]
+__all__ = ["bind", "check_shared", "has_pose_term", "query_weight", "sees_scalars", "tables_of"]
 
 
 def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: QueryMode, keys: KeyMode) -> bool:
@@ -75,15 +75,13 @@ def check_shared(
     return True
 
 
-def constant_pose(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> tuple[str, ...] | None:
-    """What the term of the pose is a bias of, where it is one for all poses; None where it is not.
+def has_pose_term(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts: bool) -> bool:
+    """Whether the encoding's term of the pose differs from key to key.
 
-    Of that of an absolute encoding, which is added to queries and keys, nothing is left but the term of the one pose
-    that a query has.
+    An absolute encoding adds it to queries and keys. If a query sees keys of its own pose only, the term is a constant,
+    which the bias of the queries covers.
     """
-    if encoding.absolute and query == "own" and (lifts or keys == "own"):
-        return ("queries",)
-    return () if lifts else None
+    return not (lifts or (encoding.absolute and query == keys == "own"))
 
 
 def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:

@@ -20,7 +20,7 @@ from escnn_attention.nn.arguments import REQUIRED, check_input, check_type, chec
 from escnn_attention.nn.heads import Heads, check_registers, check_scalars, finished, normalised_needs
 from escnn_attention.nn.module import MaskedModule
 from escnn_attention.nn.options import check_options, option_names
-from escnn_attention.nn.pose_terms import bind, check_shared, constant_pose, query_weight, sees_scalars, tables_of
+from escnn_attention.nn.pose_terms import bind, check_shared, has_pose_term, query_weight, sees_scalars, tables_of
 from escnn_attention.plain.projections import ProjectionKind
 from escnn_attention.plain.self_attention import AttentionMode, SelfAttention
 
@@ -174,18 +174,17 @@ class GroupSelfAttention(MaskedModule):
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
-        constant = constant_pose(encoding, query, keys, lifts=lifts)
+        poses = has_pose_term(encoding, query, keys, lifts=lifts)
         seen = choose_window(group, in_type, kernel_size, window, dilation)
-        tables = tables_of(group, num_poses, registers, poses=constant != (), weighs=keys == "all" and not lifts)
+        tables = tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
             heads.write(out_type),
-            bind(encoding, heads, seen, num_poses, poses=constant is None),
+            bind(encoding, heads, seen, num_poses, poses=poses),
             tables,
             seen,
             AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend), shared_scores),
             needs,
-            constant_pose=constant,
             query_weight=weight,
             transformation=random_transformation(in_type, out_type, group),
         )

@@ -173,13 +173,6 @@ class TransformerBlock(GridModule):
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail, *ends_of(out_type, layer_scale, drop_path))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load what a block with a bias that its norm takes out has saved, too."""
-        name = "feed_forward.0.plain.projection.bias"
-        if self.norm == "gsa" and name not in self.state_dict():
-            state_dict.pop(f"{prefix}{name}", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
         """Apply the block.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ class PointAttention(PointModule, HeadModule):
     It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, encoding, needs, constant_pose: as in :class:`~escnn_attention.plain.projections.HeadModule`.
+        project_in, encoding, needs: as in :class:`~escnn_attention.plain.projections.HeadModule`.
         project_out: from ``num_heads`` · C regular fields to the output.
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.
@@ -80,7 +79,6 @@ class PointAttention(PointModule, HeadModule):
         relative: np.ndarray | None,
         log_measure: np.ndarray | None,
         needs: Needs,
-        constant_pose: Collection[str] | None = None,
         query: QueryMode,
         keys: KeyMode,
         normalization: Normalization,
@@ -93,7 +91,7 @@ class PointAttention(PointModule, HeadModule):
         opposite: np.ndarray | None = None,
         edge_dim: int | None = None,
     ):
-        super().__init__(project_in, project_out, encoding, needs, constant_pose)
+        super().__init__(project_in, project_out, encoding, needs)
         self.relation = relation
         self.neighbourhood = neighbourhood
         self.values = values

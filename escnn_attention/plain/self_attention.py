@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,8 +58,8 @@ class SelfAttention(HeadModule):
     Maps ``(B, in, *space)`` to ``(B, out, *space)``. It knows the group by tables only and needs no escnn.
 
     Args:
-        project_in, project_out, encoding, needs, constant_pose: as in
-            :class:`~escnn_attention.plain.projections.HeadModule`, for M heads of C channels. From
+        project_in, project_out, encoding, needs: as in :class:`~escnn_attention.plain.projections.HeadModule`, for M
+            heads of C channels. From
             :class:`~escnn_attention.plain.projections.Scalars` queries, keys and values have no poses, and all output
             poses share the scores of the content.
         tables: of the group.
@@ -85,11 +85,10 @@ class SelfAttention(HeadModule):
         mode: AttentionMode,
         needs: Needs,
         *,
-        constant_pose: Collection[str] | None = None,
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
     ):
-        super().__init__(project_in, project_out, encoding, needs, constant_pose)
+        super().__init__(project_in, project_out, encoding, needs)
         self.window = window
         self.query, self.keys = mode.query, mode.keys
         self.dropout, self.backend = mode.dropout, mode.backend

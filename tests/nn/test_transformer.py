@@ -398,19 +398,13 @@ class TestAnyAttention:
 
 
 def test_a_bias_that_the_norm_takes_out_is_none():
-    """Of a single hidden field, in the block of GSA-Nets; what a block that has it has saved is loaded without it."""
+    """The first bias of the network of a GSA-Nets block with a single hidden field."""
     space = spaces.PLANE["C4"]()
     fields = spaces.regular(space, 2)
     name = "feed_forward.0.plain.projection.bias"
-    block = TransformerBlock(fields, fields, 2, 3)
-    state = block.state_dict()
-    assert name not in state
+    assert name not in TransformerBlock(fields, fields, 2, 3).state_dict()
     assert name in TransformerBlock(fields, fields, 2, 3, hidden_fields=2).state_dict()
     assert name.replace("0", "1") in TransformerBlock(fields, fields, 2, 3, norm="pre", hidden_fields=1).state_dict()
-    other = TransformerBlock(fields, fields, 2, 3)
-    other.load_state_dict(state | {name: torch.ones(1)})
-    x = spaces.random_field(fields, 5, 5, dtype=torch.float32)
-    assert torch.equal(other(x).tensor, block(x).tensor)
 
 
 @norms

@@ -378,33 +378,6 @@ def test_keys_have_a_bias_exactly_where_it_matters(name):
                 core.project_in.bias[-heads * biased :].view(heads, biased)[:, channel] -= 1.5
 
 
-@pytest.mark.parametrize("name", ["grid, rotary", "dilation, rotary", "points, dot, product", "points, location"])
-def test_what_a_layer_without_biases_of_the_keys_has_saved(name):
-    """They are zero; and what nobody reads is left out."""
-    case, biased = BIASED[name]
-    module = case.drawn()
-    core, inputs = heads_of(module), case.inputs(module)
-    heads, fields = core.num_heads, core.num_heads * module.head_fields
-    state = {name: value.clone() for name, value in module.state_dict().items()}
-    with torch.no_grad():
-        if biased:
-            state["plain.project_in.bias"] = state["plain.project_in.bias"][: 2 * fields]
-            core.project_in.bias[2 * fields :] = 0
-        else:
-            for part, others in (("weight", 2), ("bias", 1)):
-                values = state[f"plain.project_in.{part}"]
-                torch.manual_seed(1)
-                before, after = torch.randn_like(values), torch.randn_like(values)
-                state[f"plain.project_in.{part}"] = torch.cat([before, values, after][: 1 + others])
-        expected = case.output(module, *inputs)
-        other = case.make().double()
-        other.load_state_dict(state)
-        assert torch.equal(case.output(other, *inputs), expected)
-    state["plain.project_in.bias"] = torch.randn(heads * 7)
-    with pytest.raises(RuntimeError, match=r"size mismatch for plain\.project_in\.bias"):
-        other.load_state_dict(state)
-
-
 SO2 = gspaces.rot2dOnR2(-1)
 POSED = {
     "grid, absolute": lambda **options: ea.GroupSelfAttention(
@@ -441,43 +414,36 @@ POSED = {
 
 @pytest.mark.parametrize("name", POSED)
 def test_a_constant_term_of_the_pose_is_a_bias(name, monkeypatch):
-    """A layer loads what one with such a term has saved, and gives the same; without biases it cannot."""
+    """A layer without such a term gives the same as one that has it, with the term added to its bias."""
     is_grid, make = name.startswith("grid"), POSED[name]
     case = Case(make, shape=(1, 4, 4)) if is_grid else on_points(make)
-    module, without_biases = case.drawn(), make(bias=False)
+    module = case.drawn()
     module_name = f"escnn_attention.nn.{'self' if is_grid else 'point'}_attention"
-    monkeypatch.setattr(f"{module_name}.{'' if is_grid else '_'}constant_pose", lambda *_, **__: None)
+    monkeypatch.setattr(f"{module_name}.{'' if is_grid else '_'}has_pose_term", lambda *_, **__: True)
     if "scalars" in name:
         monkeypatch.setattr(f"{module_name}.sees_scalars", lambda *_: False)
     posed = case.drawn()
     for parameter in posed.parameters():
         torch.nn.init.normal_(parameter)
-    state = posed.state_dict()
-    found = [n for n in state if "encoding.pose_" in n]
-    assert found
-    assert not [n for n in module.state_dict() if "encoding.pose_" in n]
-    module.load_state_dict(state)
-    assert set(found) < set(state)
+    own = module.state_dict()
+    assert not [n for n in own if "encoding.pose_" in n]
+    assert [n for n in posed.state_dict() if "encoding.pose_" in n]
+    module.load_state_dict({n: t for n, t in posed.state_dict().items() if n in own and t.shape == own[n].shape})
     inputs = case.inputs(module)
     expected = case.output(posed, *inputs)
-    torch.testing.assert_close(case.output(module, *inputs), expected, rtol=1e-10, atol=1e-12)
-    module.plain.project_in.bias.data.copy_(state["plain.project_in.bias"])
+    core, bias = module.plain, posed.plain.project_in.bias.detach()
+    core.project_in.bias.data.copy_(bias)
     assert (case.output(module, *inputs) - expected).norm() > 1e-3 * expected.norm()  # the term does something
-    del state["plain.project_in.bias"]
-    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoding\.pose_"):
-        without_biases.load_state_dict(state)
-
-
-def test_constants_of_a_kernel_that_drop_out_load():
-    kernel = PairKernel("dot", "raw", "sum")
-    layer = ea.PointSelfAttention(*2 * [mixed(D3)], head_fields=3, encoding=kernel, keys="own", query="all")
-    state = layer.state_dict() | {"plain.encoding.bias": torch.randn(1, 1), "plain.encoding.of_pose": torch.ones(2)}
-    layer.load_state_dict(state)
-    assert "plain.encoding.bias" not in layer.state_dict()
-    counted = ea.PointSelfAttention(
-        *2 * [mixed(D3)], head_fields=3, encoding=kernel, keys="own", query="all", normalization="count"
-    )
-    assert {"plain.encoding.bias", "plain.encoding.of_pose"} < set(counted.state_dict())
+    encoding, (pose, *_) = posed.plain.encoding, posed.plain.quotient[0] if posed.plain.relative is None else [0]
+    terms = encoding.poses() if posed.plain.relative is None else encoding.poses(posed.plain.relative[0])
+    term = terms[:, pose].expand(core.num_heads, -1).flatten()  # of the pose h⁻¹h
+    of_fields = dict(zip(core.needs.fields, core.project_in.bias.split(term.numel()), strict=False))
+    with torch.no_grad():
+        if encoding.absolute:
+            of_fields["queries"].data.add_(term)
+        if getattr(core, "normalization", "softmax") == "count":
+            of_fields["keys"].data.add_(term)
+    torch.testing.assert_close(case.output(module, *inputs), expected, rtol=1e-10, atol=1e-12)
 
 
 CONSTANT = {
