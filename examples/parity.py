@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention.geometry.motions import product, rotate
+from escnn_attention.geometry.relations import product, rotate
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import from_published
 

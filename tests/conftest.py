@@ -126,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark_undrawn(items, config.option.hypothesis_seed, draw=config.option.markexpr != "exhaustive")
     import torch
 
-    from escnn_attention.functional.backends.native import why_not_built
+    from escnn_attention.functional.grid.native import why_not_built
     from tests import representations
 
     representations.hasten()

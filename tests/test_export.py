@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 import escnn_attention as ea
 from escnn_attention import _export, models
 from escnn_attention._export import exporting
-from escnn_attention.functional.points import chunks
+from escnn_attention.functional.points import portable as chunks
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.layers import C4, CASES, Case, there

@@ -18,7 +18,7 @@ from escnn_attention import Encoding, GroupSelfAttention, LiftingSelfAttention, 
 from escnn_attention.encodings.quadratic import QuadraticEncoding
 from escnn_attention.functional import compute
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import fibers
 from tests.spaces import grid_error, random_field, regular, scalars, shape_of, size_of, turned_error
 

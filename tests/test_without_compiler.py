@@ -8,11 +8,11 @@ from escnn import gspaces
 from escnn.nn import FieldType
 
 from escnn_attention import FourierEncoding, GroupSelfAttention
-from escnn_attention.functional import PositionalBias, attention, dispatch
-from escnn_attention.functional.backends import native
+from escnn_attention.functional import PositionalBias, attention, registry
+from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from tests import spaces
 
 C4 = gspaces.rot2dOnR2(4)
@@ -34,14 +34,14 @@ def no_compiler(monkeypatch, tmp_path):
 @pytest.fixture
 def served(monkeypatch):
     """The backends that calls have been served by."""
-    choose, names = dispatch._choose, []
+    choose, names = registry._choose, []
 
     def watched(call, backend):
         name, left = choose(call, backend)
         names.append(name)
         return name, left
 
-    monkeypatch.setattr(dispatch, "_choose", watched)
+    monkeypatch.setattr(registry, "_choose", watched)
     return names
 
 

@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.bias import PositionalBias, Waves
+from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
 from escnn_attention.geometry.points import Cloud
-from escnn_attention.geometry.positions import Positions
+from escnn_attention.geometry.windows import Positions
 
 __all__ = ["EncodingBias", "Offers", "positional_bias"]
 

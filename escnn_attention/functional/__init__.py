@@ -1,8 +1,9 @@
 """Attention on plain tensors: no escnn, and no group but for index tables and coordinates."""
 
-from escnn_attention.functional.backends.reference import probabilities
-from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode, Waves
-from escnn_attention.functional.dispatch import (
+from escnn_attention.functional.grid.call import KeyMode, PositionalBias, QueryMode, Waves
+from escnn_attention.functional.grid.reference import probabilities
+from escnn_attention.functional.memory import working_memory
+from escnn_attention.functional.registry import (
     BACKENDS,
     Backend,
     attention,
@@ -11,7 +12,6 @@ from escnn_attention.functional.dispatch import (
     compute,
     preference,
 )
-from escnn_attention.functional.memory import working_memory
 
 __all__ = [
     "BACKENDS",

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from escnn_attention.functional.call import Call
+from escnn_attention.functional.grid.call import Call
 
 __all__ = ["chunk_size", "explain_shortage", "refuse_the_impossible", "working_memory"]
 

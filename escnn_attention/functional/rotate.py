@@ -12,7 +12,7 @@ from torch import Tensor
 
 from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import Operator, Passes
-from escnn_attention.functional.backends.triton import why_not_run
+from escnn_attention.functional.grid.triton import why_not_run
 
 __all__ = ["rotate"]
 

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._export import name_sizes_apart
-from escnn_attention.geometry.clouds import Chunk, Neighbourhood
-from escnn_attention.geometry.stretches import stretches, where
+from escnn_attention.geometry.neighbours import Chunk, Neighbourhood, stretches, where
 
 __all__ = ["Rows", "all_at_once"]
 
@@ -46,7 +45,7 @@ def all_at_once(
     Example:
         >>> import torch
         >>> from escnn_attention.geometry.at_once import all_at_once
-        >>> from escnn_attention.geometry.clouds import Neighbourhood
+        >>> from escnn_attention.geometry.neighbours import Neighbourhood
         >>> some = all_at_once(torch.tensor([[0.0], [1.0], [3.0]]), None, None, Neighbourhood(radius=1.5))
         >>> some.queries.flatten().tolist(), some.keys.tolist()
         ([0, 1, 2], [[0, 1], [0, 1], [2, -1]])
@@ -72,7 +71,7 @@ class Rows:
     Example:
         >>> import torch
         >>> from escnn_attention.geometry.at_once import Rows
-        >>> from escnn_attention.geometry.clouds import Chunk
+        >>> from escnn_attention.geometry.neighbours import Chunk
         >>> keys = torch.tensor([[0, 1], [0, -1], [1, 2]])
         >>> rows = Rows(Chunk(torch.arange(3)[:, None], keys, True), pairs=5)
         >>> some = rows.some(rows.step)

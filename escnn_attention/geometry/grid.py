@@ -10,7 +10,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.positions import Blocks, Positions, Window, WindowShape
+from escnn_attention.geometry.windows import Blocks, Positions, Window, WindowShape
 
 __all__ = ["Grid", "trimmed"]
 
@@ -61,7 +61,7 @@ class Grid(Positions):
 
     Example:
         >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.positions import Window
+        >>> from escnn_attention.geometry.windows import Window
         >>> grid = Grid((2, 3), Window(3))
         >>> grid.num_positions, grid.offsets.shape
         (6, torch.Size([9, 2]))
@@ -124,7 +124,7 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
 
     Example:
         >>> from escnn_attention.geometry.grid import trimmed
-        >>> from escnn_attention.geometry.positions import Window
+        >>> from escnn_attention.geometry.windows import Window
         >>> window, rows = trimmed((2, 2), Window(7))
         >>> window, len(rows)
         (Window(kernel_size=3, shape='square', dilation=1), 9)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 
 __all__ = ["Orbits", "Views", "orbit_places", "orbits_of"]
 
@@ -101,7 +101,7 @@ class Orbits:
     Example:
         >>> import numpy as np
         >>> from escnn_attention.geometry.orbits import Orbits
-        >>> from escnn_attention.geometry.positions import Window
+        >>> from escnn_attention.geometry.windows import Window
         >>> quarters = np.array([[[1, 0], [0, 1]], [[0, -1], [1, 0]], [[-1, 0], [0, -1]], [[0, 1], [-1, 0]]])
         >>> views = Orbits(Window(3), quarters, poses=(0,)).spread(3)
         >>> views.places.norm(dim=1).tolist(), views.step  # the middle, a side and a corner

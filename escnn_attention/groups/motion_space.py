@@ -7,13 +7,13 @@ from typing import Any
 from escnn.group import Representation, cyclic_group, directsum
 from escnn.gspaces import GSpace
 
-from escnn_attention.geometry.motions import MOTION_SIZES
+from escnn_attention.geometry.relations import MOTION_SIZES
 
 __all__ = ["MotionSpace"]
 
 
 class MotionSpace(GSpace):
-    """The group SE(2) or SE(3) as a space, in the numbers of :mod:`escnn_attention.geometry.motions`.
+    """The group SE(2) or SE(3) as a space, in the numbers of :mod:`escnn_attention.geometry.relations`.
 
     It acts on itself from the left, and no element but the identity keeps any of its points: the fiber group is
     trivial, and layers are as equivariant as what they see of two points, which is

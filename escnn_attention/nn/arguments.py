@@ -8,7 +8,7 @@ import torch
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention._checks import check_grid, check_int, check_option
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
 
 __all__ = [

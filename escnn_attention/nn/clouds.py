@@ -9,9 +9,8 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.functional import check_backend
-from escnn_attention.geometry.clouds import numbers_if_one, numbers_of
-from escnn_attention.geometry.edges import ranks
-from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
+from escnn_attention.geometry.points import Points, ranks
 
 _NEEDED_TABLES = (
     "needed (edges, features) with edge_index, or without (clouds, points, points, features), of the points of each "

@@ -13,7 +13,7 @@ from escnn_attention._checks import check_option
 from escnn_attention.encodings.quadratic import QuadraticEncoding, check_sharpness
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.orbits import orbits_of
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import check_regular
 from escnn_attention.nn.self_attention import GroupSelfAttention

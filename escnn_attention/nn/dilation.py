@@ -17,7 +17,7 @@ from escnn.nn import FieldType
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.functional import QueryMode, check_backend
-from escnn_attention.geometry.positions import WindowShape
+from escnn_attention.geometry.windows import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import check_type, check_types, choose_window
 from escnn_attention.nn.heads import Heads, check_scalars

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_unused
 from escnn_attention.geometry.cache import kept
-from escnn_attention.geometry.clouds import numbers_of
+from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.groups.motion_space import MotionSpace

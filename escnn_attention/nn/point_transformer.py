@@ -11,7 +11,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_probability, check_unused
 from escnn_attention.geometry.cache import kept
-from escnn_attention.geometry.shown import where_present
+from escnn_attention.geometry.points import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.activations import Activation

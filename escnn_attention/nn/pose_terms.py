@@ -10,7 +10,7 @@ from escnn_attention._checks import check_bool
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, mass
 from escnn_attention.nn.heads import Heads, check_weights, is_scalar
 from escnn_attention.plain.registers import padded, with_registers

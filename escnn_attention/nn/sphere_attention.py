@@ -14,8 +14,8 @@ from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
-from escnn_attention.functional.call import Normalization
-from escnn_attention.geometry.clouds import Neighbourhood, numbers_of
+from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points, check_types
 from escnn_attention.nn.clouds import check_edge_dim, check_points_mode

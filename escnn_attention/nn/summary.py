@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating
-from escnn_attention.functional.call import Call
-from escnn_attention.functional.dispatch import BACKENDS, Backend, compute
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.registry import BACKENDS, Backend, compute
 from escnn_attention.geometry.points import Points
-from escnn_attention.geometry.positions import Positions
+from escnn_attention.geometry.windows import Positions
 
 __all__ = ["LayerSummary", "Summary", "summary"]
 

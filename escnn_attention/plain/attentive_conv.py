@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
-from escnn_attention.functional.convolutions import attentive
-from escnn_attention.functional.convolutions.convolution import convolve
+from escnn_attention.functional.responses import attentive
+from escnn_attention.functional.responses.convolution import convolve
 from escnn_attention.plain.feature_attention import AttentionMaps
 from escnn_attention.plain.kernels import PoseKernel
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention.functional.points.values import Values
+from escnn_attention.functional.points.weights import Values
 
 __all__ = ["ConvolvedValues"]
 

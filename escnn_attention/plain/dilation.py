@@ -16,7 +16,7 @@ from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Positions, Window, WindowShape
+from escnn_attention.geometry.windows import Positions, Window, WindowShape
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, rows_of
 

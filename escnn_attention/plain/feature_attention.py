@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._checks import check_grid
-from escnn_attention.functional.convolutions.convolution import convolve
+from escnn_attention.functional.responses.convolution import convolve
 from escnn_attention.plain.kernels import PoseKernel
 
 __all__ = ["AttentionMaps", "FeatureAttention", "excite"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention.geometry.motions import rotation_vector
+from escnn_attention.geometry.relations import rotation_vector
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["Frames"]

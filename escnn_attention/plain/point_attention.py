@@ -16,10 +16,10 @@ from escnn_attention.encodings.all_poses import FromAllPoses
 from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, QueryMode, compute
-from escnn_attention.functional.call import Call, Normalization
+from escnn_attention.functional.grid.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
-from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import Points
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation

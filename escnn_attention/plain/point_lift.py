@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.geometry.edges import ranks
+from escnn_attention.geometry.points import ranks
 from escnn_attention.plain.frames import Frames
 
 __all__ = ["LiftedCloud", "LiftedNetwork", "PointLift"]

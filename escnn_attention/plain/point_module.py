@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._export import exporting
-from escnn_attention.geometry.shown import only_shown, where_present
+from escnn_attention.geometry.points import only_shown, where_present
 
 __all__ = ["PointModule"]
 

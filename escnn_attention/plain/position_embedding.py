@@ -8,7 +8,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
 from escnn_attention.plain.projections import FromPoses

@@ -20,9 +20,8 @@ from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
-from escnn_attention.functional.gather import Columns, in_groups
 from escnn_attention.functional.layout import Versioned
-from escnn_attention.functional.matmul import grouped_linear, grouped_linear_transpose
+from escnn_attention.functional.matmul import Columns, grouped_linear, grouped_linear_transpose, in_groups
 from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.registers import Registers

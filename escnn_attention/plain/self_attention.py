@@ -14,9 +14,9 @@ from escnn_attention.encodings.all_poses import FromAllPoses
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, compute, probabilities
-from escnn_attention.functional.call import Call
+from escnn_attention.functional.grid.call import Call
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Positions, Window
+from escnn_attention.geometry.windows import Positions, Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses

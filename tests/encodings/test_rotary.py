@@ -11,8 +11,8 @@ from escnn.nn import GeometricTensor
 
 from escnn_attention import GroupSelfAttention, PointSelfAttention, RotaryEncoding
 from escnn_attention.functional import attention, probabilities
-from escnn_attention.functional.call import Call
-from escnn_attention.geometry.positions import Window
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.geometry.windows import Window
 from tests import spaces
 from tests.functional.cases import case
 from tests.nn.points import cloud, error_of

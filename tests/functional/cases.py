@@ -4,10 +4,10 @@ import torch
 from hypothesis import strategies as st
 
 from escnn_attention.functional import BACKENDS, PositionalBias, Waves, attention
-from escnn_attention.functional.call import Call
-from escnn_attention.functional.fold import fold
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.fold import fold
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 
 
 def case(

@@ -11,17 +11,23 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from escnn_attention.functional.autograd import Operator, Passes
-from escnn_attention.functional.backends import native, triton
-from escnn_attention.functional.backends.grid_loop import Arguments
-from escnn_attention.functional.convolutions import attentive
-from escnn_attention.functional.gather import Columns, gather_columns
-from escnn_attention.functional.matmul import add_to_each, grouped_linear, grouped_linear_transpose, matmul
+from escnn_attention.functional.grid import native, triton
+from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.matmul import (
+    Columns,
+    add_to_each,
+    gather_columns,
+    grouped_linear,
+    grouped_linear_transpose,
+    matmul,
+)
 from escnn_attention.functional.points import native as points_native
 from escnn_attention.functional.points import pair_mlp
-from tests.functional.backends.test_triton import interpreted
-from tests.functional.convolutions.test_attentive import case as attentive_case
+from escnn_attention.functional.responses import attentive
+from tests.functional.grid.test_triton import interpreted
 from tests.functional.points.test_native import case as points_case
 from tests.functional.points.test_pair_mlp import draw
+from tests.functional.responses.test_attentive import case as attentive_case
 
 NO_COMPILER = native.why_not_built(torch.float64)
 

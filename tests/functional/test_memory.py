@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from escnn_attention.functional import BACKENDS, Backend, attention, memory, working_memory
-from escnn_attention.functional.backends import blocked
-from escnn_attention.geometry.positions import Window
+from escnn_attention.functional.grid import portable
+from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, outputs_and_gradients
 
 
@@ -57,7 +57,7 @@ def test_bounds_the_chunks(monkeypatch):
     tensors, grid, terms = case(2, 2, 2, (12, 12), Window(3), {"spatial"})
     with working_memory(8 * 4 * 3000):
         attention(*tensors, grid, terms, backend="blocked")
-    assert 0 < max(sizes) <= 3000 < blocked.SCORES_PER_CHUNK
+    assert 0 < max(sizes) <= 3000 < portable.SCORES_PER_CHUNK
 
 
 def test_what_cannot_be_allocated_is_refused_at_once(monkeypatch):

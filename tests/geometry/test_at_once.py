@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from escnn_attention.geometry.at_once import Rows, all_at_once
-from escnn_attention.geometry.clouds import Chunk, Neighbourhood
+from escnn_attention.geometry.neighbours import Chunk, Neighbourhood
 from escnn_attention.geometry.points import Points
 
 COORDS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [4.0, 0.0], [4.5, 0.0], [9.0, 9.0]])

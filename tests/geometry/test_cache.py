@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from escnn_attention.geometry import cache
 from escnn_attention.geometry.cache import cached, constant_result, constant_tables, kept, shared_geometry
-from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.neighbours import Neighbourhood
 
 
 def test_what_is_shared_is_found_once():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.geometry.grid import Grid, trimmed
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 
 windows = st.builds(
     Window,

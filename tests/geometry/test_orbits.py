@@ -7,7 +7,7 @@ from escnn import gspaces
 
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.orbits import Orbits, orbits_of
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import fibers
 from tests.spaces import PLANE, VOLUME
 

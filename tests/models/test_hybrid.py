@@ -11,7 +11,7 @@ from escnn_attention import (
     TransformerBlock,
     equivariance_report,
 )
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.models import HybridNet
 from tests.models.networks import check_trains
 

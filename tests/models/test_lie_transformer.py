@@ -6,7 +6,7 @@ from escnn import gspaces
 from escnn.nn import FieldType
 
 from escnn_attention import LiftedMotion, Offset
-from escnn_attention.geometry.motions import product, rotate
+from escnn_attention.geometry.relations import product, rotate
 from escnn_attention.models import LieTransformer, LieTransformerBlock
 
 

@@ -11,7 +11,7 @@ from torch.export import Dim, ExportedProgram
 
 import escnn_attention as ea
 from escnn_attention._export import with_loops
-from escnn_attention.functional.backends import native
+from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build, packaged
 from escnn_attention.models import compile_package
 from tests import spaces

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention import Pair, PairKernel
-from escnn_attention.geometry.clouds import Neighbourhood
+from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models import PointTransformer
 from tests import spaces

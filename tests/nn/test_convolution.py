@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from escnn_attention import GroupSelfAttention
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.convolution import attention_from_convolution
 from tests.spaces import PLANE, VOLUME, field_types, grid_error, mixed, random_field, regular, scalars, shape_of

@@ -6,7 +6,7 @@ from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import LiftAverage, LiftedMotion, PairKernel, PointAttentiveConv, PointLift, PointSelfAttention
-from escnn_attention.geometry.motions import product, rotate
+from escnn_attention.geometry.relations import product, rotate
 from tests import spaces
 
 pytestmark = pytest.mark.usefixtures("double")

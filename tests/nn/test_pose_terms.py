@@ -18,7 +18,7 @@ from escnn_attention import (
     PointTransformerBlock,
     TransformerBlock,
 )
-from escnn_attention.functional.backends.native import why_not_built
+from escnn_attention.functional.grid.native import why_not_built
 from tests import spaces
 from tests.layers import BATCH, EDGES, MASK, drawn
 from tests.nn.points import cloud, error_of

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from escnn import gspaces
 
 from escnn_attention import working_memory
-from escnn_attention.functional.convolutions import attentive, responses
+from escnn_attention.functional.responses import attentive, responses
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.nn.attentive_conv import AttentiveConv
 from escnn_attention.nn.feature_attention import FeatureAttention

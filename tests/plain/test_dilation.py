@@ -9,7 +9,7 @@ import torch
 from escnn import gspaces
 
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention
 from escnn_attention.nn.scales import Scales
 from escnn_attention.plain.dilation import PerScale, ScalePooling, join_scales, scaled_window, split_scales

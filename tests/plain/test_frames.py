@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.geometry.motions import rotate
+from escnn_attention.geometry.relations import rotate
 from escnn_attention.plain.frames import Frames
 
 pytestmark = pytest.mark.usefixtures("double")

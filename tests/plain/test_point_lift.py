@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from escnn_attention.geometry.motions import product, rotate, rotation_vector
+from escnn_attention.geometry.relations import product, rotate, rotation_vector
 from escnn_attention.plain.point_lift import PointLift
 
 pytestmark = pytest.mark.usefixtures("double")

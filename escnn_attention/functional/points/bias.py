@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention._export import exporting
-from escnn_attention.functional.bias import KeyMode, PositionalBias, QueryMode
+from escnn_attention.functional.grid.call import KeyMode, PositionalBias, QueryMode
 from escnn_attention.functional.matmul import add_to_each, matmul
 from escnn_attention.geometry.points import Cloud
 
@@ -49,7 +49,7 @@ class PairTables:
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
         quotient: ``(|H|, P)``; the index of h⁻¹ĥ.
         relative: ``(|H|, P, F)``; features of h⁻¹ĥ, or None.
-        query, keys: as in :class:`~escnn_attention.functional.call.Call`.
+        query, keys: as in :class:`~escnn_attention.functional.grid.call.Call`.
         log_measure: ``(N or 1, P or 1)``, the logarithm of the measure of the keys; None where all are alike.
         halves: of the poses, where what -h sees of two points is the opposite of what h sees; None elsewhere.
         offsets: whether what is seen is the offset, so that there may be a table over the pairs of a cloud.

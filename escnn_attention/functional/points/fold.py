@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from escnn_attention.functional.call import Call
-from escnn_attention.functional.fold import fold_frames, fold_keys
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.fold import fold_frames, fold_keys
 from escnn_attention.functional.points.bias import PairBias, PairScores
 
 __all__ = ["fold_points"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.call import Call
+from escnn_attention.functional.grid.call import Call
 from escnn_attention.functional.points import native
 from escnn_attention.functional.points.bias import PairBias, PairScores, against
-from escnn_attention.functional.points.chunks import Chunks, attend_in_chunks
-from escnn_attention.geometry.clouds import Chunk
+from escnn_attention.functional.points.portable import Chunks, attend_in_chunks
+from escnn_attention.geometry.neighbours import Chunk
 
 __all__ = ["attention", "why_not_first", "why_unsupported"]
 

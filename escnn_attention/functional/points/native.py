@@ -17,7 +17,7 @@ from torch import Tensor
 from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
-from escnn_attention.functional.call import Normalization
+from escnn_attention.functional.grid.call import Normalization
 from escnn_attention.functional.native.build import FOLDER, Kernel, num_threads
 from escnn_attention.functional.native.fields import FIELDS
 from escnn_attention.functional.native.packaged import attention_between_points

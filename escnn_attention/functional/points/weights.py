@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.call import Normalization
+from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairScores, in_rows
-from escnn_attention.functional.points.values import Values, sum_values
 
-__all__ = ["Weights"]
+__all__ = ["Values", "Weights", "sum_values"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,30 @@ class Weights:
         mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
         return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
+
+
+class Values(Protocol):
+    """What becomes of the values that a query attends to.
+
+    Attributes:
+        features: how many numbers it makes for every score.
+    """
+
+    features: int
+
+    def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        """The output ``(G, M, H, A, C)`` of attention to the values.
+
+        Args:
+            p: ``(G, M, H, A, P, K)``, the probabilities.
+            v: ``(G, M, H or 1, P, K, C)``, the values.
+            seen: ``(G, H, A, P or 1, K, D)``, what every output pose sees of the pairs.
+        """
+
+
+def sum_values(p: Tensor, v: Tensor) -> Tensor:
+    """The sum of the values, weighed: the arguments and the result of :class:`Values`."""
+    weights, values = p.flatten(-2), v.flatten(3, 4)
+    if v.shape[2] == 1:
+        return matmul(weights.flatten(2, 3), values[:, :, 0]).unflatten(2, p.shape[2:4])
+    return matmul(weights, values)

@@ -15,7 +15,7 @@ import torch
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.native.fields import Field, Fields
-from escnn_attention.geometry.positions import Window
+from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, outputs_and_gradients
 
 

@@ -10,7 +10,7 @@ from escnn.nn import FieldType, GeometricTensor
 from torch._inductor import config
 
 from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention
-from escnn_attention.functional.backends import grid_loop, native
+from escnn_attention.functional.grid import kernel, native
 from escnn_attention.functional.native import packaged
 from escnn_attention.functional.native.fields import FIELDS
 from escnn_attention.functional.points import native as between_points_native
@@ -108,7 +108,7 @@ def run_here(monkeypatch):
     }.items():
         for operator in LOOPS[name].operators.values():
             library.impl(operator, given(name, *of_loop), "CPU")
-    for module in (grid_loop, between_points_native):
+    for module in (kernel, between_points_native):
         monkeypatch.setattr(module, "packaging", lambda: True)
     yield calls
     library._destroy()
@@ -118,7 +118,7 @@ def check_operator(layer, arguments, run_here, monkeypatch) -> None:
     """The operator in place of the loop of a layer does the same, and what it says of itself."""
     with torch.no_grad():
         y = layer(*arguments).tensor
-        for module in (grid_loop, between_points_native):
+        for module in (kernel, between_points_native):
             monkeypatch.setattr(module, "packaging", lambda: False)
         torch.testing.assert_close(y, layer(*arguments).tensor)
     (arguments,) = run_here

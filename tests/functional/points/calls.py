@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import torch
 
 from escnn_attention.functional import compute
-from escnn_attention.functional.call import Call
+from escnn_attention.functional.grid.call import Call
 from escnn_attention.functional.points.bias import PairBias, PairTables
-from escnn_attention.geometry.clouds import Neighbourhood, Neighbours
+from escnn_attention.geometry.neighbours import Neighbourhood, Neighbours
 from escnn_attention.geometry.points import Points
 
 

@@ -17,7 +17,7 @@ from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.points import native as native_points
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.native import Arguments, attend
-from escnn_attention.geometry.clouds import Lists, WholeClouds
+from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 

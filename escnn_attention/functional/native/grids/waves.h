@@ -2,7 +2,7 @@
 //
 // A function of the offset that is a sum of waves factorises: with the phases a query has where it is, its amplitudes
 // become a vector whose products with the cosines and sines of the keys' phases are the function
-// (functional/widen.py has the formula).
+// (functional/grid/widen.py has the formula).
 
 #pragma once
 

@@ -18,7 +18,7 @@ import sys, torch
 import escnn_attention
 from escnn import gspaces, nn
 from escnn_attention.functional.native import shipped
-from escnn_attention.functional.backends.native import why_not_built
+from escnn_attention.functional.grid.native import why_not_built
 
 assert shipped.FOLDER.is_dir(), f"{shipped.FOLDER}: no libraries came with the package"
 assert torch.backends.cpu.get_cpu_capability() == sys.argv[1]

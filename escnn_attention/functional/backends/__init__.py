@@ -1,1 +1,0 @@
-"""The ways to compute attention on a grid, one a file: see :mod:`escnn_attention.functional.dispatch`."""

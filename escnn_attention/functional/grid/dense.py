@@ -1,0 +1,219 @@
+r"""Attention through :func:`torch.nn.functional.scaled_dot_product_attention`: for terms that factorise.
+
+The terms of the score become channels of the queries and keys (:mod:`~escnn_attention.functional.grid.widen`); what is
+left is the attention for which PyTorch has fused kernels. They never hold the scores, so that memory grows with the
+number of positions and not with its square. Global attention takes one product of everything with everything for a few
+output poses at a time; windows take tiles of queries with their halos, as many small attentions with a mask.
+
+Only the outputs are kept for the backward pass; it widens queries and keys again.
+
+There are no second derivatives: the fused kernels have none and raise an error. Under
+``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` there are, with memory for every score; so it is under derivatives
+in forward mode and transforms of ``torch.func``, which no fused kernel has rules for.
+
+Gradients need scores of moderate size. The fused kernels keep the logarithm of the sum of each query's exponentials and
+make probabilities from it again, with its rounding error. Errors of gradients, relative to the largest of them, are
+about the rounding error of one number times the largest score: in single precision 1 % for scores of 1e5, as of
+features of 150, and a third for scores of 5e6, as of features of 1000. Beyond they overflow. With all other
+backends they are finite for features up to 1e12, and errors stay small where scores are so large that one key has all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from escnn_attention.functional.autograd import is_transformed, recompute
+from escnn_attention.functional.grid.call import Call, PositionalBias, Waves
+from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_classes, widen, width
+from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.windows import Positions
+
+__all__ = ["ENTRIES_PER_CHUNK", "attention", "why_unsupported"]
+
+ENTRIES_PER_CHUNK = 2**24
+"""The number of entries of widened queries and keys that are held at once. 64 MB in float32."""
+
+
+def why_unsupported(call: Call) -> str | None:
+    """Why this backend cannot serve a call, or None if it can."""
+    q = call.q
+    if q.device.type not in ("cpu", "cuda"):
+        return f"it needs CPU or CUDA, got {q.device.type}"
+    if q.device.type == "cuda" and q.dtype == torch.float64:
+        return "on CUDA there is no fused kernel for float64"
+    if q.device.type == "cpu" and call.dropout > 0:
+        return "on CPU there is no fused kernel with dropout"
+    if call.bias.spatial is None:
+        return None
+    classes = num_classes(call.positions)
+    if classes is None:
+        return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
+    if classes > MAX_CLASSES:
+        return f"it needs a window of at most {MAX_CLASSES} offsets, or an encoding that factorises, got {classes}"
+    return None
+
+
+def attention(call: Call) -> Tensor:
+    """Attention by PyTorch's fused kernels: see :func:`escnn_attention.functional.attention`."""
+    q, k, v, positions = call.q, call.k, call.v, call.positions
+    num_poses, channels = call.bias.num_poses, q.shape[-1]
+    bias, mode = merge(call.bias, call.query, k.shape[3])
+    tiles, reached = None, None
+    if num_classes(positions) is not None:
+        tiles = _Tiles.of(positions)
+        k, reached = tiles.isolate_nonfinite(k)
+
+    def chunk(images: slice, poses: slice) -> Tensor:
+        own = q[:, images, :, poses] if mode == "own" else q[:, images]
+        wide = widen(own, k[:, images], positions, _of_poses(bias, poses), mode)
+        return _attend(*wide, v[:, images], tiles, 1 / math.sqrt(channels), call.dropout)
+
+    # The vectors that one output pose of one image takes: of queries and of keys.
+    places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
+    vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
+    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width(channels, positions, bias))
+    out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
+    return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
+
+
+def _of_poses(bias: PositionalBias, poses: slice) -> PositionalBias:
+    """The terms of some of the output poses."""
+
+    def pick(table: Tensor | None) -> Tensor | None:
+        return None if table is None else table[:, poses]
+
+    waves = bias.waves and Waves(bias.waves.frequencies[:, poses], bias.waves.readout)
+    num_poses = len(range(bias.num_poses)[poses])
+    return replace(bias, num_poses=num_poses, spatial=pick(bias.spatial), pose=pick(bias.pose), waves=waves)
+
+
+_KERNELS = [
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+    if hasattr(torch.ops.aten, name)
+]
+
+
+def _in_chunks(function: Callable[[slice, slice], Tensor], images: int, poses: int, fit: int, dropout: float) -> Tensor:
+    """``function`` of some images and some output poses, the axes 1 and 3 of its result, for all of them.
+
+    A chunk is at most ``fit`` pairs of an image and a pose. If there are several, queries and keys are widened again in
+    the backward pass.
+    """
+    poses_at_once = max(1, min(fit, poses))
+    images_at_once = max(1, min(fit // poses, images))
+    if torch.is_grad_enabled() and (images_at_once < images or poses_at_once < poses):
+        # But not the attention itself.
+        function = partial(recompute, function, draws=dropout > 0, keep=_KERNELS)
+    rows = []
+    for some in _slices(images, images_at_once):
+        rows.append(_joined([function(some, these) for these in _slices(poses, poses_at_once)], dim=3))
+    return _joined(rows, dim=1)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _slices(total: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, max(1, total), size)]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, tiles: _Tiles | None, scale: float, dropout: float) -> Tensor:
+    """Fused attention of widened vectors, for every query pose by itself: ``(M, B, N, H, J, C)``.
+
+    Args:
+        q, k: ``(M, B, N, H or 1, J, E)`` and ``(M, B, N, H or 1, P, E)``.
+        v: ``(M, B, N, P, C)``.
+        tiles: of a window; None for everything.
+        scale: of the scores.
+        dropout: the probability.
+    """
+    poses, query_poses, channels = max(q.shape[3], k.shape[3]), q.shape[4], v.shape[-1]
+    of_keys, of_values = _widths(q, channels)
+    queries, keys, mask = None, None, None
+    if tiles is not None:
+        queries, keys = tiles.queries, tiles.keys
+        seen = tiles.seen.repeat_interleave(query_poses, 1).repeat_interleave(k.shape[4], 2)
+        mask = seen.repeat(poses, 1, 1)[None]
+    # The fused kernels have derivatives in reverse mode only.
+    with sdpa_kernel(SDPBackend.MATH) if is_transformed(q, k, v) else nullcontext():
+        out = F.scaled_dot_product_attention(
+            _arrange(q, queries, poses, of_keys),
+            _arrange(k, keys, poses, of_keys),
+            _arrange(v.unsqueeze(3), keys, poses, of_values),
+            attn_mask=mask,
+            dropout_p=dropout,
+            scale=scale,
+        )
+    out = out[..., :channels].unflatten(0, q.shape[:2]).unflatten(2, (poses, -1)).unflatten(4, (-1, query_poses))
+    out = out.permute(0, 1, 3, 4, 2, 5, 6).flatten(2, 3)  # M, B, T·Q, H, J, C
+    return out if tiles is None else out.index_select(2, tiles.place)
+
+
+def _arrange(x: Tensor, index: Tensor | None, poses: int, width: int) -> Tensor:
+    """From ``(M, B, N, H or 1, P, C)`` to ``(M·B, H·T, n·P, width)``, the n positions of T tiles in all P poses."""
+    x = F.pad(x, (0, width - x.shape[-1]))
+    x = x.unsqueeze(2) if index is None else x.index_select(2, index.flatten()).unflatten(2, index.shape)
+    x = x.permute(0, 1, 4, 2, 3, 5, 6).flatten(4, 5)  # M, B, H or 1, T, n·P, C
+    return x.expand(-1, -1, poses, -1, -1, -1).flatten(2, 3).flatten(0, 1)
+
+
+def _widths(q: Tensor, channels: int) -> tuple[int, int]:
+    """The number of channels to which queries and values are padded with zeros, for the kernels of the device.
+
+    On CPU both must have the same number, and multiples of 16 are up to twice as fast as others. On CUDA multiples of
+    8 are aligned; the kernels for half precision want the same number of both, that for float32 does not.
+    """
+    step = 16 if q.device.type == "cpu" else 8
+    of_keys, of_values = (-(-n // step) * step for n in (q.shape[-1], channels))
+    return of_keys, of_values if q.device.type == "cuda" and q.dtype == torch.float32 else of_keys
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiles:
+    """A windowed grid in tiles of queries with their halos of keys.
+
+    Attributes:
+        queries: ``(T, Q)``; the positions of the queries of each tile, filled up with any.
+        keys: ``(T, S)``; the positions of its keys, likewise.
+        seen: ``(T, Q, S)``; which query sees which key. What fills up is not seen, and sees everything: without any key
+            there is no softmax.
+        place: ``(N,)``; where among the queries of all tiles each position stands.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    seen: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, positions: Positions) -> _Tiles:
+        blocks = positions.blocks(1)
+        seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0)[:, None]
+        seen = seen | (blocks.queries < 0)[:, :, None]
+        return cls(blocks.queries.clamp(min=0), blocks.keys.clamp(min=0), seen, blocks.place)
+
+    def isolate_nonfinite(self, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys with zeros for those that are not finite, and ``(M, B, N)``, which queries see one of these.
+
+        The mask is added to the scores, and what is not finite would get through to all queries of the tile.
+        """
+        finite = torch.isfinite(k)
+        bad = ~finite.all(-1).all(3)
+        reached = (bad[:, :, self.keys].unsqueeze(3) & self.seen).any(-1)
+        return torch.where(finite, k, 0.0), reached.flatten(2)[:, :, self.place]

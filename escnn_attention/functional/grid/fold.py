@@ -1,0 +1,241 @@
+r"""Reductions that leave a backend with one kind of attention to compute.
+
+Some terms treat every output pose differently before the scores are taken: rotary and absolute encodings transform
+queries and keys in the frame of h, and keys of the query's own pose are other keys for every query pose. Seen from one
+pose each of them is ordinary attention, so that pose becomes part of the axis of heads:
+
+- :func:`fold_keys`: attention of the query pose with its own pose.
+- :func:`fold_frames`: absolute and rotary terms become part of the queries and keys of a frame.
+- :func:`fold_measure`: a measure of the keys becomes one more channel, in which every query is 1.
+
+What is left are terms that are added to the keys: a function of the offset and a table over the poses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import exactly
+from escnn_attention.functional.grid.call import Call, PositionalBias, Waves
+from escnn_attention.functional.rotate import rotate
+
+__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "of_images"]
+
+_Unfold = Callable[[Tensor], Tensor]
+
+
+def fold(call: Call) -> tuple[Call, _Unfold]:
+    """The attention to compute instead, and what makes of its output that of the call."""
+    undo: list[_Unfold] = []
+    log_window = call.bias.log_window
+    if call.bias.log_measure is not None or log_window is not None:
+        call, unfold = fold_measure(call)
+        undo.append(unfold)
+    if call.keys == "own":
+        call, unfold = fold_keys(call)
+        undo.append(unfold)
+    if call.bias.absolute or call.bias.rotary is not None:
+        call, unfold = fold_frames(call)
+        undo.append(unfold)
+    if log_window is not None:
+        call = replace(call, bias=_weigh_offsets(call.bias, log_window, call.q))
+
+    def unfold_all(out: Tensor) -> Tensor:
+        for unfold in reversed(undo):
+            out = unfold(out)
+        return out
+
+    return call, unfold_all
+
+
+def fold_keys(call: Call) -> tuple[Call, _Unfold]:
+    r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
+
+    In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
+    output poses, and the output is the sum of these heads.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.fold import fold_keys
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> call, unfold = fold_keys(Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(4), keys="own"))
+        >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
+        (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
+    """
+    bias = call.bias
+    heads, poses = call.q.shape[0], call.q.shape[3]
+    own = call.query == "own"
+
+    def per_pose(table: Tensor | None) -> Tensor | None:
+        """A table ``(M or 1, H, ...)`` for the heads (m, h) in the own mode, and for (m, h̃) in the mode ``"all"``."""
+        if table is None:
+            return None
+        table = table.expand(heads, *table.shape[1:])
+        return table.flatten(0, 1).unsqueeze(1) if own else table.repeat_interleave(poses, 0)
+
+    pose = bias.pose
+    if pose is not None and not bias.absolute and bias.rotary is None:
+        pose = None  # The keys of a query have one pose, whose term is the same for all of them and drops out.
+    elif pose is not None:
+        pose = pose.expand(heads, -1, -1, -1)
+        if own:  # M, H, P, C at ĥ = h
+            pose = pose.diagonal(dim1=1, dim2=2).transpose(1, 2).flatten(0, 1)[:, None, None]
+        else:
+            pose = pose.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    waves = bias.waves
+    if waves is not None:
+        frequencies = per_pose(waves.frequencies)
+        assert frequencies is not None
+        readout = waves.readout.expand(heads, -1, -1).repeat_interleave(poses, 0)
+        waves = Waves(frequencies, readout)
+    folded = replace(
+        bias,
+        num_poses=1 if own else bias.num_poses,
+        spatial=per_pose(bias.spatial),
+        pose=pose,
+        waves=waves,
+        rotary=per_pose(bias.rotary),
+    )
+
+    def unfold(out: Tensor) -> Tensor:
+        out = out.unflatten(0, (heads, poses))
+        return out.squeeze(4).movedim(1, 3) if own else out.sum(1)
+
+    q, k, v = (t.movedim(3, 1).flatten(0, 1).unsqueeze(3) for t in (call.q, call.k, call.v))
+    return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
+
+
+def fold_frames(call: Call) -> tuple[Call, _Unfold]:
+    """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.fold import fold_frames
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
+        >>> call, unfold = fold_frames(Call(q, k, v, Grid((5, 5), Window(3)), rotary))
+        >>> call.q.shape, call.k.shape, unfold(call.q).shape
+        (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
+    """
+    bias, back = call.bias, None
+    heads, num_poses = call.q.shape[0], bias.num_poses
+    # M, H or 1, B, N, J, C: the frame stands beside the head.
+    q = call.q.movedim(3, 1).unsqueeze(4) if call.query == "own" else call.q.unsqueeze(1)
+    k, v = call.k.unsqueeze(1), call.v.unsqueeze(1)
+    if bias.absolute:
+        if bias.spatial is not None:
+            seen = of_images(bias.spatial, q.shape[3]).unsqueeze(4)
+            q, k = (t + seen for t in (q, k))
+        if bias.pose is not None:
+            # In the own mode h̃ = h: the identity, seen from every pose.
+            seen = bias.pose
+            if call.query == "own" and seen.shape[2] > 1:
+                seen = seen.diagonal(dim1=1, dim2=2).transpose(1, 2).unsqueeze(2)
+            elif call.query == "all":
+                seen = seen[:, :, : q.shape[4]]
+            q, k = q + seen[:, :, None, None], k + bias.pose[:, :, None, None]
+    elif bias.pose is not None:
+        k = k + bias.pose[:, :, None, None]
+    if bias.rotary is not None:
+        precise = working_precision(bias.rotary.dtype)
+        # Between two positions the angle is that of their offset, so the origin may lie anywhere.
+        points = call.positions.coordinates.to(precise)
+        points = points if call.positions.scale == 1 else points * call.positions.scale
+        with exactly(points.device.type):
+            angle = points @ bias.rotary.to(precise).transpose(-1, -2)
+        angle = of_images(angle, q.shape[3]).unsqueeze(4)
+        q, k = (rotate(t, angle) for t in (q, k))
+        if bias.rotates_values:
+            back, v = -angle, rotate(v, angle)
+    q, k, v = (t.expand(-1, num_poses, *t.shape[2:]).flatten(0, 1) for t in (q, k, v))
+
+    def unfold(out: Tensor) -> Tensor:
+        out = out.unflatten(0, (heads, num_poses))
+        # From the frame of the query: between two positions the angle is that of their offset, of values too.
+        out = out if back is None else rotate(out, back)
+        return out.squeeze(4).movedim(1, 3)
+
+    return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
+
+
+def of_images(x: Tensor, positions: int) -> Tensor:
+    """What there is at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
+    return x.unflatten(2, (-1, positions))
+
+
+def fold_measure(call: Call) -> tuple[Call, _Unfold]:
+    r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
+
+    With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
+    the offsets there is only made room: it is added when all that changes the table of offsets is done.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.fold import fold_measure
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> measured = PositionalBias(4, log_measure=torch.randn(4, 1))
+        >>> call, unfold = fold_measure(Call(q, k, v, Grid((5, 5), Window(3)), measured))
+        >>> call.q.shape, unfold(call.v).shape
+        (torch.Size([2, 1, 25, 4, 9]), torch.Size([2, 1, 25, 4, 8]))
+    """
+    q, k, v, bias = call.q, call.k, call.v, call.bias
+    channels = q.shape[-1]
+    # On both sides of the products alike, because absolute terms are on both sides.
+    scale = ((channels + 1) / channels) ** 0.25
+    measure = k.new_zeros(1, 1)
+    if bias.log_measure is not None:
+        measure = _in_channel(bias.log_measure, channels + 1, k.dtype).mT
+    q = torch.cat([scale * q, q.new_ones(1).expand(*q.shape[:-1], 1)], dim=-1)
+    k = torch.cat([scale * k, measure.unsqueeze(-1).expand(*k.shape[:-1], 1)], dim=-1)
+
+    def widened(table: Tensor | None) -> Tensor | None:
+        return None if table is None else scale * F.pad(table, (0, 1))
+
+    if bias.log_window is not None:
+        bias = bias.explicit(call.positions)
+    waves = bias.waves and Waves(bias.waves.frequencies, scale * F.pad(bias.waves.readout, (0, 0, 0, 1)))
+    spatial, pose = widened(bias.spatial), widened(bias.pose)
+    bias = replace(bias, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
+
+    def unfold(out: Tensor) -> Tensor:
+        return out[..., :channels]
+
+    return replace(call, q=q, k=k, v=F.pad(v, (0, 1)), bias=bias), unfold
+
+
+def _weigh_offsets(bias: PositionalBias, log_window: Tensor, like: Tensor) -> PositionalBias:
+    """The measure of the offsets in the last channel of their table, which has as many as ``like``."""
+    channels = like.shape[-1]
+    measure = F.pad(_in_channel(log_window, channels, like.dtype).unsqueeze(-1), (channels - 1, 0))
+    if bias.spatial is None:
+        return replace(bias, spatial=measure.expand(1, bias.num_poses, -1, -1))
+    return replace(bias, spatial=bias.spatial + measure)
+
+
+def _in_channel(logarithm: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    r"""A logarithm as a channel of the keys, whose product is divided by :math:`\sqrt C`.
+
+    A finite number, in half precision too, stands for that of 0: its exponential is 0 as well, and infinity times 0
+    would be NaN.
+    """
+    scale = math.sqrt(channels)
+    return (scale * logarithm.clamp(min=max(-1e4, torch.finfo(dtype).min / scale))).to(dtype)

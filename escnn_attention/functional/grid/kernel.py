@@ -1,0 +1,266 @@
+"""What backends with loops of their own over a grid have in common: the arguments, and what is not for any of them.
+
+Such a backend gives :class:`GridLoop` its passes, which take :class:`Arguments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from escnn_attention._export import packaging
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.grid import portable
+from escnn_attention.functional.grid.call import Call, PositionalBias, QueryMode
+from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.windows import Window, WindowShape
+
+__all__ = [
+    "LOG2E",
+    "Arguments",
+    "GridLoop",
+    "empty_gradients",
+    "empty_output",
+    "isolating_nonfinite",
+    "steps_of",
+    "why_not_a_table",
+    "why_not_on_the_cpu",
+    "why_unsupported_grid",
+]
+
+LOG2E = math.log2(math.e)
+
+
+class Arguments(NamedTuple):
+    """What there is to compute, in numbers and tensors that an operator takes.
+
+    Attributes:
+        q: ``(M, B, N, J, C)``.
+        k, v: ``(M, B, N, P, C)``.
+        spatial, pose: as in :class:`~escnn_attention.functional.grid.call.PositionalBias`.
+        cos, sin, readout: of waves; None in a window.
+        seed: ``(1,)``; for dropout.
+        num_poses: :math:`|H|`.
+        shape: the grid.
+        kernel_size, window, dilation: the window; a size of 0 is everything.
+        sum_query_poses: whether every output pose has all query poses.
+        dropout: the probability.
+        chunk: how many numbers are worked on at once.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    spatial: Tensor | None
+    pose: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    readout: Tensor | None
+    seed: Tensor | None
+    num_poses: int
+    shape: list[int]
+    kernel_size: int
+    window: WindowShape
+    dilation: int
+    sum_query_poses: bool
+    dropout: float
+    chunk: int
+
+    @property
+    def scale(self) -> float:
+        """The factor by which queries are multiplied, so that scores are in units of log 2."""
+        return LOG2E / math.sqrt(self.q.shape[-1])
+
+    @property
+    def leaves(self) -> tuple[Tensor | None, ...]:
+        """The tensors that there are gradients for: the first of the arguments."""
+        return (self.q, self.k, self.v, self.spatial, self.pose, self.cos, self.sin, self.readout)
+
+
+_LEAVES = 8  # How many of the arguments have gradients.
+
+
+def why_unsupported_grid(call: Call) -> str | None:
+    """Why no loop over a grid can serve a call."""
+    if not isinstance(call.positions, Grid):
+        return "it needs a grid"
+    if not call.positions.complete and not call.positions.shape:
+        return "there is no base space for a window"
+    return None
+
+
+def why_not_on_the_cpu(call: Call) -> str | None:
+    """Why a backend that runs there cannot serve a call."""
+    device = call.q.device
+    return None if device.type == "cpu" else f"it runs on the CPU, and the tensors are on {device}"
+
+
+def why_not_a_table(call: Call) -> str | None:
+    """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
+    if reason := why_unsupported_grid(call):
+        return reason
+    assert isinstance(call.positions, Grid)
+    if not call.positions.shape:
+        return "there is no base space for a window"
+    if call.positions.complete and call.bias.spatial is None:
+        return "without a window it needs an encoding that does not factorise: MLP, separable"
+    return None
+
+
+class GridLoop:
+    """A loop over a grid as an operator of PyTorch.
+
+    Args:
+        backend: its name.
+        forward_pass: gives the output ``(M, B, N, H, C)``, and numbers that the backward pass needs.
+        backward_pass: from the arguments, the gradient of the output, the output and those numbers to the gradients of
+            the leaves, None for those that there are not.
+        empty_sums: room for those numbers.
+        packaged: the output as an operator in a package, where there is one.
+        laid_out: queries, keys or values as the passes need them in memory.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
+        backward_pass: Callable[[Arguments, Tensor, Tensor, Tensor], list[Tensor | None]],
+        empty_sums: Callable[[Arguments], Tensor],
+        packaged: Callable[[Arguments], Tensor] | None = None,
+        laid_out: Callable[[Tensor], Tensor] = Tensor.contiguous,
+    ):
+        def backward(
+            arguments: Arguments, grad: Tensor, out: Tensor | None, sums: Tensor, _: list[bool]
+        ) -> list[Tensor | None]:
+            assert out is not None
+            return backward_pass(arguments, grad, out, sums)
+
+        def empty(arguments: Arguments) -> tuple[Tensor, Tensor]:
+            return empty_output(arguments), empty_sums(arguments)
+
+        passes = Passes(forward_pass, backward, empty, _plainly, keeps_output=True, backend=backend, instead="blocked")
+        self.packaged, self.laid_out = packaged, laid_out
+        self.operator = Operator(backend, Arguments, _LEAVES, passes)
+
+    def __call__(self, call: Call, chunk: int) -> Tensor:
+        """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
+        positions, bias = call.positions, call.bias
+        assert isinstance(positions, Grid)
+        window = positions.window
+        cos = sin = readout = None
+        if not positions.complete:
+            bias = bias.explicit(positions)
+            # What is beyond the grid would be places that are not there.
+            window, rows = trimmed(positions.shape, window)
+            if rows is not None and bias.spatial is not None:
+                bias = replace(bias, spatial=bias.spatial[:, :, rows])
+        elif bias.waves is not None:
+            readout = bias.waves.readout
+            cos, sin = bias.waves.phases(positions.coordinates * positions.scale)
+        dtype, exact = call.v.dtype, working_precision(call.v.dtype)
+        q, k, v = (self.laid_out(t.to(exact)) for t in (call.q, call.k, call.v))
+        others = (None if t is None else t.to(exact) for t in (bias.spatial, bias.pose, cos, sin, readout))
+        spatial, pose, cos, sin, readout = others
+        arguments = Arguments(
+            *(q, k, v, spatial, pose, cos, sin, readout),
+            seed=torch.randint(2**62, (1,), device=q.device) if call.dropout else None,
+            num_poses=bias.num_poses,
+            shape=list(positions.shape),
+            kernel_size=window.kernel_size or 0,
+            window=window.shape,
+            dilation=window.dilation,
+            sum_query_poses=call.query == "all",
+            dropout=call.dropout,
+            chunk=chunk,
+        )
+        if self.packaged is not None and packaging():
+            return self.packaged(arguments).to(dtype)
+        run = self.operator if q.shape[1] else _plainly  # The loop has no images to go over.
+        return run(arguments).to(dtype)
+
+
+def _plainly(call: Arguments) -> Tensor:
+    """The output by operations that autograd looks through."""
+    query: QueryMode = "all" if call.sum_query_poses else "own"
+    if not (call.kernel_size or call.spatial is not None):
+        return _everything_at_once(call, query)
+    window = Window(call.kernel_size or None, call.window, call.dilation)
+    grid = Grid(tuple(call.shape), window, device=call.q.device)
+    bias = PositionalBias(call.num_poses, call.spatial, call.pose)
+    return portable.attention(Call(call.q, call.k, call.v, grid, bias, query, dropout=call.dropout))
+
+
+def isolating_nonfinite(
+    forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
+) -> Callable[[Arguments], tuple[Tensor, Tensor]]:
+    """The pass, where a value that is not finite spoils the queries that see it and no others.
+
+    A masked key has the probability 0, and 0 · NaN is NaN. Whom a value reaches is what an attention of equal weights
+    brings something of it.
+    """
+
+    def guarded(call: Arguments) -> tuple[Tensor, Tensor]:
+        out, sums = forward_pass(call)
+        # Every key is seen by its own query at least, so that what is not finite leaves a trace.
+        if not call.kernel_size or math.isfinite(out.sum()):
+            return out, sums
+        finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
+        spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
+        zero = torch.zeros_like(spoilt)
+        even = call._replace(
+            q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, sum_query_poses=False, dropout=0
+        )
+        reached = forward_pass(even)[0] > 0
+        k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
+        out, sums = forward_pass(call._replace(k=k, v=v))
+        return out.masked_fill(reached, torch.nan), sums
+
+    return guarded
+
+
+def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:
+    """Global attention with all scores held."""
+    q, pose, cos, sin, readout = call.q, call.pose, call.cos, call.sin, call.readout
+    q = (q.unsqueeze(4) if query == "own" else q.unsqueeze(3)).expand(-1, -1, -1, call.num_poses, -1, -1)
+    score = torch.einsum("mbnhjc,mbkpc->mbnhjkp", q, call.k)
+    if pose is not None:
+        score = score + torch.einsum("mbnhjc,mhpc->mbnhjp", q, pose.expand(len(q), -1, -1, -1)).unsqueeze(-2)
+    if cos is not None and sin is not None and readout is not None:
+        a, b = torch.einsum("mbnhjc,mcf->mbnhjf", q, readout.expand(len(q), -1, -1)).chunk(2, dim=-1)
+        c, s = (t.transpose(1, 2)[:, None, :, :, None] for t in (cos, sin))
+        wide, waves = torch.cat([a * c - b * s, a * s + b * c], dim=-1), torch.cat([cos, sin], dim=-1)
+        score = score + torch.einsum("mbnhjf,mhkf->mbnhjk", wide, waves.expand(len(q), -1, -1, -1)).unsqueeze(-1)
+    p = (score / math.sqrt(q.shape[-1])).flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
+    return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
+
+
+def empty_output(call: Arguments) -> Tensor:
+    """Room for the output."""
+    heads, batch, positions, _, channels = call.q.shape
+    return call.q.new_empty(heads, batch, positions, call.num_poses, channels)
+
+
+def empty_gradients(call: Arguments) -> list[Tensor | None]:
+    """Room for the gradients of the leaves."""
+    return [None if t is None else torch.empty_like(t) for t in call.leaves]
+
+
+@constant_tables
+def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int) -> tuple[Tensor, int]:
+    """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
+    if not shape:
+        return torch.zeros(1, 0, dtype=torch.long), 0
+    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
+    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
+    grid = Grid(sides, Window(max(sides), window))
+    positions = torch.arange(grid.num_positions)
+    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
+    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
+    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)

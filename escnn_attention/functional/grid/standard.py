@@ -1,0 +1,255 @@
+r"""Attention on grids by operators that PyTorch and ONNX have, without a decision by the number of images: for exports.
+
+Queries are taken in tiles against their halo in windows, and in stretches against everything in global attention. What
+lies apart by the same steps in one tile has the same place in all of them, so that in a window the function of the
+offset is a product of the queries of a tile with a table over its pairs, without a look-up for each score. Together
+with the mask it is what PyTorch's own attention adds to the scores, which on the CPU it makes and uses in the cache.
+
+A graph has no loop: what is done for a few heads and tiles stands in it once for each of them. As many scores of an
+image as :data:`SCORES_PER_IMAGE` are there at once: memory grows with the number of images, as features do, and scores
+do not grow with their size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.grid.call import Call, PositionalBias
+from escnn_attention.functional.grid.widen import widen
+from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.windows import Blocks, Positions
+
+__all__ = ["SCORES_PER_IMAGE", "attention"]
+
+SCORES_PER_IMAGE = 2**19
+"""The scores of an image that are held at once, or those of a single query. 2 MB in float32."""
+
+_CHANNELS = 16
+"""Fused attention on the CPU wants as many channels of values as of keys, and is fast for multiples of these."""
+
+
+def attention(call: Call) -> Tensor:
+    """Attention of terms that are added to the keys: see :func:`escnn_attention.functional.attention`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, attention
+        >>> from escnn_attention.functional.grid import standard
+        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
+        >>> found = standard.attention(Call(q, k, v, grid, bias))
+        >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
+        True
+    """
+    positions, exact = call.positions, working_precision(call.v.dtype)
+    bias = call.bias if positions.complete else call.bias.explicit(positions)
+    q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
+    reached = None
+    if not positions.complete:
+        k, v, reached = _isolate_nonfinite(k, v, positions)
+    scaled = q / math.sqrt(q.shape[-1])
+    if bias.waves is not None:
+        q, k = widen(scaled, k, positions, bias, call.query)  # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
+        bias = PositionalBias(bias.num_poses)
+    else:
+        q, k = scaled.unsqueeze(4 if call.query == "own" else 3), k.unsqueeze(3)
+    out = _in_chunks(q, k, v, call, bias)  # of few output poses where all of them see the same
+    out = out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
+    return out.expand(-1, -1, -1, call.bias.num_poses, -1).to(call.v.dtype)
+
+
+def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values with zeros for what is not finite, and ``(M, B, N)``, which queries see any of that.
+
+    The mask is added to the scores, and what is not finite would get through to all queries of the tile.
+    """
+    spoilt = (0 * k).sum((3, 4)) + (0 * v).sum((3, 4))  # NaN where anything is not finite
+    blocks = positions.blocks(1)
+    seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0).unsqueeze(1)
+    reached = (_take(spoilt.isnan(), blocks.keys).unsqueeze(3) & seen).any(-1).flatten(2)
+    k, v = (t.nan_to_num(0.0, 0.0, 0.0) for t in (k, v))
+    return k, v, reached.index_select(2, blocks.place)
+
+
+class _Terms(NamedTuple):
+    """What poses and offsets add to the scores of some heads.
+
+    Attributes:
+        near: ``(m or 1, H, Q, S, C)``, the function of the offset for the pairs of a tile, or None.
+        far: ``(m or 1, H, L, C)``, its table, which is read for each pair, or None.
+        pose: ``(m or 1, H, P, C)``, or None.
+    """
+
+    near: Tensor | None
+    far: Tensor | None
+    pose: Tensor | None
+
+    def of_heads(self, some: slice) -> _Terms:
+        """The terms of some of the heads."""
+        return _Terms(*(t if t is None or len(t) == 1 else t[some] for t in self))
+
+
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: Call, bias: PositionalBias) -> Tensor:
+    """The output ``(M, B, N, H or 1, C)``, a few heads and tiles at a time.
+
+    Args:
+        q: ``(M, B, N, H or 1, J, E)``, scaled.
+        k: ``(M, B, N, H or 1, P, E)``.
+        v: ``(M, B, N, P, C)``.
+        call: where they are, and which poses contribute.
+        bias: what is not in the products of queries and keys.
+    """
+    positions, key_poses = call.positions, k.shape[4]
+    limit = chunk_size(SCORES_PER_IMAGE, v.element_size(), copies=4)
+    in_windows = not positions.complete
+    has_terms = bias.spatial is not None or bias.pose is not None
+    pairs = (max(bias.num_poses, q.shape[3]) if has_terms else q.shape[3]) * q.shape[4]
+    # Of a query without a window either the scores, or the products with the table of all offsets.
+    each = max(positions.num_positions * key_poses, 0 if bias.spatial is None else len(positions.offsets))
+    blocks = positions.blocks(max(1, limit // (len(q) * pairs * each)))
+    number, size = blocks.queries.shape
+    scores = pairs * size * (blocks.keys.shape[1] * key_poses if in_windows else each)
+    heads = max(1, min(len(q), limit // (scores * (number if in_windows else 1))))
+    tiles = max(1, min(number, limit // (scores * heads))) if in_windows else 1
+    near = None
+    if in_windows and bias.spatial is not None:
+        near = bias.spatial[:, :, blocks.rows(0, 1)[0].clamp(min=0)]
+    terms = _Terms(near, None if in_windows else bias.spatial, bias.pose)
+
+    parts = []
+    for first in range(0, len(q), heads):
+        some = slice(first, first + heads)
+        of_heads = [
+            _attend(
+                q[some],
+                k[some],
+                v[some],
+                call,
+                terms.of_heads(some),
+                _Stretch(blocks, start, start + tiles, in_windows),
+            )
+            for start in range(0, number, tiles)
+        ]
+        parts.append(torch.cat(of_heads, dim=2))
+    return torch.cat(parts).index_select(2, blocks.place)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Some of the blocks of a grid, from ``start`` to ``stop``, of positions that see a window or everything."""
+
+    blocks: Blocks
+    start: int
+    stop: int
+    in_windows: bool
+
+    @property
+    def queries(self) -> Tensor:
+        """The positions of the queries, ``(t, Q)``."""
+        return self.blocks.queries[self.start : self.stop]
+
+    @property
+    def keys(self) -> Tensor:
+        """The positions of the keys, ``(t or 1, S)``."""
+        keys = self.blocks.keys
+        return keys if len(keys) == 1 else keys[self.start : self.stop]
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows of all pairs in the table of offsets, ``(t or 1, Q, S)``."""
+        return self.blocks.rows(self.start, self.stop)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, call: Call, terms: _Terms, stretch: _Stretch) -> Tensor:
+    """The output ``(m, B, t · Q, H or 1, C)`` of some heads and blocks: see :func:`_in_chunks`."""
+    q = _take(q, stretch.queries).permute(0, 1, 2, 4, 5, 3, 6)  # m, B, t, H or 1, J, Q, E
+    added = _added(q[..., : v.shape[-1]], terms, stretch)
+    frames, rows, mask = k.shape[3], q.shape[3:6], None
+    if added is not None:
+        rows = torch.broadcast_shapes(rows, added.shape[3:6])
+        added = added.expand(-1, -1, -1, *rows, k.shape[4], stretch.keys.shape[1])
+        mask = added.unflatten(3, (frames, -1)).flatten(4, 6).flatten(5).flatten(2, 3).flatten(0, 1)
+        q = q.expand(-1, -1, -1, *rows, -1)
+    width = -(-k.shape[-1] // _CHANNELS) * _CHANNELS
+    found = F.scaled_dot_product_attention(
+        _padded(q.unflatten(3, (frames, -1)).flatten(4, 6).flatten(2, 3).flatten(0, 1), width),
+        _of_keys(_padded(k, width), stretch, frames),
+        _of_keys(_padded(v.unsqueeze(3), width), stretch, frames),
+        attn_mask=mask,
+        dropout_p=call.dropout,
+        scale=1.0,
+    )
+    out = found[..., : v.shape[-1]].unflatten(0, (-1, q.shape[1])).unflatten(2, (-1, frames))
+    out = out.flatten(3, 4).unflatten(3, rows)  # m, B, t, H or 1, J, Q, C
+    out = out.sum(4) if call.query == "all" else out.squeeze(4)
+    return out.transpose(3, 4).flatten(2, 3)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Vectors with as many channels as that, the rest of them zeros."""
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def _of_keys(x: Tensor, stretch: _Stretch, frames: int) -> Tensor:
+    """What keys have, ``(m, B, N, H or 1, P, E)``, for each block: ``(m · B, t · H, P · S, E)``, pose by pose."""
+    blocks, poses = stretch.keys, x.shape[4]
+    if not stretch.in_windows:
+        return x.permute(0, 1, 3, 4, 2, 5).flatten(3, 4).expand(-1, -1, frames, -1, -1).flatten(0, 1)
+    seen = blocks.clamp(min=0).unsqueeze(1) * poses + torch.arange(poses, device=x.device).unsqueeze(1)
+    # One after the other, from memory in one piece: several times as fast as for all images at once.
+    images = torch.arange(x.shape[0] * x.shape[1], device=x.device) * (x.shape[2] * poses)
+    rows = (images.unsqueeze(1) + seen.flatten()).flatten()
+    return x.flatten(0, 4).index_select(0, rows).unflatten(0, (-1, len(blocks), poses * blocks.shape[1]))
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """The positions of blocks, ``(t, n)``, of ``(m, B, N, ...)``; any where one only fills up."""
+    return x.index_select(2, places.clamp(min=0).flatten()).unflatten(2, places.shape)
+
+
+def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
+    """What is added to the scores, ``(m or 1, B or 1, t, H or 1, J or 1, Q, P or 1, S or 1)``; None for nothing.
+
+    Args:
+        q: ``(m, B, t, H or 1, J, Q, C)``, the queries.
+        terms: what they see of poses and offsets.
+        stretch: where they are.
+    """
+    near, far, pose = terms
+
+    def seen(table: Tensor) -> Tensor:
+        """What queries are multiplied with, a table for each head."""
+        return table.to(q.dtype).expand(len(q), *table.shape[1:])
+
+    added: Tensor | None = None
+    if near is not None:
+        added = torch.einsum("mbthjqc,mhqsc->mbthjqs", _of_poses(q, near), seen(near))
+    elif far is not None:
+        table = torch.einsum("mbthjqc,mhlc->mbthjql", _of_poses(q, far), seen(far))
+        index = stretch.rows.clamp(min=0)[:, None, None].expand(*table.shape[:6], -1)
+        added = table.gather(-1, index)
+    if stretch.in_windows:
+        # Numbers, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
+        unseen = ((stretch.rows < 0) | (stretch.keys < 0).unsqueeze(1))[:, None, None]
+        added = q.new_zeros(()).expand(1, 1, *unseen.shape) if added is None else added
+        added = added.masked_fill(unseen, torch.finfo(q.dtype).min / 2)
+    added = added if added is None else added.unsqueeze(-2)
+    if pose is not None:
+        of_poses = torch.einsum("mbthjqc,mhpc->mbthjqp", _of_poses(q, pose), seen(pose)).unsqueeze(-1)
+        added = of_poses if added is None else added + of_poses
+    return added
+
+
+def _of_poses(q: Tensor, table: Tensor) -> Tensor:
+    """Queries as every output pose of a table has them."""
+    return q.expand(-1, -1, -1, table.shape[1], -1, -1, -1)

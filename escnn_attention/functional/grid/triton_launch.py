@@ -1,0 +1,120 @@
+"""What launches of Triton's kernels have in common: the steps of a window, stretches of images, and the device."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from escnn_attention.functional.grid.kernel import Arguments, steps_of
+from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.windows import WindowShape
+
+__all__ = [
+    "chunks",
+    "gradients_of_terms",
+    "grid_constants",
+    "interpreted",
+    "kernels",
+    "on_device",
+    "positions_side_by_side",
+    "power_of_two",
+    "rows_of_tables",
+    "steps",
+]
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels by NumPy."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def kernels(name: str) -> ModuleType:
+    """The kernels of a module beside this one, which imports Triton."""
+    return importlib.import_module(f"escnn_attention.functional.grid.{name}")
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a launch goes to a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def positions_side_by_side(vectors: Tensor) -> Tensor:
+    """Vectors ``(M, B, N, P, C)`` whose positions lie side by side in memory: both passes read them there."""
+    return vectors.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def rows_of_tables(call: Arguments) -> int:
+    """How many rows the tables of an output pose have, of the offsets and of the poses."""
+    return sum(t.shape[2] for t in (call.spatial, call.pose) if t is not None)
+
+
+def chunks(call: Arguments, numbers: int) -> Iterator[slice]:
+    """Stretches of the images of all heads, of which each takes so many numbers of a chunk."""
+    images = call.q.shape[0] * call.q.shape[1]
+    fit = max(1, min(images, call.chunk // max(1, numbers)))
+    # Chunks of one size: all of them keep the device as busy.
+    at_once = -(-images // -(-images // fit))
+    yield from (slice(start, min(start + at_once, images)) for start in range(0, images, at_once))
+
+
+def gradients_of_terms(of_tables: list[Tensor], call: Arguments, factor: float = 1.0) -> list[Tensor | None]:
+    """The gradients of the leaves behind queries, keys and values: of the terms, from those of the tables.
+
+    Args:
+        of_tables: ``(images, H, K, C)``, or ``(images, J, H · K, C)``, of stretches of the images of all heads.
+        call: the arguments.
+        factor: by which they are multiplied.
+    """
+    terms = [None if t is None else torch.empty_like(t) for t in call.leaves[3:]]
+    if not of_tables:
+        return terms
+    of_images = torch.cat(of_tables) if len(of_tables) > 1 else of_tables[0]
+    of_heads = of_images.unflatten(0, call.q.shape[:2]).sum([1, 2] if call.sum_query_poses else [1])
+    of_heads = of_heads.view(len(of_heads), call.num_poses, -1, of_heads.shape[-1])
+    if factor != 1:
+        of_heads *= factor
+    start = 0
+    for term, to in zip((call.spatial, call.pose), terms[:2], strict=True):
+        if term is not None and to is not None:
+            of_term = of_heads[:, :, start : start + term.shape[2]]
+            start += term.shape[2]
+            # Into room that lies in memory as the term does: compilers count on it.
+            to.copy_(of_term.sum(0, keepdim=True) if len(term) < len(of_term) else of_term)
+    return terms
+
+
+def grid_constants(call: Arguments) -> dict[str, int]:
+    """The sides of the grid, as three, and the number of offsets."""
+    n0, n1, n2 = _sides(tuple(call.shape))
+    offsets = len(steps_of(tuple(call.shape), call.kernel_size, call.window, call.dilation)[0])
+    return {"n0": n0, "n1": n1, "n2": n2, "L": offsets}
+
+
+@constant_tables
+def steps(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dilation: int, device: torch.device) -> Tensor:
+    """The offsets of a window, ``(L, 4)``: along each of three axes, and in the number of the position."""
+    offsets, _ = steps_of(shape, kernel_size, window, dilation)
+    offsets = F.pad(offsets, (3 - len(shape), 0))
+    _, rows, columns = _sides(shape)
+    far = offsets @ torch.tensor([rows * columns, columns, 1])
+    return torch.cat([offsets, far.unsqueeze(1)], dim=1).to(device, torch.int32)
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The grid with three axes."""
+    return (1,) * (3 - len(shape)) + shape

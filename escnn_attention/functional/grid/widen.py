@@ -1,0 +1,210 @@
+r"""Positional terms as more channels, which leaves ordinary scaled dot-product attention to compute.
+
+A term of the score can ride in the product of the queries with the keys if it *factorises*, into something that the
+query knows and something that the key knows:
+
+- **Poses**. The keys that output pose h sees are :math:`k + E[h^{-1}\hat h]`.
+- **Waves**. With :math:`\varphi_h(x) = \Omega h^{-1} x` and :math:`(a, b) = W^T q`,
+
+  .. math::
+      \langle q, W [\cos\Omega h^{-1}\Delta, \sin\Omega h^{-1}\Delta] \rangle
+          &= \langle a \cos\varphi_h(x) - b \sin\varphi_h(x), \, \cos\varphi_h(x') \rangle \\
+          &+ \langle a \sin\varphi_h(x) + b \cos\varphi_h(x), \, \sin\varphi_h(x') \rangle ,
+
+  so keys are widened by the cosine and the sine of their own phase.
+- **Windows**. In a window of w positions along an axis, the position of a key modulo w tells which of the w neighbours
+  it is, for every query that sees it. So keys are widened by an indicator of this class, whatever the encoding, and
+  queries by their products with the table of offsets, in the order of the classes as seen from where they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+from escnn_attention.functional.grid.call import PositionalBias, QueryMode
+from escnn_attention.functional.grid.fold import of_images
+from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Positions, Window, WindowShape
+
+__all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
+
+MAX_CLASSES = 256
+"""The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
+
+
+def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:
+    """The bias and the mode to compute: where all output poses see the same, they are one.
+
+    It takes the queries of all poses side by side, as in the mode ``"all"``; :func:`join` tells them apart again.
+
+    Example:
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.widen import merge
+        >>> bias, query = merge(PositionalBias(8), "own", key_poses=8)
+        >>> bias.num_poses, query
+        (1, 'all')
+    """
+    # With a single key pose all keys of a query have the same pose term, which drops out of the softmax.
+    if bias.spatial is None and bias.waves is None and (bias.pose is None or key_poses == 1):
+        return PositionalBias(1), "all"
+    return bias, query
+
+
+def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> Tensor:
+    """The output ``(M, B, N, H, C)`` from the outputs of every query pose, ``(M, B, N, H', J', C)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.grid.widen import join
+        >>> out = torch.randn(2, 1, 25, 1, 8, 16)  # one output pose for all, with 8 query poses
+        >>> join(out, query="own", computed="all", num_poses=8).shape
+        torch.Size([2, 1, 25, 8, 16])
+    """
+    if computed != query:
+        return out.squeeze(3)
+    return out.sum(4).expand(-1, -1, -1, num_poses, -1)
+
+
+def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, query: QueryMode) -> tuple[Tensor, Tensor]:
+    """Queries and keys of every output pose, whose products are the scores times the square root of C.
+
+    Args:
+        q: ``(M, B, N, J, C)``.
+        k: ``(M, B, N, P, C)``.
+        positions, bias, query: as in :class:`~escnn_attention.functional.grid.call.Call`, after folding. A table over
+            the offsets needs a grid with a window: see :func:`num_classes`.
+
+    Returns:
+        ``(M, B, N, H', J', E)`` and ``(M, B, N, H'', P, E)``. H' and H'' are the number of output poses, or 1 where all
+        share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.widen import widen
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
+        >>> q, k = widen(*torch.randn(2, 2, 1, 25, 4, 8).unbind(), grid, bias, "own")
+        >>> q.shape, k.shape
+        (torch.Size([2, 1, 25, 4, 1, 17]), torch.Size([2, 1, 25, 1, 4, 17]))
+    """
+    dtype = q.dtype
+    q, k = q.unsqueeze(4 if query == "own" else 3), k.unsqueeze(3)
+    if bias.pose is not None and k.shape[4] > 1:
+        k = k + bias.pose[:, None, None]
+    if bias.waves is not None:
+        precise = working_precision(dtype)
+        # Between two positions the phase is that of their offset, so the origin may lie anywhere.
+        phases = bias.waves.phases(positions.coordinates.to(precise) * positions.scale)
+        cos, sin = (of_images(t, q.shape[2]).movedim(1, 3).unsqueeze(4) for t in phases)
+        # All queries of a head are rows of one product.
+        amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
+        a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)
+        q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
+        k = _join(dtype, k, cos, sin)
+    elif bias.spatial is not None:
+        indicator, rows = _classes(positions)
+        spatial = bias.spatial.to(dtype).expand(len(q), -1, -1, -1)
+        table = torch.einsum("mbnhjc,mhlc->mbnhjl", q.expand(-1, -1, -1, spatial.shape[1], -1, -1), spatial)
+        # Of a class without a row this query sees no key, and what stands there is masked.
+        index = rows.clamp(min=0)[:, None, None]
+        table = table.gather(-1, index.expand(*table.shape[:-1], -1))
+        q = _join(dtype, q, table)
+        k = _join(dtype, k, indicator[:, None, None])
+    return q.to(dtype), k.to(dtype)
+
+
+def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+    """Tensors side by side as channels, with the other axes broadcast."""
+    shape = torch.broadcast_shapes(*(t.shape[:-1] for t in parts))
+    return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
+
+
+def width(channels: int, positions: Positions, bias: PositionalBias) -> int:
+    """E, the number of channels of widened queries and keys.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias
+        >>> from escnn_attention.functional.grid.widen import width
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> width(8, Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8)))
+        17
+    """
+    if bias.waves is not None:
+        return channels + bias.waves.readout.shape[-1]
+    return channels if bias.spatial is None else channels + (num_classes(positions) or 0)
+
+
+def num_classes(positions: Positions) -> int | None:
+    """The number of classes of a window, or None where there is no window on a grid.
+
+    Example:
+        >>> from escnn_attention.functional.grid.widen import num_classes
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> num_classes(Grid((9, 9), Window(3))), num_classes(Grid((9, 9), Window()))
+        (9, None)
+    """
+    if not isinstance(positions, Grid) or positions.window.kernel_size is None:
+        return None
+    return math.prod(_moduli(positions.shape, positions.window.kernel_size, positions.window.dilation))
+
+
+def _moduli(shape: tuple[int, ...], kernel_size: int, dilation: int) -> list[int]:
+    """The number of classes along each axis: no more than there are positions that may see each other."""
+    return [min(kernel_size, -(-n // dilation)) for n in shape]
+
+
+def _classes(positions: Positions) -> tuple[Tensor, Tensor]:
+    """The class of every position, ``(N, K)`` zeros and ones, and the row of every class as seen from it, ``(N, K)``.
+
+    The row is -1 for a class of which the position sees no key.
+    """
+    assert isinstance(positions, Grid)
+    window, device = positions.window, positions.coordinates.device
+    assert window.kernel_size is not None
+    return _class_tables(positions.shape, window.kernel_size, window.shape, window.dilation, device)
+
+
+@constant_tables
+def _class_tables(
+    shape: tuple[int, ...], kernel_size: int, window_shape: WindowShape, dilation: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    number = torch.arange(math.prod(shape))
+    label = torch.zeros_like(number)
+    for n, modulus, stride in zip(shape, _moduli(shape, kernel_size, dilation), _strides(shape), strict=True):
+        label = label * modulus + number // stride % n // dilation % modulus
+    count = math.prod(_moduli(shape, kernel_size, dilation))
+    rows = torch.full((len(number), count), -1)
+    queries, keys, row = neighbours(shape, Window(kernel_size, window_shape, dilation))
+    rows[queries, label[keys]] = row
+    return torch.eye(count)[label].to(device), rows.to(device)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def neighbours(shape: tuple[int, ...], window: Window) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs on a grid that see each other: the positions of query and key, and the row of their offset.
+
+    Example:
+        >>> from escnn_attention.functional.grid.widen import neighbours
+        >>> from escnn_attention.geometry.windows import Window
+        >>> queries, keys, rows = neighbours((3,), Window(3))
+        >>> sorted(zip(queries.tolist(), keys.tolist(), rows.tolist()))
+        [(0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1), (1, 2, 2), (2, 1, 0), (2, 2, 1)]
+    """
+    blocks = Grid(shape, window).blocks(1)
+    rows = blocks.rows(0, len(blocks.queries))
+    queries, keys, rows = torch.broadcast_tensors(blocks.queries[:, :, None], blocks.keys[:, None], rows)
+    seen = (queries >= 0) & (keys >= 0) & (rows >= 0)
+    return queries[seen], keys[seen], rows[seen]

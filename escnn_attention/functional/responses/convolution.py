@@ -1,0 +1,121 @@
+"""Convolutions in two and three dimensions, and what they are made of, on plain tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.grad import conv2d_weight, conv3d_weight
+
+__all__ = ["convolve", "depthwise", "depthwise_kernels", "output_size", "views"]
+
+
+def convolve(
+    x: Tensor, kernel: Tensor, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1
+) -> Tensor:
+    """The convolution of PyTorch for as many dimensions as the kernel ``(out, in, *space)`` has.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.responses.convolution import convolve
+        >>> convolve(torch.ones(1, 2, 4, 4, 4), torch.ones(3, 2, 3, 3, 3), padding=1).shape
+        torch.Size([1, 3, 4, 4, 4])
+    """
+    convolution = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[kernel.dim() - 2]
+    return convolution(x, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def depthwise(x: Tensor, kernels: Tensor, *, dilation: int) -> Tensor:
+    """Every channel of ``(B, C, *space)`` convolved with a kernel of its own, ``(C, 1, *kernel)``, of odd width.
+
+    The grid is padded with zeros and keeps its size.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.responses.convolution import depthwise
+        >>> depthwise(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), dilation=1)
+        tensor([[[[4., 6., 4.],
+                  [6., 9., 6.],
+                  [4., 6., 4.]]]])
+    """
+    if math.prod(x.shape[2:]) == 1:  # PyTorch takes longer for one position than for a hundred.
+        return x * kernels.flatten(2)[:, :, kernels[0].numel() // 2].view(1, -1, *x.shape[2:])
+    return convolve(x, kernels, padding=dilation * (kernels.shape[-1] // 2), dilation=dilation, groups=len(kernels))
+
+
+def depthwise_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int) -> Tensor:
+    """The gradient of the kernels of :func:`depthwise`.
+
+    It is the input convolved with the gradient of the output, image by image: on a CPU that takes a twentieth of the
+    time of PyTorch's own derivative.
+
+    Args:
+        x: ``(n, B, C, *space)``, n inputs whose outputs were added.
+        grad: ``(B, C, *space)``.
+        kernel_size, dilation: of the kernels.
+
+    Returns:
+        ``(n, C, *kernel)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.responses.convolution import depthwise, depthwise_kernels
+        >>> x, grad = torch.randn(2, 2, 3, 5, 5).unbind()
+        >>> kernels = torch.randn(3, 1, 3, 3, requires_grad=True)
+        >>> (expected,) = torch.autograd.grad(depthwise(x, kernels, dilation=1), kernels, grad)
+        >>> found = depthwise_kernels(x.unsqueeze(0), grad, kernel_size=3, dilation=1)
+        >>> torch.allclose(found, expected.transpose(0, 1), atol=1e-4)
+        True
+    """
+    padding, dimensions = dilation * (kernel_size // 2), grad.dim() - 2
+    if math.prod(grad.shape[2:]) == 1:
+        seen = torch.nn.functional.pad(x, [padding] * (2 * dimensions))
+        return (next(views(seen, 1, stride=dilation, dilation=1, dimensions=dimensions)) * grad).sum(1)
+    if x.device.type != "cpu":
+        return _derived_kernels(x, grad, kernel_size=kernel_size, dilation=dilation)
+    kernels = grad.flatten(0, 1).unsqueeze(1)
+    grads = convolve(x.flatten(1, 2), kernels, stride=dilation, padding=padding, groups=len(kernels))
+    return grads.unflatten(1, grad.shape[:2]).sum(1)
+
+
+def _derived_kernels(x: Tensor, grad: Tensor, *, kernel_size: int, dilation: int) -> Tensor:
+    """The gradient of the kernels of :func:`depthwise`, by PyTorch's own derivative of a convolution."""
+    channels, dimensions = grad.shape[1], grad.dim() - 2
+    derive = {2: conv2d_weight, 3: conv3d_weight}[dimensions]
+    options = {"padding": dilation * (kernel_size // 2), "dilation": dilation, "groups": channels}
+    shape = (channels, 1, *[kernel_size] * dimensions)
+    return torch.stack([derive(images, shape, grad, **options).squeeze(1) for images in x])
+
+
+def output_size(size: int, kernel_size: int, *, stride: int, padding: int, dilation: int) -> int:
+    """The places along one axis at which a kernel finds all that it needs, 0 where there are none.
+
+    Example:
+        >>> from escnn_attention.functional.responses.convolution import output_size
+        >>> output_size(9, 3, stride=2, padding=1, dilation=1)
+        5
+    """
+    return max(0, (size + 2 * padding - dilation * (kernel_size - 1) - 1) // stride + 1)
+
+
+def views(x: Tensor, kernel_size: int, *, stride: int, dilation: int, dimensions: int) -> Iterator[Tensor]:
+    """What each place of a kernel sees of ``x``, which is padded already, in the order of the places.
+
+    They are views of the last ``dimensions`` axes: reading them gives the columns of the convolution as a product of
+    matrices, adding to them is the transpose of that.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional.responses.convolution import views
+        >>> list(views(torch.arange(4), 2, stride=1, dilation=1, dimensions=1))
+        [tensor([0, 1, 2]), tensor([1, 2, 3])]
+    """
+    sizes = [output_size(n, kernel_size, stride=stride, padding=0, dilation=dilation) for n in x.shape[-dimensions:]]
+    for place in itertools.product(range(kernel_size), repeat=dimensions):
+        view = x
+        for axis, (start, n) in enumerate(zip(place, sizes, strict=True), start=-dimensions):
+            view = view.movedim(axis, 0)[dilation * start :: stride][:n].movedim(0, axis)
+        yield view

@@ -1,0 +1,377 @@
+r"""Which points of a cloud see each other.
+
+Clouds of a batch lie end to end, as in PyTorch Geometric: ``coords`` is ``(N, d)`` and ``batch``, ``(N,)``, is the
+number of the cloud of each point. Attention reads a neighbourhood in chunks, groups of queries that see the same keys:
+a query by itself with the list of its keys, or the points of a whole cloud together. What is kept between chunks grows
+with the number of edges, and of whole clouds with the number of points.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+
+__all__ = [
+    "Chunk",
+    "Lists",
+    "Neighbourhood",
+    "Neighbours",
+    "WholeClouds",
+    "numbers_if_one",
+    "numbers_of",
+    "stretches",
+    "where",
+]
+
+
+class Chunk(NamedTuple):
+    """Groups of queries that see the same keys; -1 fills up.
+
+    Attributes:
+        queries: ``(G, A)``; the tensor ``keys`` itself where all points of a group see each other.
+        keys: ``(G, K)``.
+        padded: whether there is any -1.
+        first: where queries and keys are all points from this one on, row by row, its number; None elsewhere.
+        edges: ``(G, K)``, the numbers of the edges from the keys, of numbered lists; None elsewhere.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    padded: bool
+    first: int | None = None
+    edges: Tensor | None = None
+
+
+class Neighbours(ABC):
+    """Which points each point sees."""
+
+    def chunks(self, limit: int) -> list[Chunk]:
+        """Chunks of all queries that see anything, each once.
+
+        Args:
+            limit: the most pairs of a query and a key in a chunk, as far as the keys of one query are not more.
+        """
+        return self._once(self._chunks, limit)
+
+    def _once(self, make: Callable[..., list[Chunk]], *arguments: Any) -> list[Chunk]:
+        """What a method makes, which is remembered; but what is made in inference mode is of no use to training."""
+        made, key = vars(self).setdefault("_made", {}), (make.__name__, arguments)
+        if key in made:
+            return made[key]  # type: ignore[no-any-return]
+        chunks = make(*arguments)
+        if not torch.is_inference_mode_enabled():
+            made[key] = chunks
+        return chunks
+
+    @abstractmethod
+    def _chunks(self, limit: int) -> list[Chunk]: ...
+
+
+class Lists(Neighbours):
+    """A list of keys for every query.
+
+    Args:
+        edges: ``(2, E)``, from keys in the first row to queries in the second.
+        num_points: N.
+        numbered: whether chunks tell which edge is which.
+
+    Raises:
+        ValueError: an edge is from or to a point that is not there.
+    """
+
+    def __init__(self, edges: Tensor, num_points: int, numbered: bool = False):
+        if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_points:
+            raise ValueError(
+                f"edge_index: got points from {int(edges.min())} to {int(edges.max())}, needed numbers from 0 to "
+                f"{num_points - 1}"
+            )
+        keys, queries = edges.long()
+        order = queries.argsort(stable=True)
+        self._keys = keys[order]
+        self._numbers = order if numbered else None
+        self._degree = torch.bincount(queries, minlength=num_points)
+
+    def _chunks(self, limit: int) -> list[Chunk]:
+        # The longest lists first, so that those of a chunk are about as long.
+        degree, order = self._degree.sort(descending=True, stable=True)
+        start = (self._degree.cumsum(0) - self._degree)[order]
+        lengths = _array_of("edge_index", degree[: int((degree > 0).sum())]).tolist()
+        out = []
+        for i, j in _cuts(lengths, [1] * len(lengths), limit):
+            lists = (start[i:j], degree[i:j], lengths[i])
+            numbers = None if self._numbers is None else _rows(self._numbers, *lists)
+            keys = _rows(self._keys, *lists)
+            out.append(Chunk(order[i:j, None], keys, lengths[j - 1] < lengths[i], edges=numbers))
+        return out
+
+
+class WholeClouds(Neighbours):
+    """Every point sees its whole cloud.
+
+    Args:
+        cloud: ``(N,)``, the number of the cloud of each point.
+
+    Attributes:
+        sizes: the numbers of points of the clouds, the largest first.
+    """
+
+    def __init__(self, cloud: Tensor):
+        self._order, counts = _in_order(cloud)
+        self._counts, clouds = counts.sort(descending=True, stable=True)
+        self._start = (counts.cumsum(0) - counts)[clouds]
+        in_order = (cloud[1:] >= cloud[:-1]).all()
+        # A GPU is waited for once.
+        *numbers, last = _array_of(
+            "batch", torch.cat([self._counts, self._start, in_order.to(counts).view(1)])
+        ).tolist()
+        self.sizes, self._starts = numbers[: len(counts)], numbers[len(counts) :]
+        self._in_order = bool(last)
+
+    @classmethod
+    def single(cls, num_points: int, device: torch.device) -> WholeClouds:
+        """A single cloud, for whose size no GPU has to be waited for."""
+        one = cls.__new__(cls)
+        one._order, one._in_order = torch.arange(num_points, device=device), True
+        one.sizes, one._starts = ([num_points], [0]) if num_points else ([], [])
+        return one
+
+    def alike(self, slack: float) -> list[Chunk]:
+        """All points in groups of whole clouds, each of which is filled up to at most ``slack`` times its size."""
+        stops = [0]
+        for i, size in enumerate(self.sizes):
+            if self.sizes[stops[-1]] > slack * size and i:
+                stops.append(i)
+        return self._once(self._groups, tuple(pairwise([*stops, len(self.sizes)])) if self.sizes else ())
+
+    def _chunks(self, limit: int) -> list[Chunk]:
+        return self._groups(tuple(_cuts(self.sizes, self.sizes, limit)), limit)
+
+    def _groups(self, cuts: Sequence[tuple[int, int]], limit: int | None = None) -> list[Chunk]:
+        lengths = self.sizes
+        out: list[Chunk] = []
+        first: int | None
+        for i, j in cuts:
+            first, padded = self._starts[i], lengths[j - 1] < lengths[i]
+            stop = first + (j - i) * lengths[i]
+            if self._in_order and not padded and self._starts[i:j] == [*range(first, stop, lengths[i])]:
+                keys = self._order[first:stop].view(j - i, lengths[i])
+            else:
+                keys, first = _rows(self._order, self._start[i:j], self._counts[i:j], lengths[i]), None
+            # One cloud may be too much at once: some of its points then are.
+            size = lengths[i] if limit is None or j > i + 1 else max(1, limit // lengths[i])
+            if size < lengths[i]:
+                out += [Chunk(part, keys, False) for part in keys.split(size, dim=1)]
+            else:
+                out.append(Chunk(keys, keys, padded, first))
+        return out
+
+
+def _rows(entries: Tensor, start: Tensor, number: Tensor, longest: int) -> Tensor:
+    """The stretches of entries that begin at ``start``, ``(rows,)``, as ``(rows, longest)``; -1 fills up."""
+    place = torch.arange(longest, device=entries.device)
+    there = place < number[:, None]
+    return torch.where(there, entries[torch.where(there, start[:, None] + place, 0)], -1)
+
+
+def _cuts(keys: Sequence[int], queries: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Stretches of falling numbers of keys and queries, each of which fits when it is filled up to its first."""
+    stops = [0]
+    for i in range(1, len(keys)):
+        first = stops[-1]
+        if (i - first + 1) * keys[first] * queries[first] > limit:
+            stops.append(i)
+    return pairwise([*stops, len(keys)] if keys else [])
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The rule by which the points of a cloud are neighbours. A point is a neighbour of itself.
+
+    Attributes:
+        radius: the largest distance, in the units of the coordinates; None for any.
+        num_neighbours: the nearest so many, the point itself included; None for all. Of other points at the same
+            distance any is taken.
+        metric: the distance of points ``(..., d)`` that broadcast against each other, ``(...)``; None for that of their
+            coordinates.
+    """
+
+    radius: float | None = None
+    num_neighbours: int | None = None
+    metric: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether every point sees its whole cloud."""
+        return self.radius is None and self.num_neighbours is None
+
+    @property
+    def length(self) -> float:
+        """The radius, or 1 where there is none."""
+        return self.radius or 1.0
+
+    def __call__(self, coords: Tensor, batch: Tensor | None = None) -> Neighbours:
+        """The neighbours of every point.
+
+        Args:
+            coords: ``(N, d)``.
+            batch: ``(N,)``, the number of the cloud of each point, in any order; None for a single cloud.
+        """
+        x = numbers_of("coords", coords)
+        cloud = torch.zeros(len(x), dtype=torch.long, device=x.device) if batch is None else batch
+        if self.is_global:
+            return WholeClouds(cloud)
+        by_tree = x.device.type == "cpu" and self.metric is None
+        return Lists(self._by_tree(x, cloud) if by_tree else self._by_distances(x, cloud), len(x))
+
+    def precise(self, x: Tensor) -> Tensor:
+        """Coordinates in the precision in which distances are worked out, on every device as the tree does.
+
+        Those of a metric are no matter of the tree, and ONNX has no angles in double precision.
+        """
+        single = self.metric is not None or x.device.type == "mps"
+        return x.to(working_precision(x.dtype)) if single else x.double()
+
+    def squares(self, query: Tensor, key: Tensor) -> Tensor:
+        """The squared distances ``(...)`` of points ``(..., d)`` that broadcast against each other."""
+        if self.metric is not None:
+            return self.metric(query, key).square()
+        # One by one: what is compiled takes many sums of a few numbers at a time then.
+        squares = ((k - q).square() for q, k in zip(query.unbind(-1), key.unbind(-1), strict=True))
+        return functools.reduce(torch.add, squares)
+
+    def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
+        if not len(x):
+            return cloud.new_zeros(2, 0)
+        points = _array_of("coords", x.double())
+        extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
+        clouds = _array_of("batch", cloud.unique(return_inverse=True)[1])
+        # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
+        apart = 2 * max(extent, self.radius or 0.0, 1.0)
+        points = np.concatenate([points, apart * clouds[:, None]], axis=1)
+        tree = cKDTree(points)
+        if self.num_neighbours is None:
+            assert self.radius is not None
+            pairs = torch.from_numpy(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
+            own = torch.arange(len(x), device=x.device).expand(2, -1)
+            return torch.cat([pairs, pairs.flip(0), own], dim=1)
+        number = min(self.num_neighbours, len(x))
+        bound = np.inf if self.radius is None else np.nextafter(self.radius, np.inf)
+        distance, nearest = tree.query(points, k=number, distance_upper_bound=bound)
+        distance, nearest = (torch.from_numpy(a).view(len(x), number) for a in (distance, nearest))
+        found = distance.isfinite()
+        keys = torch.where(found, nearest, 0)
+        found &= cloud[keys] == cloud[:, None]
+        queries = torch.arange(len(x), device=x.device)[:, None].expand_as(keys)
+        # Where so many others lie at the same place, one of them gives way.
+        absent = ~((keys == queries) & found).any(1)
+        keys[absent, 0] = queries[absent, 0]
+        return torch.stack([keys[found], queries[found]])
+
+    def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
+        if not len(x):
+            return cloud.new_zeros(2, 0)
+        x = self.precise(x)
+        bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
+        order, sizes = _in_order(cloud)
+        # For every point where its cloud starts in this order, and how many points it has.
+        start, counts = (t.repeat_interleave(sizes) for t in (sizes.cumsum(0) - sizes, sizes))
+        edges = []
+        # All distances of a few queries at a time, to the points of their clouds.
+        size = max(1, _DISTANCES // int(counts.max()))
+        for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
+            keys = _rows(order, first, number, int(number.max()))
+            there = keys >= 0
+            square = self.squares(x[queries][:, None], x[keys]).masked_fill(~there, torch.inf)
+            # A point is the nearest to itself, also where others lie at the same place.
+            square = square.masked_fill(keys == queries[:, None], -1.0)
+            if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
+                square, nearest = square.topk(self.num_neighbours, largest=False)
+                keys = keys.gather(1, nearest)
+            found = square <= bound
+            edges.append(torch.stack([keys[found], queries[:, None].expand_as(keys)[found]]))
+        return torch.cat(edges, dim=1)
+
+
+# The distances that are worked out at once on a GPU.
+_DISTANCES = 2**22
+
+
+def numbers_of(name: str, values: Tensor) -> Tensor:
+    """The numbers of a tensor, which what is decided by them may look at, without derivatives of any kind.
+
+    Args:
+        name: of the argument, for an error.
+        values: an ordinary tensor, or one that ``grad`` or ``jvp`` of ``torch.func`` have wrapped.
+
+    Raises:
+        ValueError: ``torch.vmap`` goes over the tensor, and each of several calls would decide for itself.
+    """
+    found = numbers_if_one(values)
+    if found is None:
+        raise ValueError(
+            f"{name}: got a tensor that torch.vmap goes over, and who sees whom depends on its numbers; needed all "
+            "clouds end to end in one call, with the number of the cloud of each point in batch, or vmap over the "
+            "features alone"
+        )
+    return found
+
+
+def numbers_if_one(values: Tensor) -> Tensor | None:
+    """The numbers of a tensor as :func:`numbers_of` gives them; None where ``torch.vmap`` goes over it."""
+    values = values.detach()  # which a transform wraps like any other result
+    while torch._C._functorch.is_functorch_wrapped_tensor(values):
+        if torch._C._functorch.is_batchedtensor(values):
+            return None
+        values = torch._C._functorch.get_unwrapped(values)
+    return values
+
+
+def _array_of(name: str, values: Tensor) -> np.ndarray:
+    """What :func:`numbers_of` gives, as an array on the CPU."""
+    numbers = numbers_of(name, values)
+    with torch._C._DisableFuncTorch():  # within a transform PyTorch would wrap what it reads
+        return numbers.cpu().numpy()
+
+
+def _in_order(cloud: Tensor) -> tuple[Tensor, Tensor]:
+    """The points cloud by cloud, and how many each cloud has."""
+    order = cloud.argsort(stable=True)
+    return order, torch.unique_consecutive(cloud[order], return_counts=True)[1]
+
+
+def where(flags: Tensor) -> Tensor:
+    """The indices of the flags ``(N,)`` that are true.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.neighbours import where
+        >>> where(torch.tensor([True, False, True]))
+        tensor([0, 2])
+    """
+    return flags.nonzero().squeeze(1)
+
+
+def stretches(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """In which stretch of equal numbers each of the numbers ``(N,)`` is, ``(N,)``, and where all begin, ``(G,)``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.neighbours import stretches
+        >>> stretches(torch.tensor([4, 4, 7, 5, 5]))
+        (tensor([0, 0, 1, 2, 2]), tensor([0, 2, 3]))
+    """
+    place = torch.arange(numbers.shape[0], device=numbers.device)
+    before = numbers.index_select(0, (place - 1).clamp(min=0))
+    first = (numbers != before) | (place == 0)
+    return first.cumsum(0) - 1, where(first)

@@ -1,0 +1,60 @@
+"""The arguments of backends."""
+
+import pytest
+import torch
+
+from escnn_attention import FourierEncoding
+from escnn_attention.functional.grid.call import PositionalBias, Waves
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Window
+
+
+def waves(heads=2):
+    torch.manual_seed(0)
+    return Waves(torch.randn(1, 3, 4, 2, dtype=torch.float64), torch.randn(heads, 5, 8, dtype=torch.float64))
+
+
+def test_waves_are_a_function_of_the_turned_offset():
+    encoding = FourierEncoding(4).bind(2, 2, 5, 3).double()
+    turn = torch.linalg.qr(torch.randn(3, 2, 2, dtype=torch.float64))[0]
+    delta = torch.randn(7, 2, dtype=torch.float64)
+    frequencies, readout = encoding.waves()
+    table = Waves((frequencies @ turn).unsqueeze(0), readout).table(delta)
+    torch.testing.assert_close(table, encoding.offsets(delta @ turn.transpose(-1, -2)))
+
+
+def test_phases_are_no_products_in_half_precision():
+    """Those of far points would be off by whole turns."""
+    some = Waves(torch.randn(1, 3, 4, 2), torch.randn(1, 5, 8))
+    points = 100 * torch.randn(7, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        phases = some.phases(points)
+    assert all(torch.equal(a, b) for a, b in zip(phases, some.phases(points), strict=True))
+
+
+@pytest.mark.parametrize("window", [Window(), Window(5, "square", 2)])
+def test_offsets_between_positions_are_differences_of_scaled_coordinates(window):
+    """What lets waves, and rotations, factorise."""
+    grid = Grid((5, 4), window)
+    places = torch.arange(20)
+    rows = grid.rows(places[:, None], places)
+    points = grid.coordinates * grid.scale
+    torch.testing.assert_close(grid.offsets[rows.clamp(min=0)][rows >= 0], (points - points[:, None])[rows >= 0])
+
+
+def test_phases_are_worked_out_in_single_precision_at_least():
+    half = Waves(*(t.bfloat16() for t in (waves().frequencies, waves().readout)))
+    cos, sin = half.phases(torch.randn(6, 2))
+    assert cos.dtype == sin.dtype == torch.float32
+    assert half.table(torch.randn(6, 2)).dtype == torch.bfloat16
+
+
+def test_explicit_terms_of_a_head():
+    grid = Grid((3, 3), Window(3))
+    terms = PositionalBias(3, pose=torch.randn(1, 3, 3, 5), waves=waves()).explicit(grid)
+    assert terms.waves is None
+    assert terms.explicit(grid) is terms
+    torch.testing.assert_close(terms.spatial, waves().table(grid.offsets))
+    head = terms.of_head(1)
+    assert torch.equal(head.spatial, terms.spatial[1])
+    assert torch.equal(head.pose, terms.pose[0])

@@ -1,0 +1,511 @@
+"""Kernels that Triton compiles, against the formula: interpreted on the CPU, compiled where there is a GPU.
+
+Interpreted, an operation takes as long for many positions as for one: the cases have few offsets and poses.
+"""
+
+import itertools
+import json
+import math
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from escnn_attention import GroupSelfAttention, LiftingSelfAttention
+from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
+from escnn_attention.functional.grid import triton, triton_own
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Window
+from tests import spaces
+from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
+from tests.functional.cuda import needs_cuda, on_cuda
+from tests.sampling import cover
+
+pytest.importorskip("triton")
+import_module("tests.functional.interpreter").hasten()
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled")
+
+
+@interpreted
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("order", "key_poses", "shape", "window", "kinds"),
+    [
+        (2, 4, (3, 4), Window(3), {"spatial", "pose"}),
+        (3, 3, (5,), Window(3), {"spatial", "shared"}),
+        (4, 4, (7,), Window(3, dilation=2), {"waves", "pose"}),
+        (2, 2, (2, 2, 3), Window(3, "disc"), {"spatial"}),
+        (2, 2, (4,), Window(), {"spatial", "pose"}),
+        (2, 2, (6,), Window(5), {"pose"}),
+        (2, 2, (6,), Window(3), set()),
+        (2, 2, (4,), Window(3), {"absolute", "spatial", "pose"}),
+        (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
+    ],
+)
+def test_agrees_with_the_reference(query, order, key_poses, shape, window, kinds):
+    channels = 4 if "rotary" in kinds else 3
+    arguments = (*case(order, key_poses, order, shape, window, kinds, channels=channels, batch=1), query)
+    assert refusal("triton", *arguments) is None
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("keys", "query"), [("own", "own"), ("own", "all"), ("all", "all")])
+def test_frames_and_lifting_agree_with_the_reference(keys, query):
+    poses = 1 if keys == "all" else 3
+    arguments = (*case(3, poses, poses, (4,), Window(3), {"spatial"}, heads=1, batch=1), query, keys)
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+def twice_differentiated(backend, tensors, grid, terms, query):
+    """Gradients of the square of the gradients."""
+    out = attention(*tensors, grid, terms, query=query, backend=backend)
+    grads = torch.autograd.grad(out.square().sum(), leaves(tensors, terms), create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves(tensors, terms))
+
+
+def agree_or_refuse(arguments):
+    if refusal("triton", *arguments) is None:
+        assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+    else:
+        assert arguments[1].complete or not arguments[1].shape
+
+
+@interpreted
+@settings(max_examples=2)
+@given(cases(max_side=3, max_dim=1))
+def test_agrees_with_the_reference_on_random_calls(arguments):
+    agree_or_refuse(arguments)
+
+
+@pytest.mark.exhaustive
+@interpreted
+@settings(max_examples=60)
+@given(cases(max_side=3, max_dim=2))
+def test_agrees_with_the_reference_on_many_random_calls(arguments):
+    agree_or_refuse(arguments)
+
+
+@interpreted
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_agrees_with_the_reference_in_lower_precision(dtype, tolerance):
+    tensors, grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, batch=1, dtype=dtype)
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("triton", tensors, grid, terms, "all")
+    assert all(t.dtype == dtype for t in got)
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, "all"), tolerance)
+
+
+@interpreted
+def test_autocast_changes_no_product_inside():
+    arguments = (*case(2, 2, 2, (4,), Window(3), {"spatial", "pose"}, heads=1, batch=1, dtype=torch.float32), "all")
+    plain = outputs_and_gradients("triton", *arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(outputs_and_gradients("triton", *arguments), plain, 1e-6)
+
+
+@interpreted
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("size", [1e3, 1e8])
+def test_scores_of_any_size(query, size):
+    """Exponentials would overflow, and others are less than the smallest number."""
+    tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial"})
+    tensors = (tensors[0].detach().mul(size).requires_grad_(), *tensors[1:])
+    got, expected = (outputs_and_gradients(b, tensors, grid, terms, query) for b in ("triton", "reference"))
+    assert_same(got, expected, 1e-8, atol=1e-13 * size)
+
+
+@interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("order", "key_poses", "positions", "output", "other"),
+    [(2, 2, 4, 1, 1), (2, 1, 16, 1, 2), (4, 1, 8, 2, 4), (4, 2, 8, 4, 1)],
+)
+def test_programs_of_any_shape(monkeypatch, order, key_poses, positions, output, other):
+    """Several blocks of positions, of which the last is not full, and tiles of poses."""
+    monkeypatch.setattr(triton, "_shape", lambda _: triton._Shape(positions, output, other))
+    arguments = (*case(order, key_poses, order, (7,), Window(3), {"spatial", "pose"}, heads=1, batch=1), "all")
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", [1, 3, 4, 6, 24])
+def test_programs_are_one_warp_whose_poses_divide_those_of_the_group(monkeypatch, order, dtype):
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    for channels in (1, 10, 32, 48, 256):
+        q = torch.empty(1, 1, 6, order, channels, dtype=dtype)
+        call = triton.Arguments(q, q, q, *[None] * 6, order, [2, 3], 3, "square", 1, True, 0.0, 1)
+        shape = triton._shape(call)
+        assert 32 % shape.positions == 0
+        assert all(order % n == 0 for n in (shape.output, shape.query))
+        held = max(shape[1:]) * channels * q.element_size() // 4
+        assert held * shape.positions / 32 <= 48 or shape.positions == 1
+
+
+@interpreted
+@pytest.mark.sampled(1)  # the launch is one for both
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_works_on_a_bounded_chunk_of_the_products(monkeypatch, query):
+    arguments = (*case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, heads=1, batch=3), query)
+    launched, launches = [], triton if query == "all" else triton_own
+    launch = launches._launch
+    monkeypatch.setattr(launches, "_launch", lambda *a: launched.append(a[2]) or launch(*a))
+    whole = outputs_and_gradients("triton", *arguments)
+    assert [len(range(3)[rows]) for rows in launched] == [3, 3, 3]
+    image = 2 * (3 + 2) * 5 * (2 if query == "all" else 1)
+    for images, chunks in ((1, [1] * 3), (2, [2, 1])):
+        launched.clear()
+        with working_memory(2 * 8 * image * images):
+            assert_same(outputs_and_gradients("triton", *arguments), whole)
+        counted = [len(range(3)[rows]) for rows in launched]
+        assert counted == chunks + [n for n in chunks for _ in range(2)]
+
+
+@pytest.mark.parametrize(("gigabytes", "products"), [(1, 2**24), (8, 2**24), (80, 5 * 2**25)])
+def test_chunks_follow_the_memory_of_the_device(monkeypatch, gigabytes, products):
+    properties = SimpleNamespace(total_memory=gigabytes * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert triton._products_per_chunk(torch.device("cuda", 0), 4) == products
+    assert triton._products_per_chunk(torch.device("cuda", 0), 8) == max(2**24, products // 2)
+    assert triton._products_per_chunk(torch.device("cpu"), 4) == 2**24
+
+
+def test_chunks_keep_a_large_device_busy(monkeypatch):
+    """C8, all query poses, 5×5 on 24×24 with 9 heads and 64 images: few launches of many programs each."""
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    q = torch.empty(9, 64, 576, 8, 10, device="meta")
+    tables = (torch.empty(9, 8, n, 10, device="meta") for n in (25, 8))
+    chunk = triton._products_per_chunk(torch.device("cuda", 0), 4)
+    call = triton.Arguments(q, q, q, *tables, *[None] * 4, 8, [24, 24], 5, "square", 1, True, 0.0, chunk)
+    images = [rows.stop - rows.start for rows in triton._chunks(call)]
+    assert sum(images) == 576
+    assert len(images) <= 5
+    assert max(images) - min(images) < len(images)
+
+
+@interpreted
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_is_the_same_in_every_pass_and_for_chunks_of_any_size(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, channels=1)
+
+    def function(*tensors):
+        torch.manual_seed(3)
+        q, k, v, spatial, pose = tensors
+        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), query=query, dropout=0.4, backend="triton")
+
+    inputs = (q, k, v, terms.spatial, terms.pose)
+    whole = function(*inputs)
+    with working_memory(1):
+        torch.testing.assert_close(function(*inputs), whole)
+    weight = torch.randn_like(whole)
+    grads = torch.autograd.grad((whole * weight).sum(), inputs)
+    direction = [torch.randn_like(t) for t in inputs]
+    with torch.no_grad():
+        ends = (function(*(t + s * 1e-6 * d for t, d in zip(inputs, direction, strict=True))) for s in (1, -1))
+        ahead, behind = ((end * weight).sum() for end in ends)
+    slope = sum((g * d).sum() for g, d in zip(grads, direction, strict=True))
+    assert slope.item() == pytest.approx(((ahead - behind) / 2e-6).item(), rel=1e-6)
+
+
+@interpreted
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_drops_at_its_rate_and_independently(query):
+    """Equal scores over n keys of value 1: the mean of n independent draws, each 0 or 1 / (1 - rate)."""
+    rate, keys = 0.4, 2 * 3 * (2 if query == "all" else 1)
+    q, k, v = (torch.zeros(2, 2, 4000, 2, 1) for _ in range(3))
+    grid = Grid((4000,), Window(3))
+
+    def draw():
+        out = attention(q, k, v + 1, grid, PositionalBias(2), query=query, dropout=rate, backend="triton")
+        return (out / (2 if query == "all" else 1))[:, :, 1:-1, :, 0].transpose(2, 3)
+
+    inside, again = draw(), draw()
+    variance = rate / (1 - rate) / keys
+    assert abs(inside.mean().item() - 1) < 5 * (variance / inside.numel()) ** 0.5
+    assert inside.var().item() == pytest.approx(variance, rel=0.06)
+    flat = (inside - inside.mean()).flatten(3)
+    draws = {
+        "neighbours": (flat[..., 1:], flat[..., :-1]),
+        "heads": (flat[0], flat[1]),
+        "images": (flat[:, 0], flat[:, 1]),
+        "poses": (flat[:, :, 0], flat[:, :, 1]),
+        "calls": (flat, (again - again.mean()).flatten(3)),
+    }
+    for name, (one, other) in draws.items():
+        assert abs((one * other).mean().item()) < 0.05 * flat.square().mean().item(), name
+
+
+@interpreted
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives(query):
+    arguments = (*case(2, 2, 2, (3,), Window(3), {"spatial", "pose"}, heads=1, batch=1), query)
+    assert_same(twice_differentiated("triton", *arguments), twice_differentiated("reference", *arguments))
+
+
+@pytest.mark.sampled(1, of="compiled graphs")
+@interpreted
+def test_is_one_node_for_compilers():
+    (q, k, v), grid, terms = case(2, 2, 2, (4,), Window(3), {"spatial", "pose"})
+    # Tables come from the encodings in any order in memory.
+    tables = [t.detach().transpose(-1, -2).contiguous().transpose(-1, -2) for t in (terms.spatial, terms.pose)]
+    inputs = (q, k, v, *(t.requires_grad_() for t in tables))
+
+    def function(q, k, v, spatial, pose):
+        return attention(q, k, v, grid, PositionalBias(2, spatial, pose), backend="triton")
+
+    compiled_function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    got, expected = (f(*inputs) for f in (compiled_function, function))
+    assert_same([got], [expected])
+    assert_same(*(torch.autograd.grad(out.square().sum(), inputs) for out in (got, expected)))
+
+
+@interpreted
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("query", ["own", "all", "lifting"])
+@pytest.mark.parametrize("name", ["flip", "C2", "C4"])
+def test_layers_are_equivariant(name, query):
+    space = spaces.ALL[name]()
+    make = GroupSelfAttention
+    options = {"query": query}
+    in_type = spaces.mixed(space)
+    if query == "lifting":
+        make, options, in_type = LiftingSelfAttention, {}, spaces.scalars(space, 2)
+    layer = make(in_type, spaces.regular(space, 1), 1, 3, backend="triton", **options).double()
+    x = spaces.random_field(in_type, *spaces.shape_of(space, 3), batch=1)
+    element = spaces.grid_elements(space)[-1]
+
+    def turned(values, frame):
+        grid = Grid(values.shape[2:], layer.plain.window, dtype=values.dtype, frame=frame)
+        return layer.plain.attend(values, grid)
+
+    with torch.no_grad():
+        y = layer(x)
+        error = (layer(x.transform(element)).tensor - y.transform(element).tensor).abs().max()
+        assert error < 1e-10 * y.tensor.abs().max()
+        g = list(space.fibergroup.elements)[1]
+        frame = torch.as_tensor(space.basespace_action(g))
+        got = turned(torch.einsum("ij,bj...->bi...", torch.as_tensor(in_type.representation(g)), x.tensor), frame)
+        expected = torch.einsum("ij,bj...->bi...", torch.as_tensor(layer.out_type.representation(g)), y.tensor)
+        assert (got - expected).abs().max() < 1e-10 * expected.abs().max()
+        # Without the turn of the grid the group's element of the encoding is not the one of the fields.
+        unturned = turned(torch.einsum("ij,bj...->bi...", torch.as_tensor(in_type.representation(g)), x.tensor), None)
+        assert (unturned - expected).abs().max() > 1e-4 * expected.abs().max()
+
+
+class TestRefuses:
+    """Why a call cannot be served."""
+
+    @pytest.fixture
+    def arguments(self):
+        return case(2, 2, 2, (3, 3), Window(3), {"spatial"})
+
+    def reason(self, arguments, query="own", device="cuda"):
+        (q, k, v), grid, terms = arguments
+        q = q.detach().to("meta") if device == "meta" else q
+        return triton.why_unsupported(Call(q, k, v, grid, terms, query))
+
+    @interpreted
+    def test_what_it_does_not_compute(self, arguments, monkeypatch):
+        assert self.reason(arguments) is None
+        reason = self.reason(case(2, 2, 2, (3, 3), Window(), {"waves"}))
+        assert reason == "without a window it needs an encoding that does not factorise: MLP, separable"
+        assert self.reason(case(2, 2, 2, (3, 3), Window(3), {"spatial"}, batch=0)) is None
+        axes = self.reason(case(1, 1, 1, (1, 2, 1, 2), Window(3), {"spatial"}))
+        assert axes == "it needs a grid of one to three axes, got 4"
+        none = self.reason(case(2, 2, 2, (), Window(), {"spatial"}))
+        assert none == "there is no base space for a window"
+        assert self.reason(arguments, device="meta") == "it needs CPU or CUDA, got meta"
+        monkeypatch.setattr(triton, "MAX_PRODUCTS", 2 * 9 * 9)
+        assert self.reason(arguments) is None
+        reason = self.reason(arguments, "all")
+        assert reason == "a head would have 324 products of queries with tables, at most 162"
+        large = torch.empty(1, 1, 1, 2, 1, device="meta").expand(-1, -1, 2**20, -1, 2**9)
+        monkeypatch.setattr(triton, "why_not_run", lambda _: None)
+        reason = triton.why_unsupported(Call(large, large, large, Grid((2**10, 2**10), Window(1)), PositionalBias(2)))
+        assert reason == "the numbers of a head of an image are more than 32 bits count"
+
+    def test_where_it_does_not_run(self, arguments, monkeypatch):
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        assert self.reason(arguments) == "it needs CUDA, got cpu"
+        with pytest.raises(ValueError, match="backend: 'triton' cannot serve this call: it needs CUDA, got cpu"):
+            attention(*arguments[0], *arguments[1:], backend="triton")
+        monkeypatch.setattr(triton, "_has_compiler", lambda _: False)
+        assert triton.why_not_run("cuda") == "Triton needs a C compiler, and there is none"
+        monkeypatch.setattr(triton, "_installed", lambda: False)
+        assert self.reason(arguments) == "it needs Triton"
+
+
+_COMPILE = """
+import json
+import sys
+sys.modules["escnn"] = None  # importing it takes longer than a kernel
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from escnn_attention.functional.grid import triton, triton_kernels, triton_kernels_own, triton_own
+import torch
+
+types = {"steps": "*i32", "seed": "*i64"}
+sizes = ("first", "total", "batch")
+numbers = {32: torch.float32, 64: torch.float64}
+for name, summed, (channels, bits, dropout) in json.loads(sys.argv[1]):
+    q = torch.empty(1, 1, 576, 4, channels, dtype=numbers[bits])
+    table = torch.empty(1, 4, 9, channels)
+    call = triton.Arguments(q, q, q, table, table, *[None] * 4, 4, [24, 24], 3, "square", 1, summed, dropout, 1)
+    if summed:
+        kernel, warps, constants = getattr(triton_kernels, name), 1, triton._constants(call, triton._shape(call))
+    else:
+        program = triton_own.program(4, channels, bits // 8, 2**20)
+        kernel, warps = getattr(triton_kernels_own, name), program.warps
+        constants = triton_own.constants(name, call, program)
+
+    def type_of(name):
+        if name in constants:
+            return "constexpr"
+        return "i32" if name in sizes or name.endswith(("_head", "_image")) else types.get(name, f"*fp{bits}")
+
+    signature = {n: type_of(n) for n in kernel.arg_names}
+    # As at a launch: of memory it is known that it is aligned, but where a kernel asks not to know.
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, p in enumerate(kernel.params)
+        if signature[p.name].startswith("*") and not p.do_not_specialize_on_alignment
+    }
+    built = compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
+        target=GPUTarget("cuda", 80, 32),
+        options={"num_warps": warps},
+    )
+    print(built.metadata.shared, len(built.asm["cubin"]) > 0)
+"""
+
+# A kernel, whether it sums over query poses, and channels, bits of a number and the rate of dropout.
+_COMPILED = [(10, 32, 0.0), (10, 32, 0.1), (10, 64, 0.0), (32, 32, 0.0), (32, 64, 0.0)]
+_COMPILED = list(itertools.product(["forward", "backward_queries", "backward_keys"], [False, True], _COMPILED))
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_kernels_compile_for_a_gpu_and_threads_exchange_nothing(run_python, monkeypatch, tmp_path, pytestconfig, whole):
+    """There is machine code for each; where a thread has all channels of a position there is nothing to exchange."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    drawn = cover([set(enumerate(kernel)) for kernel in _COMPILED], pytestconfig.option.hypothesis_seed, most=1)
+    kernels = _COMPILED if whole else [_COMPILED[i] for i in drawn]
+    lines = [line.split() for line in run_python(_COMPILE, json.dumps(kernels)).splitlines()]
+    for kernel, (shared, built) in zip(kernels, lines, strict=True):
+        _, summed, (channels, bits, _) = kernel
+        assert built == "True", kernel
+        if channels * bits / 32 <= (12 if summed else 40):
+            assert int(shared) == 0, kernel
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize(
+    ("order", "shape", "window", "kinds", "channels"),
+    [
+        (4, (12, 9), Window(5), {"spatial", "pose"}, 10),
+        (8, (24, 24), Window(5), {"spatial", "pose"}, 10),
+        (3, (130,), Window(9, dilation=3), {"spatial", "shared"}, 16),
+        (6, (7, 6, 5), Window(3, "disc"), {"waves", "pose"}, 3),
+        (4, (9, 8), Window(), {"spatial", "pose"}, 32),
+        (2, (6, 6), Window(3), {"spatial", "pose"}, 64),
+        (2, (11,), Window(3), {"rotary"}, 128),
+        (4, (5, 5), Window(3), set(), 1),
+    ],
+)
+def test_on_cuda(monkeypatch, dtype, tolerance, query, order, shape, window, kinds, channels):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    tensors, grid, terms = case(order, order, order, shape, window, kinds, channels=channels, dtype=dtype)
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("there", tensors, grid, terms, query)
+    if "rotary" in kinds and dtype == torch.bfloat16:
+        # The gradient of the frequencies is a small difference of what queries and keys have, which are rounded.
+        tolerance *= 2
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, query), tolerance)
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_dropout_on_cuda(query):
+    rate, keys = 0.3, 4 * 9 * (4 if query == "all" else 1)
+    q, k, v = (torch.zeros(4, 4, 900, 4, 8, device="cuda") for _ in range(3))
+    v.requires_grad_()
+    grid = Grid((30, 30), Window(3), device="cuda")
+    torch.manual_seed(0)
+    out = attention(q, k, v + 1, grid, PositionalBias(4), query=query, dropout=rate, backend="triton")
+    inside = (out / (4 if query == "all" else 1))[..., 0].transpose(2, 3).unflatten(-1, (30, 30))[..., 1:-1, 1:-1]
+    assert inside.var().item() == pytest.approx(rate / (1 - rate) / keys, rel=0.06)
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    # What is linear in the values: their gradient is what they are weighed with.
+    torch.testing.assert_close((grad * (v + 1)).sum(), out.sum(), rtol=1e-4, atol=0)
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives_on_cuda(monkeypatch, query):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    arguments = (*case(4, 4, 4, (5, 4), Window(3), {"spatial", "pose"}), query)
+    assert_same(twice_differentiated("there", *arguments), twice_differentiated("reference", *arguments))
+
+
+@needs_cuda
+def test_networks_compile_and_are_recorded_on_cuda():
+    """With the graphs of ``reduce-overhead``: the first call makes what later ones have."""
+    space = spaces.ALL["C4"]()
+    fields = spaces.regular(space, 2)
+    layer = GroupSelfAttention(fields, fields, 2, 3).export().cuda()
+    compiled_layer = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(2, fields.size, 8, 8, device="cuda", requires_grad=True)
+        got, expected = (
+            [t.clone() for t in (y, *torch.autograd.grad(y.square().sum(), x))] for y in (compiled_layer(x), layer(x))
+        )
+        assert_same(got, expected, 1e-5)
+
+
+@needs_cuda
+def test_the_same_bits_again_on_cuda(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "there", on_cuda("triton"))
+    arguments = (*case(4, 4, 4, (20, 20), Window(5), {"spatial", "pose"}, channels=10, dtype=torch.float32), "all")
+    one, other = (outputs_and_gradients("there", *arguments) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@needs_cuda
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("name", ["C3", "C8", "D4", "octahedral"])
+def test_layers_are_equivariant_on_cuda(name, query):
+    space = spaces.ALL[name]()
+    if query == "all" and space.fibergroup.order() > 12:
+        query = "own"
+    fields, out = spaces.mixed(space), spaces.regular(space, 2)
+    layer = GroupSelfAttention(fields, out, 2, 3, query=query, backend="triton").double().cuda()
+    x = fields(spaces.random_field(fields, *spaces.shape_of(space, 4)).tensor.cuda())
+    with torch.no_grad():
+        y = layer(x)
+        for element in spaces.grid_elements(space):
+            error = (layer(x.transform(element)).tensor - y.transform(element).tensor).abs().max()
+            assert error < 1e-10 * y.tensor.abs().max()
+
+
+@needs_cuda
+def test_is_what_cuda_takes_by_default():
+    q = torch.empty(1, 1, 9, 2, 4, device="cuda")
+    _, grid, terms = case(2, 2, 2, (3, 3), Window(3), {"spatial"})
+    assert triton.why_unsupported(Call(q, q, q, grid, terms)) is None
+    out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), PositionalBias(2))
+    assert out.shape == (1, 1, 9, 2, 4)
+    assert math.isfinite(out.nan_to_num().sum().item())

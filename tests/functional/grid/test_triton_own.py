@@ -1,0 +1,116 @@
+"""Kernels for queries that belong to one output pose; test_triton.py compares them with the formula, too."""
+
+import math
+
+import pytest
+import torch
+
+from escnn_attention.functional import attention
+from escnn_attention.functional.grid import triton_own
+from escnn_attention.functional.grid.kernel import Arguments
+from escnn_attention.functional.grid.triton_launch import positions_side_by_side
+from escnn_attention.geometry.windows import Window
+from tests.functional.cases import assert_same, case, doubled, outputs_and_gradients
+from tests.functional.grid.test_triton import interpreted
+
+
+@interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("order", "key_poses", "channels", "program"),
+    [
+        (2, 4, 3, (1, 1, 4, 1)),
+        (4, 2, 6, (2, 2, 4, 1)),
+        (4, 4, 4, (1, 4, 8, 1)),
+        (3, 3, 2, (1, 2, 4, 1)),
+        (4, 1, 5, (1, 1, 8, 1)),
+    ],
+)
+def test_programs_of_any_shape(monkeypatch, order, key_poses, channels, program):
+    """Several blocks of positions, that images share and of which the last is not full; tiles of poses; shares."""
+    chosen = triton_own.Program(*program)
+    monkeypatch.setattr(triton_own, "program", lambda n, *_: chosen._replace(poses=math.gcd(n, chosen.poses)))
+    call = case(order, key_poses, order, (5,), Window(3), {"spatial", "pose"}, heads=1, channels=channels)
+    arguments = (*call, "own")
+    assert_same(outputs_and_gradients("triton", *arguments), outputs_and_gradients("reference", *arguments))
+
+
+@pytest.mark.parametrize("number_size", [4, 8])
+@pytest.mark.parametrize("poses", [1, 3, 4, 6, 24])
+@pytest.mark.parametrize("channels", [1, 10, 16, 32, 48, 65, 66, 128, 256])
+def test_registers_hold_what_threads_have(monkeypatch, channels, poses, number_size):
+    monkeypatch.setattr(triton_own, "interpreted", lambda: False)
+    few, many = (triton_own.program(poses, channels, number_size, positions) for positions in (576, 2**20))
+    assert few[:2] == many[:2]
+    for program in (few, many):
+        assert poses % program.poses == channels % program.sharing == 0
+        assert program.positions * program.sharing == 32 * program.warps
+        assert program.warps == 1 or program.sharing == 1
+        held = program.poses * channels // program.sharing * number_size // 4
+        assert held <= 40 or (program.poses == 1 and (channels % 16 or channels > 128))
+    assert few.warps == 1
+    assert many.warps == (4 if many.sharing == 1 else 1)
+
+
+@pytest.mark.parametrize("poses", [2, 3])
+def test_vectors_are_read_and_written_where_they_lie(monkeypatch, poses):
+    """Nothing is copied where positions are last in memory, as a layer on CUDA has them."""
+    lying = [torch.randn(2, 3, n, 5, 4).permute(0, 1, 4, 2, 3) for n in (2, poses, poses, 2)]
+    q, k, v, grad = lying
+    call = Arguments(q, k, v, *[None] * 6, 2, [4], 3, "square", 1, False, 0.0, 2**20)
+    launched = {}
+    monkeypatch.setattr(triton_own, "_launch", lambda name, call, rows, tensors: launched.update({name: tensors}))
+    out, sums = triton_own.forward_pass(call)
+    triton_own.backward_pass(call, grad, out, sums)
+    assert all(positions_side_by_side(t).data_ptr() == t.data_ptr() for t in lying)
+    for tensors in launched.values():
+        for name, t in {"q": q, "k": k, "v": v, "grad": grad, "out": out}.items():
+            assert name not in tensors or tensors[name].data_ptr() == t.data_ptr()
+    rows = positions_side_by_side(q.contiguous())
+    assert torch.equal(rows, q)
+    assert rows.stride() == q.stride()
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_what_is_not_finite_reaches_only_who_sees_it(value, place):
+    """In the output and in all gradients: of a window of three, the neighbours of a position and no others."""
+    (q, k, v), grid, terms = case(2, 2, 2, (8,), Window(3), {"spatial", "pose"}, heads=1)
+    spoilt = [t.detach().clone() for t in (q, k, v)]
+    spoilt[1][0, 1, place, 0, 1] = spoilt[2][0, 1, place, 1, 0] = value
+    spoilt = tuple(t.requires_grad_() for t in spoilt)
+    got = outputs_and_gradients("triton", spoilt, grid, terms, "own")
+    clean = outputs_and_gradients("triton", (q, k, v), grid, terms, "own")
+    number = torch.arange(8)
+    for reach, a, b in zip((1, 1, 2, 2), got[:4], clean[:4], strict=True):
+        seen = (number - place).abs() <= reach
+        assert torch.equal(a[:, 0], b[:, 0])
+        torch.testing.assert_close(a[:, 1, ~seen], b[:, 1, ~seen], rtol=1e-12, atol=1e-12)
+        if reach == 1:
+            assert not a[:, 1, seen].isfinite().all(-1).any()
+
+
+@interpreted
+def test_probabilities_add_up_to_one_however_large_scores_are():
+    """In float32, where a score of a million has no digits after the point: passes round it alike."""
+    tensors, grid, terms = case(2, 2, 2, (6,), Window(3), {"spatial", "pose"}, dtype=torch.float32)
+    large = (tensors[0].detach().mul(1e6).requires_grad_(), *tensors[1:])
+    weight = torch.ones_like(tensors[2])
+    out = attention(*large, grid, terms, backend="triton")
+    (grad,) = torch.autograd.grad(out, large[2], weight)
+    # The gradient of the values is what they are weighed with: each query gives 1 away.
+    torch.testing.assert_close(grad.sum(), weight.sum(), rtol=1e-5, atol=0)
+
+
+@interpreted
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_lower_precision(dtype, tolerance, channels):
+    tensors, grid, terms = case(2, 2, 2, (5,), Window(3), {"spatial", "pose"}, channels=channels, dtype=dtype)
+    exact, exact_terms = doubled(tensors, terms)
+    got = outputs_and_gradients("triton", tensors, grid, terms, "own")
+    assert all(t.dtype == dtype for t in got)
+    assert_same(got, outputs_and_gradients("reference", exact, grid, exact_terms, "own"), tolerance)

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+
+from escnn_attention.functional import PositionalBias
+from escnn_attention.functional.grid import reference
+from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.fold import fold
+from escnn_attention.functional.grid.widen import join, merge, neighbours, num_classes, widen, width
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Window
+from tests.functional.cases import case, cases
+
+
+@given(cases(max_side=4))
+def test_products_of_wide_vectors_give_the_probabilities(arguments):
+    call, _ = fold(Call(*arguments[0], *arguments[1:]))
+    grid, terms = call.positions, call.bias
+    assume(terms.spatial is None or num_classes(grid) is not None)
+    expected = reference.probabilities(call)
+    channels = call.q.shape[-1]
+    q, k = widen(call.q, call.k, grid, terms, call.query)
+    assert q.shape[-1] == k.shape[-1] == width(channels, grid, terms)
+    q, k = (t.expand(-1, -1, -1, expected.shape[3], -1, -1) for t in (q, k))
+    score = torch.einsum("mbnhjc,mbkhpc->mbnhjkp", q, k) / math.sqrt(channels)
+    everywhere = torch.arange(grid.num_positions)
+    unseen = grid.rows(everywhere[:, None], everywhere) < 0
+    score = score.masked_fill(unseen[:, None, None, :, None], -torch.inf)
+    torch.testing.assert_close(score.flatten(-2).softmax(-1), expected.flatten(-2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_phases_are_not_rounded_to_half_precision(dtype):
+    (q, k, _), grid, terms = case(2, 2, 2, (40,), Window(), {"waves"}, dtype=dtype)
+    exact = terms.waves.phases(grid.coordinates.float() * grid.scale)[0].to(dtype)
+    _, wide = widen(q, k, grid, terms, "all")
+    torch.testing.assert_close(
+        wide[:, 0, :, :, 0, k.shape[-1] : -exact.shape[-1]].transpose(1, 2), exact.expand(2, -1, -1, -1)
+    )
+    assert wide.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "count"),
+    [
+        ((), Window(5), 1),
+        ((9,), Window(3), 3),
+        ((9, 2), Window(5), 10),
+        ((9, 9), Window(5, "disc"), 25),
+        ((9, 3), Window(3, dilation=2), 6),
+        ((9, 9), Window(), None),
+    ],
+)
+def test_number_of_classes(shape, window, count):
+    assert num_classes(Grid(shape, window)) == count
+
+
+def test_neighbours_are_all_pairs_that_see_each_other():
+    for window in (Window(3), Window(5, "disc"), Window(3, dilation=2)):
+        grid = Grid((5, 4), window)
+        table = torch.full((20, 20), -1)
+        queries, keys, rows = neighbours(grid.shape, window)
+        table[queries, keys] = rows
+        everywhere = torch.arange(20)
+        assert torch.equal(table, grid.rows(everywhere[:, None], everywhere))
+        assert len(rows) == (table >= 0).sum()
+
+
+def test_output_poses_that_see_the_same_are_one():
+    table = torch.randn(1, 3, 4, 2)
+    for terms, key_poses in ((PositionalBias(3), 3), (PositionalBias(3, pose=table[:, :, :1]), 1)):
+        assert merge(terms, "own", key_poses) == (PositionalBias(1), "all")
+    for terms in (PositionalBias(3, table), PositionalBias(3, pose=table)):
+        assert merge(terms, "own", 4) == (terms, "own")
+    out = torch.randn(2, 2, 5, 1, 3, 4)
+    assert torch.equal(join(out, "own", "all", 3), out[:, :, :, 0])
+    assert torch.equal(join(out, "all", "all", 3), out.sum(4).expand(-1, -1, -1, 3, -1))
