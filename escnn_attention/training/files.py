@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never a part of one, wherever the process is killed."""
+"""Files that are written completely or not at all, and locks on files and folders."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from escnn_attention.training.errors import UserError
+
+LOCK = ".lock"
+"""The hidden file by which a process locks a folder."""
 
 _FULL = {getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO") if hasattr(errno, name)}
 
@@ -55,15 +62,52 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:
-    """Remove what :func:`atomic_file` left in ``folder`` where a process was killed; none may be writing there now.
+    """Remove the temporary files of :func:`atomic_file` that a killed process left; no process may be writing.
 
     Args:
         folder: need not exist.
-        *names: of the files that were to be written; of all, if none are given.
+        *names: of the files that were to be written; all, if none are given.
     """
     for name in map(glob.escape, names) if names else ("*",):
         for stale in folder.glob(f".{name}.????????.tmp"):
             stale.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process or thread at a time make ``path``; the others wait. A killed process frees its lock.
+
+    Temporary files that a killed process left beside ``path`` are removed.
+
+    Args:
+        path: a file that need not exist; its folder must, and gets a hidden file.
+    """
+    with FileLock(path.with_name(f".{path.name}{LOCK}")):
+        remove_temporaries(path.parent, path.name)
+        yield
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[None]:
+    """Keep other processes from writing to ``folder``. The system frees the lock of a killed process.
+
+    Args:
+        folder: an existing folder; it gets a hidden file.
+        advice: what to do instead of waiting, for the message.
+        patience: the seconds to wait for another process.
+
+    Raises:
+        UserError: another process uses the folder.
+    """
+    lock = FileLock(folder / LOCK, timeout=patience)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"another process uses {folder}: wait for it, or {advice}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _is_about(error: OSError, path: Path) -> bool:
@@ -90,7 +134,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``rows`` as :func:`as_csv` has them, atomically."""
+    """Write ``rows`` as CSV (:func:`as_csv`), atomically."""
     with atomic_file(path, "w") as file:
         file.write(as_csv(rows))
 

@@ -18,7 +18,7 @@ from escnn_attention.models import HamiltonianNetwork
 from escnn_attention.training.data import Springs
 from escnn_attention.training.data.clouds import qm9, qm9_file, qm9_targets, shapes
 from escnn_attention.training.data.clouds.springs import DURATION, NUM_FRAMES, Systems, energy, random_systems, simulate
-from escnn_attention.training.data.storage.folder import ENVIRONMENT
+from escnn_attention.training.data.files import ENVIRONMENT
 from examples.experiments.runs import DATA, NETWORK
 from examples.point_clouds import cli, figures, measure, report, tables
 from examples.point_clouds.tables import experiments, parameters
@@ -43,8 +43,11 @@ def data_dir(tmp_path, monkeypatch):
     def download(*_, **__):
         raise AssertionError("it was looked for elsewhere")
 
-    for module in (qm9_file, shapes):
-        monkeypatch.setattr(module, "download", download)
+    def download_if_missing(path, *_, **__):
+        assert path.exists(), "it was looked for elsewhere"
+
+    monkeypatch.setattr(qm9, "make_from_downloads", download_if_missing)
+    monkeypatch.setattr(shapes, "download", download)
     yield tmp_path / "data"
     assert not list((tmp_path / "elsewhere").iterdir())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from escnn_attention.training.comparison.measure import (
 )
 from escnn_attention.training.comparison.networks import count_parameters, describe_network
 from escnn_attention.training.comparison.processes import side_by_side
-from escnn_attention.training.comparison.progress import Advance, Reporter
+from escnn_attention.training.comparison.progress import Reporter
 from escnn_attention.training.comparison.results import NetworkResult, write_results
 from escnn_attention.training.comparison.run_folder import FIGURES, open_run
 from escnn_attention.training.comparison.settings import LARGEST_SEED, NETWORK_NAMES, Settings
@@ -65,7 +64,7 @@ def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
     report = report or Reporter()
     _check(settings)
     gspace = gspace_by_name(settings.group)
-    data = _load(settings, report)
+    data = load_images(settings.data, settings.data_dir).limited(settings.limit_train, settings.limit_test)
     configuration = settings.configuration(data.fingerprint())
     folder = settings.folder
 
@@ -107,21 +106,6 @@ def _check(settings: Settings) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be positive and finite, got {value}")
     if not 0 <= settings.seed <= LARGEST_SEED:
         raise UserError(f"--seed: got {settings.seed}, needed an integer from 0 to {LARGEST_SEED}")
-
-
-def _load(settings: Settings, report: Reporter) -> ImageData:
-    # The bar of a download appears with its first bytes: mostly there is nothing to download.
-    with contextlib.ExitStack() as stack:
-        advance: Advance | None = None
-
-        def progress(received: int, total: int | None) -> None:
-            nonlocal advance
-            if advance is None:
-                advance = stack.enter_context(report.bar(f"downloading {settings.data}", total, size=True))
-            advance(received, total)
-
-        data = load_images(settings.data, settings.data_dir, progress)
-    return data.limited(settings.limit_train, settings.limit_test)
 
 
 def _finish(

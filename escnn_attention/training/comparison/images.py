@@ -13,12 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import digits, rotmnist
-from escnn_attention.training.data.storage.download import Progress
-from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
-_FOLDER_OPTION = "--data-dir"
 _DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° loses most of what tells digits apart
 
 
@@ -98,7 +96,7 @@ class ImageData:
         return digest.hexdigest()[:16]
 
 
-def load_images(name: str, folder: Path | None = None, progress: Progress | None = None) -> ImageData:
+def load_images(name: str, folder: Path | None = None) -> ImageData:
     """The data set called ``name``.
 
     Args:
@@ -106,7 +104,6 @@ def load_images(name: str, folder: Path | None = None, progress: Progress | None
             downloaded into it where it is not there.
         folder: an existing folder, for ``"rotmnist"``; by default ``$ESCNN_ATTENTION_DATA`` or
             ``~/.cache/escnn-attention``.
-        progress: called while a download runs.
 
     Raises:
         UserError: an unknown name, a folder for the digits, a folder that does not exist or cannot be written, a
@@ -114,10 +111,10 @@ def load_images(name: str, folder: Path | None = None, progress: Progress | None
     """
     if name not in _LOADERS:
         raise UserError(f"unknown data {name!r}: choose one of {', '.join(_LOADERS)}")
-    return _LOADERS[name](folder, progress)
+    return _LOADERS[name](folder)
 
 
-def _digits(folder: Path | None, progress: Progress | None) -> ImageData:
+def _digits(folder: Path | None) -> ImageData:
     if folder is not None:
         raise UserError("the digits ship with scikit-learn and are read from no folder: leave --data-dir out")
     return ImageData(
@@ -129,9 +126,9 @@ def _digits(folder: Path | None, progress: Progress | None) -> ImageData:
     )
 
 
-def _rotmnist(folder: Path | None, progress: Progress | None) -> ImageData:
-    path = data_folder(folder, rotmnist.FILE, _FOLDER_OPTION) / rotmnist.FILE
-    rotmnist.fetch(path, progress, option=_FOLDER_OPTION)
+def _rotmnist(folder: Path | None) -> ImageData:
+    path = data_folder(folder, rotmnist.FILE) / rotmnist.FILE
+    rotmnist.RotMNIST(path.parent).prepare_data()
     return ImageData(
         data_module="escnn_attention.training.RotMNIST",
         options={"folder": str(path.parent)},
@@ -141,7 +138,7 @@ def _rotmnist(folder: Path | None, progress: Progress | None) -> ImageData:
     )
 
 
-_LOADERS: dict[str, Callable[[Path | None, Progress | None], ImageData]] = {"digits": _digits, "rotmnist": _rotmnist}
+_LOADERS: dict[str, Callable[[Path | None], ImageData]] = {"digits": _digits, "rotmnist": _rotmnist}
 
 
 def _splits(parts: Mapping[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]], white: int) -> dict[str, Any]:

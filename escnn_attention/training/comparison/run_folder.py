@@ -11,8 +11,7 @@ from typing import Any
 from escnn_attention.training.comparison.results import RESULT
 from escnn_attention.training.comparison.settings import NETWORK_NAMES
 from escnn_attention.training.errors import UserError, told
-from escnn_attention.training.files import remove_temporaries, write_json
-from escnn_attention.training.locking import LOCK, held
+from escnn_attention.training.files import LOCK, locked_folder, remove_temporaries, write_json
 
 CONFIGURATION = "configuration.json"
 FIGURES = "figures"
@@ -38,7 +37,7 @@ def open_run(folder: Path, configuration: Mapping[str, Any], *, restart: bool) -
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is not a folder: choose another --output")
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder, "choose another --output"):
+        with locked_folder(folder, "choose another --output"):
             stored = _read(folder)
             moved = None
             for part in (folder, folder / FIGURES):

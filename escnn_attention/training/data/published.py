@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from escnn_attention.training.data.files import ENVIRONMENT, data_folder
 from escnn_attention.training.data.parts import DataInParts, Source
-from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
 
@@ -43,16 +43,9 @@ class PublishedData(DataInParts, ABC):
         if sources is None:
             raise UserError(
                 f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
-                " environment variable ESCNN_ATTENTION_DATA, or leave `download` at true and call prepare_data()"
+                f" environment variable {ENVIRONMENT}, or leave `download` at true and call prepare_data()"
             )
         return sources
 
     def _folder(self) -> Path:
-        return data_folder(self.folder, self.files, "`folder`")
-
-    def _way_out(self) -> str:
-        """What to do where a download fails, for people."""
-        return (
-            f"Where another machine has {self.files}, copy it into a folder and name that folder with `folder` or the"
-            " environment variable ESCNN_ATTENTION_DATA."
-        )
+        return data_folder(self.folder, self.files)

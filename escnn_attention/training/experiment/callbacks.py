@@ -21,8 +21,7 @@ from escnn_attention.training.experiment.checkpoints import PROVENANCE
 from escnn_attention.training.experiment.configuration import scheduled_epochs
 from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
 from escnn_attention.training.experiment.result import say_kept
-from escnn_attention.training.files import as_csv, atomic_file, keep_aside
-from escnn_attention.training.locking import locked
+from escnn_attention.training.files import as_csv, atomic_file, keep_aside, locked
 from escnn_attention.training.modules.scheduled import Scheduled
 
 _OF_THE_CALL = ("folder", "ckpt_path", "config")

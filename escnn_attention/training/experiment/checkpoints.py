@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from escnn_attention.training.digest import append_digest, has_changed
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 
@@ -42,11 +42,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint in one step, with a digest in it."""
+    """Write a checkpoint in one step."""
     # Not to the disk at once: torch has an error of its own for a disk that is full, which does not say so.
     with io.BytesIO() as buffer:
         torch.save(content, buffer)
-        append_digest(buffer)
         with atomic_file(path) as file:
             file.write(buffer.getbuffer())
 
@@ -54,8 +53,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another folder") -> dict[str, Any]:
     """The content of a checkpoint, on the CPU. Only tensors and plain values are unpickled.
 
-    One that is not as :func:`write_checkpoint` wrote it, to the last bit, is refused. What something else wrote has no
-    digest, and is taken as it is.
+    A file that fails the checksums of its zip format, which PyTorch does not verify, is refused.
 
     Args:
         path: the file.
@@ -68,8 +66,8 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
         if path.exists() and not path.is_file():  # a pipe or a device may never end
             raise _DamagedError("it is not a file")
         with path.open("rb") as file:
-            if has_changed(file):
-                raise _DamagedError("it is damaged: it is not as it was written")
+            if _is_damaged(file):
+                raise _DamagedError("it is damaged: its checksums do not match")
             file.seek(0)
             checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(checkpoint, dict):
@@ -81,6 +79,17 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
     except Exception as error:
         raise UserError(f"cannot read the checkpoint {path}: {_reason(error)}. {way_out}") from error
     return checkpoint
+
+
+def _is_damaged(file: IO[bytes]) -> bool:
+    """Whether a zip file is incomplete or fails its checksums; files of another kind have none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            # PyTorch takes uninitialised memory for an entry that is marked as a folder.
+            return archive.testzip() is not None or any(entry.external_attr for entry in archive.infolist())
+    except zipfile.BadZipFile:
+        file.seek(0)
+        return file.read(4) == b"PK\x03\x04"
 
 
 def _check_parts(checkpoint: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import yaml
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, training_facts
-from escnn_attention.training.locking import LOCK, held
+from escnn_attention.training.files import LOCK, locked_folder
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
@@ -76,7 +76,7 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / LOCK
     before = {lock} if lock.exists() else set()
-    with held(folder, "choose another --folder", patience):
+    with locked_folder(folder, "choose another --folder", patience):
         before |= set(folder.iterdir()) - {lock}
         try:
             yield

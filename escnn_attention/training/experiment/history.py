@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import psutil
+import torch
 
-from escnn_attention.training.experiment.memory import PeakMemory
 from escnn_attention.training.files import write_csv
 
 
@@ -26,8 +27,9 @@ class EpochHistory(pl.Callback):
     Attributes:
         rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, the measure, by default
             ``valid_accuracy`` (from 0 to 1), ``learning_rate`` (at the end of the epoch), ``seconds`` (training only,
-            without validation) and ``memory`` (the most megabytes held at once since the process began to train, above
-            what it held then).
+            without validation) and ``memory``, the peak in megabytes since the process began to train, above what it
+            held then: allocated by PyTorch on CUDA; elsewhere the resident memory of the process, read before and
+            after every backward pass.
     """
 
     def __init__(self, path: Path, measure: str = "valid_accuracy") -> None:
@@ -37,6 +39,7 @@ class EpochHistory(pl.Callback):
         self._started = 0.0
         self._seconds = 0.0
         self._validated = False
+        self._memory_before = self._memory_peak = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}
@@ -50,7 +53,16 @@ class EpochHistory(pl.Callback):
             write_csv(self.path, [{**names, **row} for row in self.rows])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._memory = PeakMemory(trainer.strategy.root_device)
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self._memory_before = self._memory_peak = _memory(device)
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
+
+    def on_after_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._write(trainer)  # the epoch before, whose checkpoint is written by now
@@ -70,9 +82,14 @@ class EpochHistory(pl.Callback):
             row[name] = None if measured is None else float(measured)
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
         row["seconds"] = self._seconds
-        row["memory"] = round(self._memory.read() / 1e6, 1)
+        row["memory"] = round((self._memory_peak - self._memory_before) / 1e6, 1)
         self.rows.append(row)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Also where there was nothing left to train: a process that was killed may not have come this far.
         self._write(trainer)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes in use: the peak of PyTorch's on CUDA, which it records itself; else what the process holds."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss

@@ -17,8 +17,7 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
 from escnn_attention.training.experiment.folder import LAST, TEST
 from escnn_attention.training.experiment.history import EpochHistory
-from escnn_attention.training.files import keep_aside, write_json
-from escnn_attention.training.locking import locked
+from escnn_attention.training.files import keep_aside, locked, write_json
 
 
 def write_result(

@@ -179,7 +179,7 @@ def test_a_dev_run_writes_nothing(configuration, fitted, tmp_path):
     fitted(configuration(), folder)
 
     def content():
-        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return {path: path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
 
     before = content()
     assert {"epochs.csv", "last.ckpt"} <= {path.name for path in before}  # which a run that is none writes
@@ -222,7 +222,7 @@ def test_a_training_that_another_process_has_finished_meanwhile(configuration, f
         yield
 
     fitted(file, tmp_path / "a copy")
-    monkeypatch.setattr("escnn_attention.training.experiment.folder.held", late)
+    monkeypatch.setattr("escnn_attention.training.experiment.folder.locked_folder", late)
     with pytest.raises(UserError, match=r"another process has trained in .*run just now"):
         call("fit", file, folder)
 

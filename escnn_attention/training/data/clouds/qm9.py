@@ -16,8 +16,9 @@ from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory, C
 from escnn_attention.training.data.clouds.data_module import PublishedClouds
 from escnn_attention.training.data.clouds.motions import Motions, move
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions
-from escnn_attention.training.data.clouds.qm9_file import ELEMENTS, FILE, Molecules, fetch, read
+from escnn_attention.training.data.clouds.qm9_file import DOWNLOADS, ELEMENTS, FILE, Molecules, convert, read
 from escnn_attention.training.data.clouds.qm9_targets import TARGETS, TENSOR
+from escnn_attention.training.data.files import make_from_downloads
 from escnn_attention.training.errors import UserError
 
 _CHARGES = np.array(list(ELEMENTS.values()))
@@ -133,8 +134,7 @@ class QM9(PublishedClouds):
         return functools.partial(move, about=self.rotate_about, target_order=2 if self.is_tensor else 0)
 
     def _prepare_folder(self, folder: Path) -> None:
-        if self.download:
-            fetch(folder / FILE, way_out=self._way_out())
+        make_from_downloads(folder / FILE, DOWNLOADS, convert, allowed=self.download)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource] | None:
         if not (folder / FILE).exists():

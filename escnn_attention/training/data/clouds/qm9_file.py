@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import tarfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from escnn_attention.training.data.clouds.qm9_targets import NAMES, TARGETS
-from escnn_attention.training.data.storage.arrays import npz_file, readable
-from escnn_attention.training.data.storage.download import download, report_progress
+from escnn_attention.training.data.files import Published, npz_file
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file
-from escnn_attention.training.locking import locked
 
-URL = "https://springernature.figshare.com/ndownloader/files/3195389"
-MD5 = "ad1ebd51ee7f5b3a6e32e974e5d54012"
-ARCHIVE = "dsgdb9nsd.xyz.tar.bz2"
-EXCLUDED_URL = "https://springernature.figshare.com/ndownloader/files/3195404"
-EXCLUDED_MD5 = "a361887bacb427b8a0ce7903d92a53b4"
-EXCLUDED = "uncharacterized.txt"
+DOWNLOADS = (
+    Published(
+        "dsgdb9nsd.xyz.tar.bz2",
+        "https://springernature.figshare.com/ndownloader/files/3195389",
+        "ad1ebd51ee7f5b3a6e32e974e5d54012",
+    ),
+    Published(
+        "uncharacterized.txt",
+        "https://springernature.figshare.com/ndownloader/files/3195404",
+        "a361887bacb427b8a0ce7903d92a53b4",
+    ),
+)
+"""The archive of the molecules, and the list of those that failed the consistency check."""
+
 FILE = "qm9.npz"
 """The file that is looked for, and that a download is converted to.
 
@@ -111,68 +116,32 @@ def _check(path: Path, name: str, values: npt.NDArray[Any], kinds: str, shape: t
         raise UserError(f"{path}: {name} must be finite")
 
 
-def fetch(path: Path, *, way_out: str) -> None:
-    """Download the published archive and write it as ``path``, unless ``path`` exists.
-
-    Whatever fails, nothing is left behind but the archive, or a part of it that is worth going on with.
-
-    Args:
-        path: the :data:`FILE` to write, in an existing folder.
-        way_out: one sentence for the error messages: what to do when the download cannot work.
-
-    Raises:
-        UserError: the folder cannot be written, the download fails, or the archive does not hold what it should.
-    """
-    if path.exists():
-        return
-    archive, excluded = path.with_name(ARCHIVE), path.with_name(EXCLUDED)
-    ours = [source for source in (archive, excluded) if not source.exists()]  # what somebody put there stays there
-    try:
-        with locked(path):
-            if path.exists():  # another process was faster
-                return
-            download(EXCLUDED_URL, excluded, EXCLUDED_MD5, way_out=way_out)
-            try:
-                download(URL, archive, MD5, way_out=way_out, progress=report_progress(ARCHIVE))
-                with readable(archive):
-                    arrays = convert(archive, excluded)
-                with atomic_file(path) as file:
-                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            except BaseException:
-                if excluded in ours:
-                    excluded.unlink()
-                raise
-            for source in ours:
-                source.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}. {way_out}") from error
-
-
-def convert(archive: Path, excluded: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a :data:`FILE` from the published archive of texts, which is read in place.
+def convert(out: IO[bytes], archive: Path, excluded: Path) -> None:
+    """Write a :data:`FILE` from the published archive of texts, which is read in place.
 
     Raises:
         ValueError: the files are not what they should be.
     """
-    out = parse_excluded(excluded.read_text(encoding="ascii", errors="replace"))
+    failed = parse_excluded(excluded.read_text(encoding="ascii", errors="replace"))
     molecules = {}
     with tarfile.open(archive, "r|bz2") as members:
         for member in members:
             if member.name.endswith(".xyz") and (file := members.extractfile(member)) is not None:
                 index, charges, positions, targets = parse_xyz(file.read().decode("ascii"))
-                if index not in out:
+                if index not in failed:
                     molecules[index] = charges, positions, targets
     if not molecules:
         raise ValueError("no molecules in it")
     kept = [molecules[index] for index in sorted(molecules)]
-    return {
-        "num_atoms": np.array([len(charges) for charges, _, _ in kept], dtype=np.uint8),
-        "charges": np.concatenate([charges for charges, _, _ in kept]),
-        "positions": np.concatenate([positions for _, positions, _ in kept]),
-        "targets": np.stack([targets for _, _, targets in kept]),
-        "target_names": np.array(NAMES),
-        "index": np.array(sorted(molecules), dtype=np.int32),
-    }
+    np.savez_compressed(
+        out,
+        num_atoms=np.array([len(charges) for charges, _, _ in kept], dtype=np.uint8),
+        charges=np.concatenate([charges for charges, _, _ in kept]),
+        positions=np.concatenate([positions for _, positions, _ in kept]),
+        targets=np.stack([targets for _, _, targets in kept]),
+        target_names=np.array(NAMES),
+        index=np.array(sorted(molecules), dtype=np.int32),
+    )
 
 
 def parse_excluded(text: str) -> set[int]:

@@ -14,9 +14,8 @@ import torch
 
 from escnn_attention.training.data.clouds.batch import CloudsInMemory, CloudSource
 from escnn_attention.training.data.clouds.data_module import GeneratedClouds, PublishedClouds
+from escnn_attention.training.data.files import Published, check_labels, download, readable
 from escnn_attention.training.data.parts import at_least, one_of
-from escnn_attention.training.data.storage.arrays import check_labels, readable
-from escnn_attention.training.data.storage.download import download, report_progress
 from escnn_attention.training.errors import UserError
 
 Array = npt.NDArray[np.float64]
@@ -338,7 +337,7 @@ class ModelNet40(PublishedClouds):
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.download and not _has_files(folder):
-            download(URL, folder / ARCHIVE, MD5, way_out=self._way_out(), progress=report_progress(ARCHIVE))
+            download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource] | None:
         if not _has_files(folder) and not (folder / ARCHIVE).exists():

@@ -17,12 +17,10 @@ from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory, C
 from escnn_attention.training.data.clouds.data_module import GeneratedClouds
 from escnn_attention.training.data.clouds.motions import Motions
 from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
+from escnn_attention.training.data.files import data_folder, npz_file
 from escnn_attention.training.data.parts import at_least, one_of
-from escnn_attention.training.data.storage.arrays import npz_file
-from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file
-from escnn_attention.training.locking import locked
+from escnn_attention.training.files import atomic_file, locked
 
 Solver = Literal["exact", "DOP853", "rk4"]
 Array = npt.NDArray[np.float64]
@@ -295,7 +293,7 @@ class Springs(GeneratedClouds):
             "solver": self.solver,
         }
         name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return data_folder(self.folder, "trajectories", "`folder`") / f"springs-{name}.npz"
+        return data_folder(self.folder, "trajectories") / f"springs-{name}.npz"
 
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource]:
         if self.solver != "exact":

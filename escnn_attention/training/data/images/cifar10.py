@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.files import Published, check_labels, download, npz_file, readable
 from escnn_attention.training.data.images.batches import Augmentation, FlipAndCrop, ImagesInMemory
 from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.storage.arrays import check_labels, npz_file, readable
-from escnn_attention.training.data.storage.download import download, report_progress
 from escnn_attention.training.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -98,7 +97,7 @@ class CIFAR10(PublishedImages):
 
     def _prepare_folder(self, folder: Path) -> None:
         if self.download and not (_has_files(folder) or (folder / JPEG).exists()):
-            download(URL, folder / ARCHIVE, MD5, way_out=self._way_out(), progress=report_progress(ARCHIVE))
+            download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
         if _has_files(folder) or (folder / ARCHIVE).exists():

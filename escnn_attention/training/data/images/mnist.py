@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.files import Published, check_images, download, npz_file, readable
 from escnn_attention.training.data.images.batches import ImagesInMemory
 from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.storage.arrays import check_images, npz_file, readable
-from escnn_attention.training.data.storage.download import download, report_progress
 from escnn_attention.training.errors import UserError
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -68,10 +67,7 @@ class MNIST(PublishedImages):
             return
         for name, md5 in FILES.values():
             if _find(folder, name) is None:
-                archive = f"{name}.gz"
-                download(
-                    URL + archive, folder / archive, md5, way_out=self._way_out(), progress=report_progress(archive)
-                )
+                download(Published(f"{name}.gz", f"{URL}{name}.gz", md5), folder, NPZ)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
         sources = {}

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention.training.data.files import Published, check_labels, make_from_downloads, readable
 from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.storage.arrays import check_labels, readable
-from escnn_attention.training.data.storage.download import download, report_progress
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file
-from escnn_attention.training.locking import locked
 
 if TYPE_CHECKING:
     import h5py
@@ -68,37 +66,11 @@ class PatchCamelyon(PublishedImages):
     files = "camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5"
 
     def _prepare_folder(self, folder: Path) -> None:
-        for name in MD5:
+        for name, md5 in MD5.items():
             if _find(folder, name) is None:
-                self._provide(folder, name)
-
-    def _provide(self, folder: Path, name: str) -> None:
-        """Unpack the file called ``name``, downloading it before if need be."""
-        packed = _find(folder, name, ".gz")
-        if packed is None and not self.download:
-            return
-        path = folder / _file(name) if packed is None else packed.with_suffix("")
-        try:
-            with locked(path):
-                if path.exists():  # another process was faster
-                    return
-                if packed is None:
-                    archive = path.with_name(f"{path.name}.gz")
-                    download(
-                        URL.format(archive.name),
-                        archive,
-                        MD5[name],
-                        way_out=self._way_out(),
-                        progress=report_progress(archive.name),
-                    )
-                    _unpack(archive, path)
-                    archive.unlink()
-                else:
-                    _unpack(packed, path)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror or error}. Choose another folder with `folder`."
-            ) from error
+                packed = _find(folder, name, ".gz") or folder / _file(name, ".gz")
+                file = Published(packed.name, URL.format(packed.name), md5)
+                make_from_downloads(packed.with_suffix(""), [file], _unpack, allowed=self.download)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInFile] | None:
         sources = {}
@@ -178,13 +150,6 @@ def _find(folder: Path, name: str, ending: str = "") -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _unpack(packed: Path, path: Path) -> None:
-    with atomic_file(path) as file:
-        for chunk in _content(packed):
-            file.write(chunk)
-
-
-def _content(packed: Path) -> Iterator[bytes]:
-    with readable(packed), gzip.open(packed) as file:
-        while chunk := file.read(1 << 20):
-            yield chunk
+def _unpack(file: IO[bytes], packed: Path) -> None:
+    with gzip.open(packed) as content:
+        shutil.copyfileobj(content, file, 1 << 20)

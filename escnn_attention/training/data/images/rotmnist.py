@@ -11,13 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from escnn_attention.training.data.files import Published, check_images, make_from_downloads, npz_file
 from escnn_attention.training.data.images.batches import ImagesInMemory
 from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.storage.arrays import check_images, npz_file
-from escnn_attention.training.data.storage.download import Progress, download, report_progress
-from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file
-from escnn_attention.training.locking import locked
 
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"
@@ -78,8 +74,7 @@ class RotMNIST(PublishedImages):
         self.validates = not full_train
 
     def _prepare_folder(self, folder: Path) -> None:
-        if self.download:
-            fetch(folder / FILE, report_progress(_ARCHIVE), option="`folder`")
+        make_from_downloads(folder / FILE, [Published(_ARCHIVE, URL, MD5)], _convert, allowed=self.download)
 
     def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImagesInMemory] | None:
         if not (folder / FILE).exists():
@@ -111,59 +106,21 @@ def _in_memory(parts: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64
     return ImagesInMemory(images[:, None], labels)
 
 
-def fetch(path: Path, progress: Progress | None = None, *, option: str) -> None:
-    """Download the published archive and write it as ``path``, unless ``path`` exists.
-
-    Whatever fails, nothing is left behind but the archive, or a part of it that is worth going on with.
-
-    Args:
-        path: the :data:`FILE` to write, in an existing folder.
-        progress: called while the download runs.
-        option: how the folder is given, for the error messages.
-
-    Raises:
-        UserError: the folder cannot be written, the download fails, or the archive does not hold what it should.
-    """
-    if path.exists():
-        return
-    way_out = f"Where another machine has {FILE}, copy it into a folder and give that folder with {option}."
-    archive = path.with_name(_ARCHIVE)
-    ours = not archive.exists()  # what somebody put there stays there
-    try:
-        with locked(path):
-            if path.exists():  # another process was faster
-                return
-            download(URL, archive, MD5, way_out=way_out, progress=progress)
-            try:
-                with zipfile.ZipFile(archive) as members:
-                    arrays = _convert(members)
-            except Exception as error:  # a damaged archive can lead the readers anywhere
-                if ours:
-                    archive.unlink()
-                raise UserError(
-                    f"the archive {URL if ours else archive} does not hold rotated MNIST: {error}. {way_out}"
-                ) from error
-            with atomic_file(path) as file:
-                np.savez_compressed(file, **arrays)
-            if ours:
-                archive.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}. Choose a folder with {option}.") from error
-
-
-def _convert(members: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
-    with members.open(_TRAIN_MEMBER) as file:
-        images, labels = _parse(file)
-    with members.open(_TEST_MEMBER) as file:
-        test_images, test_labels = _parse(file)
-    return {
-        "train_images": images[:_NUM_TRAIN],
-        "train_labels": labels[:_NUM_TRAIN],
-        "valid_images": images[_NUM_TRAIN:],
-        "valid_labels": labels[_NUM_TRAIN:],
-        "test_images": test_images,
-        "test_labels": test_labels,
-    }
+def _convert(file: IO[bytes], archive: Path) -> None:
+    with zipfile.ZipFile(archive) as members:
+        with members.open(_TRAIN_MEMBER) as member:
+            images, labels = _parse(member)
+        with members.open(_TEST_MEMBER) as member:
+            test_images, test_labels = _parse(member)
+    np.savez_compressed(
+        file,
+        train_images=images[:_NUM_TRAIN],
+        train_labels=labels[:_NUM_TRAIN],
+        valid_images=images[_NUM_TRAIN:],
+        valid_labels=labels[_NUM_TRAIN:],
+        test_images=test_images,
+        test_labels=test_labels,
+    )
 
 
 def _parse(file: IO[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

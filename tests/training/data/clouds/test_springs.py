@@ -205,11 +205,11 @@ def test_integrated_trajectories_are_kept(tmp_path, solver, monkeypatch):
     with pytest.raises(UserError, match=r"springs-.*npz is not there: call prepare_data\(\) first"):
         data.setup("fit")
     data.prepare_data()
-    kept = {name: (tmp_path / name).stat().st_mtime_ns for name in os.listdir(tmp_path)}
+    kept = {name: (tmp_path / name).stat().st_mtime_ns for name in os.listdir(tmp_path) if name[0] != "."}
     assert len(kept) == 3
     again = Springs(**options)
     again.prepare_data()
-    assert {name: (tmp_path / name).stat().st_mtime_ns for name in os.listdir(tmp_path)} == kept
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in os.listdir(tmp_path) if name[0] != "."} == kept
     again.setup("fit")
     (batch,) = again.train_dataloader()
     exact = Springs(**options | {"solver": "exact"})
@@ -220,7 +220,7 @@ def test_integrated_trajectories_are_kept(tmp_path, solver, monkeypatch):
     assert torch.equal(batch.features, expected.features)
     # Other data has other files.
     Springs(**options | {"seed": 1}).prepare_data()
-    assert len(os.listdir(tmp_path)) == 6
+    assert len(list(tmp_path.glob("[!.]*"))) == 6
 
 
 def test_a_damaged_file(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from escnn_attention.training.data import MNIST
+from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import mnist
-from escnn_attention.training.data.storage.folder import data_folder
 from escnn_attention.training.errors import UserError
 
 
@@ -175,6 +175,6 @@ def test_the_real_data():
     assert labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
     one = images[labels == 1].mean(dim=(0, 1))
     assert one.sum(dim=0).max() > 1.5 * one.sum(dim=1).max()  # it stands
-    with np.load(data_folder(None, "", "") / "mnist.npz", allow_pickle=False) as arrays:
+    with np.load(data_folder(None, "") / "mnist.npz", allow_pickle=False) as arrays:
         valid = torch.cat([labels for _, labels in data.val_dataloader()])
         np.testing.assert_array_equal(valid, arrays["train_labels"][-5_000:])

@@ -82,7 +82,9 @@ def test_packed_files_are_unpacked_and_kept(tmp_path, arrays, download):
     for name, content in packed(tmp_path, arrays).items():
         (tmp_path / f"{file(name)}.gz").write_bytes(content)
     check(tmp_path, arrays, download=download)
-    assert set(os.listdir(tmp_path)) == {f"{file(name)}{ending}" for name in arrays for ending in ("", ".gz")}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        f"{file(name)}{ending}" for name in arrays for ending in ("", ".gz")
+    }
 
 
 def test_download(tmp_path, arrays, server, monkeypatch):
@@ -95,7 +97,7 @@ def test_download(tmp_path, arrays, server, monkeypatch):
     write(tmp_path, arrays, only="valid_x")
     check(tmp_path, arrays)
     assert len(server.requests) == 5
-    assert set(os.listdir(tmp_path)) == {file(name) for name in arrays}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {file(name) for name in arrays}
     check(tmp_path, arrays)
     assert len(server.requests) == 5
 
@@ -208,7 +210,7 @@ def test_damaged_packed_file(tmp_path, arrays):
         with pytest.raises(UserError, match=r"cannot read .*test_x\.h5\.gz"):
             PatchCamelyon(tmp_path).prepare_data()
         assert not (tmp_path / file("test_x")).exists()
-        assert not [name for name in os.listdir(tmp_path) if "tmp" in name or "lock" in name]
+        assert not [name for name in [path.name for path in tmp_path.glob("[!.]*")] if "tmp" in name or "lock" in name]
 
 
 def test_without_h5py(tmp_path, arrays, monkeypatch):

@@ -1,0 +1,236 @@
+"""Files of data sets: their folder, downloads, and arrays that are checked as they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from escnn_attention._checks import reason_of
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.files import atomic_file, locked
+
+__all__ = [
+    "ENVIRONMENT",
+    "Published",
+    "check_images",
+    "check_labels",
+    "data_folder",
+    "download",
+    "make_from_downloads",
+    "npz_file",
+    "readable",
+    "way_out",
+]
+
+ENVIRONMENT = "ESCNN_ATTENTION_DATA"
+"""The environment variable that names the folder of the data sets."""
+
+_OPTION = "`folder` (--data-dir of compare)"
+_RETRIES = 2
+_TIMEOUT = 30.0  # seconds without a byte
+_CHUNK = 1 << 16  # bytes
+
+
+def data_folder(folder: Path | None, holds: str) -> Path:
+    """The folder of the data sets: the one given, ``$ESCNN_ATTENTION_DATA``, or one in the user's cache.
+
+    Only the folder in the user's cache is made if it does not exist.
+
+    Args:
+        folder: an existing folder, or None for the default.
+        holds: the files that the folder should hold, for the error message.
+
+    Raises:
+        UserError: the folder does not exist, or the one in the cache cannot be made.
+    """
+    chosen = folder or os.environ.get(ENVIRONMENT)
+    if chosen:
+        found = Path(chosen).expanduser()
+    else:
+        found = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escnn-attention"
+        try:
+            found.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot make the data folder {found}: {error.strerror or error}. Choose one with {_OPTION} or the"
+                f" environment variable {ENVIRONMENT}"
+            ) from error
+    if not found.is_dir():
+        raise UserError(
+            f"the data folder {found} does not exist: give one that holds {holds} with {_OPTION} (or the environment"
+            f" variable {ENVIRONMENT}), or create it, and the data is downloaded into it"
+        )
+    return found
+
+
+def way_out(holds: str) -> str:
+    """Advice for a machine that cannot download ``holds``."""
+    return (
+        f"Where another machine has {holds}, copy it into a folder and give that folder with {_OPTION} or the"
+        f" environment variable {ENVIRONMENT}"
+    )
+
+
+class Published(NamedTuple):
+    """A published file.
+
+    Attributes:
+        name: of the file in the data folder.
+        url: its address.
+        md5: its checksum, 32 hexadecimal digits.
+    """
+
+    name: str
+    url: str
+    md5: str
+
+
+def download(file: Published, folder: Path, holds: str) -> Path:
+    """Download a file into a folder, unless the folder has it, and verify its checksum.
+
+    The file appears once it is complete. Several processes may ask for the same file: one downloads it, the others
+    wait.
+
+    Args:
+        file: the file.
+        folder: an existing folder.
+        holds: the files of the data set, for the error message.
+
+    Returns:
+        the path of the file.
+
+    Raises:
+        UserError: the address cannot be reached, the transfer fails, or the checksum is another one.
+        OSError: the folder cannot be written.
+    """
+    path = folder / file.name
+    if path.exists():
+        return path
+    import pooch
+    import requests
+
+    partial = folder / f".{file.name}.part"  # a folder for pooch's temporary files
+    with locked(path):
+        if path.exists():  # another process was faster
+            return path
+        shutil.rmtree(partial, ignore_errors=True)
+        known = {file.name: f"md5:{file.md5}"}
+        store = pooch.create(partial, "", registry=known, urls={file.name: file.url}, retry_if_failed=_RETRIES)
+        receive = pooch.HTTPDownloader(
+            progressbar=sys.stderr.isatty(),
+            chunk_size=_CHUNK,
+            timeout=_TIMEOUT,
+            headers={"Accept-Encoding": "identity"},  # or requests would unpack what the checksum is of
+        )
+        try:
+            Path(store.fetch(file.name, downloader=receive)).replace(path)
+        except (requests.RequestException, ValueError) as error:
+            raise UserError(f"cannot download {file.url}: {reason_of(error)}. {way_out(holds)}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return path
+
+
+def make_from_downloads(
+    path: Path, files: Sequence[Published], write: Callable[..., None], *, allowed: bool = True
+) -> None:
+    """Write ``path`` from published files, unless it exists.
+
+    Files that were downloaded for that are removed; those that were there before stay.
+
+    Args:
+        path: the file to write, in an existing folder.
+        files: the published files, which belong beside ``path``.
+        write: called with the opened ``path`` and the paths of the published files.
+        allowed: whether files may be downloaded. If not, nothing is written where one is missing.
+
+    Raises:
+        UserError: a download fails, or a file does not hold what it should.
+        OSError: the folder cannot be written.
+    """
+    new = [file for file in files if not (path.parent / file.name).exists()]
+    if path.exists() or (new and not allowed):
+        return
+    with locked(path):
+        if path.exists():  # another process was faster
+            return
+        sources = [download(file, path.parent, path.name) for file in files]
+        with readable(sources[0]), atomic_file(path) as opened:
+            write(opened, *sources)
+        for file in new:
+            (path.parent / file.name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while ``path`` is read into an error that names it.
+
+    Raises:
+        UserError: the file is damaged, or is another file than its name says.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    # A damaged file can lead the readers anywhere: to sizes that no memory has, or round in circles.
+    except Exception as error:
+        raise UserError(
+            f"cannot read {path}: {reason_of(error)}. Give another folder, or move the file away, and the data is"
+            " downloaded again"
+        ) from error
+
+
+@contextlib.contextmanager
+def npz_file(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of an .npz file. Arrays of Python objects, which would have to be unpickled, are errors.
+
+    Raises:
+        UserError: the file, or an array that is asked for, cannot be read.
+    """
+    with readable(path), np.load(path, allow_pickle=False) as arrays:
+        yield arrays
+
+
+def check_images(
+    path: Path, name: str, images: npt.NDArray[np.generic], labels: npt.NDArray[np.generic], shape: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """Check images, uint8 (N, ``shape``), and N labels from 0 to 9; return the labels as int64.
+
+    Args:
+        path: the file that they come from.
+        name: of the images in it, ``NAME_images`` and ``NAME_labels``.
+        images, labels: the arrays.
+        shape: of one image.
+
+    Raises:
+        UserError: an array is of another type, shape or range.
+    """
+    if images.dtype != np.uint8 or images.shape[1:] != shape or images.ndim != 1 + len(shape):
+        sizes = ", ".join(map(str, shape))
+        raise UserError(f"{path}: {name}_images must be uint8 (N, {sizes}), found {images.dtype} {images.shape}")
+    return check_labels(path, f"{name}_labels", labels, len(images))
+
+
+def check_labels(
+    path: Path, name: str, labels: npt.NDArray[np.generic], count: int, num_classes: int = 10
+) -> npt.NDArray[np.int64]:
+    """Check labels, ``count`` ≥ 1 integers from 0 to ``num_classes`` − 1; return them as int64.
+
+    Raises:
+        UserError: they are of another type, number or range.
+    """
+    if not count:
+        raise UserError(f"{path}: {name} must be at least one, found none")
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise UserError(f"{path}: {name} must be integers ({count},), found {labels.dtype} {labels.shape}")
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise UserError(f"{path}: {name} must lie between 0 and {num_classes - 1}")
+    return labels.astype(np.int64)

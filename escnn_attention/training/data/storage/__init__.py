@@ -1,1 +1,0 @@
-"""Where data is kept: folders, downloads, and files of arrays."""

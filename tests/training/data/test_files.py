@@ -1,0 +1,254 @@
+import hashlib
+import io
+import multiprocessing
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention.training.data.files import (
+    Published,
+    check_images,
+    check_labels,
+    data_folder,
+    download,
+    make_from_downloads,
+    npz_file,
+    readable,
+)
+from escnn_attention.training.errors import UserError
+
+
+def names(folder):
+    """The files of a folder without hidden ones, such as those of locks."""
+    return sorted(path.name for path in folder.glob("[!.]*"))
+
+
+def test_the_environment_names_the_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path))
+    assert data_folder(None, "x") == tmp_path
+    monkeypatch.setenv("ESCNN_ATTENTION_DATA", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"none does not exist: give one that holds x\.npz with .*--data-dir.*ESCNN"):
+        data_folder(None, "x.npz")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_the_cache_is_made(monkeypatch, tmp_path, value):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("ESCNN_ATTENTION_DATA", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ESCNN_ATTENTION_DATA", value)
+    assert not (tmp_path / "cache").exists()
+    assert data_folder(None, "x") == tmp_path / "cache" / "escnn-attention"
+    assert (tmp_path / "cache" / "escnn-attention").is_dir()
+
+
+def test_a_cache_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("ESCNN_ATTENTION_DATA", raising=False)
+    with pytest.raises(UserError, match=r"cannot make the data folder .*--data-dir"):
+        data_folder(None, "x")
+
+
+def test_the_home_folder_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    assert data_folder(Path("~/data"), "x") == tmp_path / "data"
+    monkeypatch.setenv("ESCNN_ATTENTION_DATA", "~/data")
+    assert data_folder(None, "x") == tmp_path / "data"
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="does not exist"):
+        data_folder(tmp_path / "file", "x")
+
+
+@pytest.mark.parametrize("error", [OSError, KeyError, EOFError, RecursionError, MemoryError, struct.error])
+def test_damage_names_the_file(tmp_path, error):
+    with (
+        pytest.raises(UserError, match=r"cannot read .*file\.bin: .*reason.*move the file away"),
+        readable(tmp_path / "file.bin"),
+    ):
+        raise error("reason")
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_other_errors_pass(tmp_path, error):
+    with pytest.raises(error, match=r"^reason$"), readable(tmp_path / "file.bin"):
+        raise error("reason")
+
+
+def test_objects_are_not_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return pytest.fail, ("unpickled",)
+
+    np.savez(tmp_path / "file.npz", fine=np.arange(3), trap=np.array([Trap()], dtype=object))
+    with npz_file(tmp_path / "file.npz") as arrays:
+        assert arrays["fine"].tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="allow_pickle"), npz_file(tmp_path / "file.npz") as arrays:
+        arrays["trap"]
+    np.save(tmp_path / "file.npy", np.arange(3))
+    with pytest.raises(UserError, match="cannot read"), npz_file(tmp_path / "file.npy"):
+        pass
+
+
+def packed(save):
+    file = io.BytesIO()
+    save(file, images=np.arange(200, dtype=np.uint8).reshape(2, 10, 10), labels=np.array([3, 7]))
+    return file.getvalue()
+
+
+PACKED = {"stored": packed(np.savez), "compressed": packed(np.savez_compressed)}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@given(data=st.data())
+def test_a_flipped_bit_is_refused_or_does_not_matter(tmp_path, kind, data):
+    content = bytearray(PACKED[kind])
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    path = tmp_path / "file.npz"
+    path.write_bytes(content)
+    try:
+        with npz_file(path) as arrays:
+            found = {name: arrays[name] for name in ("images", "labels")}
+    except UserError as error:
+        message = str(error)
+        ours = message.startswith(f"cannot read {path}: ") and "\n" not in message
+    else:
+        ours = found["labels"].tolist() == [3, 7] and np.array_equal(found["images"].ravel(), np.arange(200))
+    assert ours
+
+
+def test_labels_come_back_as_int64(tmp_path):
+    images = np.zeros((3, 4, 4), np.uint8)
+    labels = check_images(tmp_path, "x", images, np.array([0, 9, 1], np.uint8), (4, 4))
+    assert (labels.tolist(), labels.dtype) == ([0, 9, 1], np.int64)
+    with pytest.raises(UserError, match="y must lie between 0 and 1"):
+        check_labels(tmp_path, "y", np.array([0, 2]), 2, num_classes=2)
+    with pytest.raises(UserError, match=r"x_images must be uint8 \(N, 4, 5\), found uint8 \(3, 4, 4\)"):
+        check_images(tmp_path, "x", images, labels, (4, 5))
+
+
+@pytest.fixture
+def content():
+    """Half a MiB and a bit."""
+    return b"".join(hashlib.sha256(number.to_bytes(4, "big")).digest() for number in range(16_387))
+
+
+@pytest.fixture
+def published(server, content):
+    return Published("data.bin", *server.put("data.bin", content))
+
+
+def fetch(published, folder):
+    return download(published, folder, "data.bin").read_bytes()
+
+
+def test_a_file_is_downloaded_once(published, server, content, tmp_path):
+    assert fetch(published, tmp_path) == fetch(published, tmp_path) == content
+    assert names(tmp_path) == ["data.bin"]
+    assert server.requests == ["data.bin"]
+
+
+def test_an_existing_file_is_left_alone(published, server, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"mine")
+    assert fetch(published, tmp_path) == b"mine"
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("trouble", [503, "cut"])
+def test_a_failed_transfer_is_repeated(published, server, content, tmp_path, trouble):
+    server.answers = [trouble, trouble]
+    assert fetch(published, tmp_path) == content
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("trouble", [404, 503, "cut"])
+def test_a_transfer_that_keeps_failing(published, server, tmp_path, trouble):
+    server.answers = 3 * [trouble]
+    with pytest.raises(UserError, match=rf"cannot download {published.url}: .*data\.bin.*--data-dir"):
+        fetch(published, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_wrong_checksum(published, content, tmp_path):
+    with pytest.raises(UserError) as caught:
+        fetch(published._replace(md5=32 * "0"), tmp_path)
+    for part in ("data.bin", hashlib.md5(content).hexdigest(), 32 * "0", "--data-dir"):
+        assert part in str(caught.value)
+    assert names(tmp_path) == []
+
+
+def test_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/data.bin"
+        with pytest.raises(UserError, match=rf"cannot download {url}: .*refused.*--data-dir"):
+            fetch(Published("data.bin", url, 32 * "0"), tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="a fresh process takes long to start")
+def test_a_killed_download_is_in_nobodys_way(published, server, content, tmp_path):
+    context = multiprocessing.get_context("fork")
+    server.answers = ["wait"]
+    process = context.Process(target=fetch, args=(published, tmp_path))
+    process.start()
+    try:
+        assert server.waiting.wait(20)
+    finally:
+        process.kill()
+        process.join()
+        server.release.set()
+    assert list(tmp_path.glob(".data.bin.part/*"))
+    assert fetch(published, tmp_path) == content
+    assert names(tmp_path) == ["data.bin"]
+    assert not (tmp_path / ".data.bin.part").exists()
+
+
+def test_of_several_processes_one_downloads(published, server, content, tmp_path):
+    threads = [threading.Thread(target=fetch, args=(published, tmp_path)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "data.bin").read_bytes() == content
+    assert len(server.requests) == 1
+
+
+def write_reversed(file, source):
+    content = source.read_bytes()
+    assert content, "it is empty"
+    file.write(content[::-1])
+
+
+def test_a_file_is_made_from_downloads(published, server, content, tmp_path):
+    made = tmp_path / "made.bin"
+    make_from_downloads(made, [published], write_reversed, allowed=False)
+    assert names(tmp_path) == []
+    for _ in range(2):
+        make_from_downloads(made, [published], write_reversed)
+    assert made.read_bytes() == content[::-1]
+    assert names(tmp_path) == ["made.bin"]
+    assert len(server.requests) == 1
+
+
+def test_what_was_there_stays(published, server, content, tmp_path):
+    (tmp_path / "data.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot read .*data\.bin: it is empty"):
+        make_from_downloads(tmp_path / "made.bin", [published], write_reversed)
+    (tmp_path / "data.bin").write_bytes(b"ab")
+    make_from_downloads(tmp_path / "made.bin", [published], write_reversed, allowed=False)
+    assert names(tmp_path) == ["data.bin", "made.bin"]
+    assert server.requests == []
