@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from escnn.nn import GeometricTensor
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.layers import CASES, there
+from escnn_attention import PairKernel, PointSelfAttention
+from tests.layers import CASES, FIELDS, there
 from tests.test_modes import BACKENDS, compute_by, served
 
 Function = Callable[..., Tensor]
@@ -47,7 +49,7 @@ def test_layers_and_networks(name):
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_random_numbers_are_drawn_again(name):
-    """Dropout, dropped paths and turned samples in training mode, for coordinates that require no gradient."""
+    """Dropout, dropped paths and turned samples in training mode, with and without gradients by coordinates."""
     case = replace(CASES[name], training=True)
     module = case.drawn()
     for part in module.modules():
@@ -55,6 +57,20 @@ def test_random_numbers_are_drawn_again(name):
             part.dropout = 0.3
     features, *coords = case.inputs(module)
     check(lambda x: case.output(module, x, *coords), [features], list(module.parameters()))
+    if coords:
+        check(lambda *x: case.output(module, *x), [features, *coords], list(module.parameters()))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalization": "count", "encoding": PairKernel(hidden=4)}])
+def test_random_numbers_are_drawn_again_with_gradients_of_a_measure(options):
+    layer = PointSelfAttention(FIELDS, FIELDS, 2, dropout=0.3, **options).double()
+    x, coords, measure = torch.randn(9, FIELDS.size), torch.randn(9, 2), torch.linspace(1, 2, 9)
+
+    def function(x: Tensor, coords: Tensor, measure: Tensor) -> Tensor:
+        # A first pass without gradients does not know that this requires one.
+        return layer(GeometricTensor(x, FIELDS, coords), measure=measure.square()).tensor
+
+    check(function, [t.double() for t in (x, coords, measure)], list(layer.parameters()))
 
 
 @pytest.mark.sampled(8)

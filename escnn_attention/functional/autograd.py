@@ -80,7 +80,8 @@ class Passes(Generic[Arguments]):
             derivatives of the second order, in forward mode, and the transforms of ``torch.func``.
         keeps_output: whether the backward pass reads the output.
         backend: its name, for an error.
-        instead: the backend that has derivatives of the second order with dropout, for the same error.
+        instead: the backend that has derivatives of the second order with dropout, for the same error; empty where
+            ``plainly`` drops what the passes drop.
     """
 
     forward: Callable[[Arguments], tuple[Tensor, Tensor]]
@@ -89,7 +90,7 @@ class Passes(Generic[Arguments]):
     plainly: Callable[[Arguments], Tensor]
     keeps_output: bool = False
     backend: str = ""
-    instead: str = "reference"
+    instead: str = ""
 
 
 class Operator(Generic[Arguments]):
@@ -203,8 +204,8 @@ class Operator(Generic[Arguments]):
 
     def _differentiate_twice(self, grad: Tensor, needed: list[bool], arguments: Arguments) -> Iterator[Tensor | None]:
         """Gradients that have gradients of their own, by operations that autograd looks through."""
-        if getattr(arguments, "dropout", 0.0):
-            got, instead = self.passes.backend, self.passes.instead
+        got, instead = self.passes.backend, self.passes.instead
+        if getattr(arguments, "dropout", 0.0) and instead:
             raise RuntimeError(f"backend {got!r} has no second derivatives with dropout; needed backend={instead!r}")
         wanted = [t for t, need in zip(arguments[: self.leaves], needed, strict=True) if need]
         out = self.passes.plainly(arguments)

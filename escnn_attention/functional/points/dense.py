@@ -47,17 +47,39 @@ def why_not_dense(call: Call) -> str | None:
 
 
 def why_not_first(call: Call) -> str | None:
-    """Why another backend is better for a call that fused attention could serve."""
+    """Why another backend is better for a call that fused attention could serve.
+
+    Raises:
+        RuntimeError: the backward pass of a reentrant checkpoint calls this, and the first pass, without gradients, had
+            another answer and dropped other keys.
+    """
     assert isinstance(call.positions, Points)
-    # A gradient by coordinates is a force, to be differentiated once more, which fused attention cannot be.
-    if call.positions.coordinates.requires_grad and torch.is_grad_enabled():
-        return "coordinates require a gradient"
     if not call.positions.whole:
         return "neighbours are fewer than all points"
     number = call.positions.num_positions
     if not number or (call.q.device.type == "cpu" and number < _MANY * len(call.positions.clouds().sizes)):
         return f"clouds have fewer than {_MANY} points"
-    return None if call.bias.factorises else "the encoding does not factorise"
+    if not call.bias.factorises:
+        return "the encoding does not factorise"
+    # A gradient by coordinates is a force, to be differentiated once more, which fused attention cannot be. With
+    # dropout the answer is the same without gradients, for the first pass of a reentrant checkpoint.
+    coords = call.positions.coordinates
+    if not coords.requires_grad or not (torch.is_grad_enabled() or call.dropout):
+        return None
+    # Coordinates that the checkpoint is given are leaves in its backward pass, and required a gradient before.
+    if call.dropout and not coords.is_leaf and why_not_dense(call) is None and _in_reentrant_checkpoint():
+        raise RuntimeError(
+            "checkpoint: got use_reentrant=True, dropout, and coordinates that require a gradient and are computed "
+            "within the checkpoint, whose first pass dropped other keys; needed use_reentrant=False, or a layer with "
+            "backend='neighbours'"
+        )
+    return "coordinates require a gradient"
+
+
+def _in_reentrant_checkpoint() -> bool:
+    """Whether this is called in the backward pass of a checkpoint with ``use_reentrant=True``."""
+    node = None if torch.compiler.is_compiling() else torch._C._current_autograd_node()
+    return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
 def dense(call: Call) -> Tensor:

@@ -17,14 +17,18 @@ _NUMBERS_PER_CHUNK = 2**24  # The loop keeps what it works on in the cache by it
 
 
 def why_unsupported(call: Call) -> str | None:
-    """Why the compiled loop cannot serve a call."""
+    """Why the compiled loop cannot serve a call.
+
+    With dropout, no answer depends on who requires a gradient: a reentrant checkpoint asks without gradients first, and
+    another backend would drop other keys in the backward pass.
+    """
     assert isinstance(call.bias, PairBias)
     if call.values is not None:
         return "values pass through a kernel"
     if call.keys == "own":
         return "queries see keys of their own pose only"
     log_measure = call.bias.log_measure
-    if log_measure is not None and log_measure.requires_grad:
+    if log_measure is not None and log_measure.requires_grad and not call.dropout:
         return "the measure requires a gradient"
     return native.why_unsupported_grid(call.q)
 
@@ -32,7 +36,7 @@ def why_unsupported(call: Call) -> str | None:
 def why_not_first(call: Call) -> str | None:
     """Why another backend is better for a call that this one could serve."""
     # A gradient by coordinates is a force, to be differentiated once more: no use of a loop with first derivatives.
-    forces = call.positions.coordinates.requires_grad and torch.is_grad_enabled()
+    forces = call.positions.coordinates.requires_grad and torch.is_grad_enabled() and not call.dropout
     return "coordinates require a gradient" if forces else None
 
 

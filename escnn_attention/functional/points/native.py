@@ -137,6 +137,8 @@ _NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
 def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least."""
     exact = prepared(arguments)
+    if exact.log_measure is not None and exact.log_measure.requires_grad and torch.is_grad_enabled():
+        return _plainly(exact)  # The loop has no gradient of the measure.
     return _packaged(exact) if packaging() else _operator(exact)
 
 
@@ -194,7 +196,7 @@ def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
     key_poses = call.v.shape[2]
     normalization: Normalization = "count" if call.normalize_by_count else "softmax"
-    weights = Weights(call.num_poses, call.query_poses, call.sum_query_poses, False, normalization, call.dropout)
+    weights = Weights(call.num_poses, call.query_poses, call.sum_query_poses, False, normalization, 0.0)
 
     def of_queries(rows: Tensor | None) -> Tensor | None:
         """What belongs to the queries of each group, from ``(M, G · A, J, F)`` to ``(G, M, H or 1, J, A, F)``."""
@@ -218,7 +220,41 @@ def _plainly(call: Arguments) -> Tensor:
     k, v = ((call.v if t is None else t).transpose(0, 1) for t in (call.k, call.v))
     measure = None if call.log_measure is None else of_keys(call.log_measure)
     p = weights.probabilities(terms, lambda: of_keys(k), call.keys < 0 if call.padded else None, measure)
+    p = p * _kept(call) if call.dropout else p
     return weights.weighted_sum(p, of_keys(v)).masked_fill((call.queries < 0).view(-1, 1, 1, 1), 0.0).transpose(0, 1)
+
+
+def _kept(call: Arguments) -> Tensor:
+    """What dropout multiplies the probabilities ``(G, M, H, J or 1, A, P, K)`` with, by the counter of the loop."""
+    groups, queries = call.queries.shape
+
+    def counted(number: int, *axes: int) -> Tensor:
+        return torch.arange(number, device=call.v.device).view(-1, *axes)
+
+    assert call.seed is not None
+    # As points/normalization.h: of the head, then of the query, then of the row of scores.
+    key = _mixed((call.seed & _LOW) + counted(len(call.v), 1, 1))
+    key = _mixed(key ^ counted(groups * queries).view(groups, 1, 1, queries))
+    rows = counted(call.score_rows, 1)
+    key = _mixed(key + (call.seed >> 32) + rows)  # G, M, S, A
+    # The keys of all poses side by side, without those that fill up at the end.
+    of_pose = counted(call.keys.shape[1]).add(1).mul(call.keys >= 0).amax(1)
+    at = counted(call.v.shape[2], 1) * of_pose.view(-1, 1, 1) + counted(call.keys.shape[1])  # G, P, K
+    drawn = _mixed(key[..., None, None] + 0x9E3779B1 * at[:, None, None, None])
+    rate = min(int(call.dropout * 2**32), 2**32 - 1)
+    scale = 1 / (1 - call.dropout) if call.dropout < 1 else 0.0
+    return (drawn >= rate).to(call.v.dtype).mul(scale).unflatten(2, (call.num_poses, call.summed_poses))
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """``mix`` of ``dropout.h``, with the lower halves of integers."""
+    x = x & _LOW
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _LOW
+    x = (x ^ (x >> 15)) * 0x846CA68B & _LOW
+    return x ^ (x >> 16)
 
 
 def _fields(call: Arguments) -> dict[str, Any]:
@@ -267,5 +303,5 @@ _operator = Operator(
     "points",
     Arguments,
     len(_LEAVES),
-    Passes(_forward_pass, _backward_pass, _empty, _plainly, backend="native", instead="neighbours"),
+    Passes(_forward_pass, _backward_pass, _empty, _plainly),
 )

@@ -7,6 +7,7 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PointSelfAttention
 from escnn_attention.functional.points import dense
@@ -142,3 +143,31 @@ def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(mo
     assert len(set(alike)) == len(set(unlike)) == 1, counts
     assert alike[0] <= 60, counts
     assert unlike[0] <= 95, counts
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("scale", [None, 2.0])
+def test_checkpoints_drop_the_same_keys_again_or_say_that_they_cannot(monkeypatch, reentrant, scale):
+    """Where fused attention has dropout, as on a GPU: coordinates that are given, and such as are computed within."""
+    monkeypatch.setattr(by_cloud.fused, "why_unsupported", lambda _: None)
+    monkeypatch.setattr(by_cloud, "_MANY", 1)
+    attention = PointSelfAttention(TYPE, TYPE, 1, encoding="rotary", keys="own", dropout=0.3).double()
+    x, coords = points(12)
+    coords.requires_grad_()
+
+    def function(x: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
+        return attention(GeometricTensor(x, TYPE, coords if scale is None else scale * coords)).tensor
+
+    def outcome(run) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        out, x.grad, coords.grad = run(x, coords), None, None
+        out.sin().sum().backward()
+        return [out.detach(), x.grad, coords.grad]
+
+    expected = outcome(function)
+    if reentrant and scale is not None:
+        with pytest.raises(RuntimeError, match=r"checkpoint: got use_reentrant=True.*needed use_reentrant=False"):
+            outcome(lambda *inputs: checkpoint(function, *inputs, use_reentrant=True))
+        attention.plain.backend = "neighbours"
+        expected = outcome(function)
+    assert_close(outcome(lambda *inputs: checkpoint(function, *inputs, use_reentrant=reentrant)), expected)

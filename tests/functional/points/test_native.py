@@ -259,9 +259,37 @@ def test_derivatives_of_the_second_order():
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)
-    out = attend(call._replace(dropout=0.5))
-    with pytest.raises(RuntimeError, match="'native' has no second derivatives with dropout"):
-        torch.autograd.grad(out.sum(), leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("normalize_by_count", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
+def test_derivatives_of_the_second_order_drop_the_same_keys(sum_query_poses, normalize_by_count):
+    sizes = {"heads": 2, "num_poses": 2, "query_poses": 2, "key_poses": 2, "channels": 2, "functions": 1}
+    call = case((2, 1), (2, 1), **sizes, sum_query_poses=sum_query_poses, normalize_by_count=normalize_by_count)
+    leaves = leaves_of(call)
+
+    def function(*tensors):
+        torch.manual_seed(3)
+        return attend(Arguments(*tensors, *call[8:])._replace(dropout=0.4))
+
+    assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+@pytest.mark.parametrize("normalize_by_count", [False, True])
+@pytest.mark.parametrize("sum_query_poses", [False, True])
+def test_gradients_of_a_measure_drop_the_same_keys(sum_query_poses, normalize_by_count, rate, dtype):
+    """Which are made by operations of PyTorch, by the counter of the loop."""
+    call = case(sum_query_poses=sum_query_poses, normalize_by_count=normalize_by_count)
+    call = with_leaves(call, lambda t: t.detach().to(dtype).requires_grad_())._replace(dropout=rate)
+    torch.manual_seed(5)
+    expected = attend(call)
+    torch.manual_seed(5)
+    measure = call.log_measure.detach().requires_grad_()
+    found = attend(call._replace(log_measure=measure))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
+    assert (torch.autograd.grad(found.sin().sum(), measure)[0].abs().max() > 0) == (rate < 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
