@@ -1,11 +1,10 @@
-"""Measure how the equivariance error of attention over samples of a continuous group falls with their number.
+"""Measure the equivariance error of attention over samples of a continuous group against their number.
 
     python examples/continuous_groups.py --output figures
 
-One layer with random weights, at more and more samples: its parameters do not depend on their number. The error is that
-for random elements of the group. A grid is transformed with the element, so that nothing is interpolated; points are
-moved as they are. Prints tables and draws ``continuous_error.png`` (grids) and ``continuous_error_points.png``
-(points). Needs matplotlib: the extra "plot".
+One layer with random weights has increasing numbers of samples, on which its parameters do not depend. The error is
+that for random elements of the group. Grids and points are transformed without interpolation. Prints tables and draws
+``continuous_error.png`` (grids) and ``continuous_error_points.png`` (points). Needs matplotlib: the extra "plot".
 """
 
 import argparse
@@ -31,7 +30,7 @@ from escnn_attention.plotting import COLOURS
 PLANE = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 VOLUME = (4, 12, 24, 60, 120, 240)
 WITH_REFLECTIONS = {"O(2)": (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128), "O(3)": (8, 24, 48, 120, 240)}
-POINTS = 4  # of a cloud, within a ball of diameter 1 to the encoding: offsets are as long as those of a grid
+POINTS = 4  # of a cloud, within a ball of diameter 1: offsets are as long as those of a grid
 ENCODINGS = ("none", "mlp", "fourier", "rotary", "pair kernel")
 
 
@@ -90,7 +89,7 @@ def errors_on_points(
     encoding: str,
     draws: int,
 ) -> list[float]:
-    """The same for a layer on a few points."""
+    """The root mean square of the error of a layer on a few points."""
     field_type = FieldType(gspace, [gspace.trivial_repr, *(gspace.irrep(*i) for i in irreps)])
 
     def make(samples: int | Samples) -> torch.nn.Module:
@@ -116,7 +115,7 @@ def measure(
     make: Callable[[int | Samples], torch.nn.Module],
     of: Callable[..., list[float]],
 ) -> list[float]:
-    """The root mean square over inputs, weights and elements that are drawn alike for all numbers of samples."""
+    """The root mean square over inputs, weights and elements, equal for all numbers of samples."""
     squares = np.zeros((draws, len(numbers)))
     for i in range(draws):
         torch.manual_seed(i)

@@ -1,4 +1,4 @@
-"""Compare networks that load published weights with the published code, layer by layer where that says more.
+"""Compare networks with published weights and the published code, by layer where useful.
 
     python examples/parity.py g_selfatt PATH
     python examples/parity.py gevit PATH
@@ -9,13 +9,13 @@
 
 The path is a checkout of the code: dwromero/g_selfatt, ZJUCDSYangKaifan/GEVit, oxcsml/lie-transformer (with the fork
 MJHutchinson/LieConv), davnords/octic-vits, niazoys/PlatonicTransformers or dwromero/att_gconvs. Each network is built
-small and with random weights by that code, in float64, and its state dict loaded here with ``models.from_published``.
-What is compared is the largest difference of the outputs, relative to their standard deviation. The equivariance errors
-are the largest change of the outputs by elements of the group, relative to the same. What is adapted in their code, so
-that it runs in float64 and on the CPU, is said in the table.
+small and with random weights by that code, in float64, and its state dict is loaded here with
+``models.from_published``. The agreement is the largest difference of the outputs, relative to their standard deviation.
+The equivariance errors are the largest change of the outputs by elements of the group, relative to the same. The table
+lists changes of their code, needed to run it in float64 and on the CPU.
 
-The first three need einops, the octic ViTs timm. With ``--weights``, files as ``examples/published_weights.py`` takes
-them, the logits in them are compared with those of the network that their tensors belong to.
+The first three need einops, the octic ViTs timm. ``--weights`` takes files as ``examples/published_weights.py`` does;
+their logits are compared with those of the network loaded from their tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Outputs = Callable[..., Tensor]
 
 
 def error(a: Tensor, b: Tensor) -> float:
-    """The largest difference, relative to the standard deviation of what is expected."""
+    """The largest difference, relative to the standard deviation of the expected values."""
     return float((a - b).abs().max() / b.std())
 
 
@@ -56,20 +56,20 @@ def row(what: str, agreement: float, adapted: str, theirs: float | None, ours: f
 
 
 def randomise(network: torch.nn.Module, std: float) -> None:
-    """Weights that make attention sharp enough to tell what it depends on."""
+    """Draw weights large enough to make attention sharp."""
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=std)
 
 
 def quietly(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What is loaded, without the warning that it is another function: the table has the numbers."""
+    """Load a network without the warning that its outputs differ; the table has the numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return load(*arguments, **options)
 
 
 def module(root: Path, name: str) -> types.ModuleType:
-    """A module of a checkout, and of nothing else."""
+    """A module of a checkout only."""
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     try:
@@ -88,7 +88,7 @@ def module(root: Path, name: str) -> types.ModuleType:
 
 @contextmanager
 def double_offsets() -> Iterator[None]:
-    """Offsets that stay in float64 while a network is built, and views of what is not contiguous."""
+    """Keep offsets in float64 while a network is built, and allow views of non-contiguous tensors."""
     as_type, view = Tensor.type, Tensor.view
 
     def keep(tensor: Tensor, *kind: Any, **options: Any) -> Any:
@@ -172,7 +172,7 @@ _LIE_SIZES |= {"feature_embed_dim": 6}
 
 
 def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
-    """The networks of the LieTransformer: on translations and fixed rotations, and on rotations that are drawn."""
+    """The networks of the LieTransformer: on translations, fixed rotations, and random rotations."""
     groups = lie_groups(lie_conv)
     network = module(root, "eqv_transformer.eqv_attention").EquivariantTransformer
     yield from _of_fixed_lifts(groups, network)
@@ -180,10 +180,10 @@ def lie_transformer(root: Path, lie_conv: Path) -> Iterator[Row]:
 
 
 def _of_fixed_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> Iterator[Row]:
-    """On groups whose lifts are not drawn at random."""
+    """Networks on groups with fixed lifts."""
 
     class Canonical(groups.LieGroup):  # type: ignore[misc,name-defined]
-        """SE2_canonical, which cannot be made as it is: its number of coordinates is a property."""
+        """SE2_canonical, which cannot be instantiated because its number of coordinates is a property."""
 
         lie_dim, q_dim, rep_dim = 3, 0, 3
         matrixify, lift = groups.SE2_canonical.matrixify, groups.SE2_canonical.lift
@@ -214,7 +214,7 @@ def _of_fixed_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> It
 
 
 def _of_drawn_lifts(groups: types.ModuleType, network: Callable[..., Any]) -> Iterator[Row]:
-    """On all rotations of the plane and of space: what is drawn there is given to both networks."""
+    """Networks on all rotations of the plane and of space; both get the rotations drawn by theirs."""
     seven = {"use_pseudo": True, "dual_quaternions": False, "positive_quaternions": True}
     # The group, its options, the lifts of a point, what a hyperbolic tangent does, and how many lifts are seen.
     spaces: list[tuple[str, dict[str, bool], int, str | None, int]] = [
@@ -256,7 +256,7 @@ def _of_one_half(q: Tensor) -> Tensor:
 
 
 def _of_lifted(x: Tensor, f: Tensor, drawn: Tensor, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
-    """The outputs of both networks where theirs draws what is given: parts of a turn, or quaternions of any length."""
+    """The outputs of both networks for given draws of theirs: parts of a turn, or quaternions of any length."""
     there, batch = torch.ones(x.shape[:2], dtype=torch.bool), torch.arange(2).repeat_interleave(5)
     with mock.patch.multiple(torch, rand=lambda *_, **__: drawn, randn=lambda *_, **__: drawn.clone()):
         y = theirs((x, f, there))
@@ -278,12 +278,12 @@ _GELU = "GELU without their kernel for GPUs"
 
 
 def octic_vit(root: Path) -> Iterator[Row]:
-    """Octic ViTs as DeiT-III has them, hybrid and invariant, with a class token and without."""
+    """Octic ViTs of DeiT-III, hybrid and invariant, with a class token and without."""
     models, layers, parts = (module(root, f"octic_vits.{name}") for name in ("model", "d8_layers", "d8_utils"))
     deit = module(root, "octic_vits.deit_models")
 
     class GELU(torch.nn.Module):
-        """Their formula on tensors: the one of the network is a kernel for GPUs."""
+        """Their formula on tensors, instead of their GPU kernel."""
 
         def forward(self, xs: Any) -> Any:
             eight = layers.GeluD8()(parts.convert_5tuple_to_8tuple(xs))
@@ -319,7 +319,7 @@ def octic_vit(root: Path) -> Iterator[Row]:
 
 
 def _of_dino(theirs: Any, x: Tensor, what: str) -> Row:
-    """The features of all tokens of a network of DINOv2, which has no head."""
+    """The features of all tokens of a DINOv2 network, which has no head."""
     for parameter in theirs.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -342,7 +342,7 @@ def _of_dino(theirs: Any, x: Tensor, what: str) -> Row:
 
 
 def platonic(root: Path) -> Iterator[Row]:
-    """Platonic Transformers, in the forms of QM9 and of CIFAR-10 and with all that they leave out."""
+    """Platonic Transformers for QM9 and CIFAR-10, and with the options that these do not use."""
     start = "platonic_transformers.models.platoformer"
     groups, network = module(root, f"{start}.groups"), module(root, f"{start}.platoformer").PlatonicTransformer
     named = {
@@ -397,7 +397,7 @@ def platonic(root: Path) -> Iterator[Row]:
 
 
 def _exact(theirs: Any, action: Tensor) -> Tensor:
-    """Give a network the matrices of its group without the rounding to float32."""
+    """Set the matrices of a network's group in float64, without rounding to float32."""
     elements = action[(action[None] - theirs.group.elements[:, None]).abs().amax((2, 3)).argmin(1)]
     theirs.group.elements = elements
     for layer in theirs.modules():
@@ -407,7 +407,7 @@ def _exact(theirs: Any, action: Tensor) -> Tensor:
 
 
 def _of_points(g: Tensor, networks: tuple[Any, Any], given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The outputs of both networks for what an element makes of the input; vectors are rotated back."""
+    """The outputs of both networks for the transformed input; vectors are rotated back."""
     x, v, points = given[0], given[1] @ g.T, given[2] @ g.T
     scalars, vectors = networks[0](x, points, vec=v if v.shape[2] else None, avg_num_nodes=5.0)
     features = torch.cat([x, v.flatten(2)], dim=-1).flatten(0, 1)

@@ -2,11 +2,10 @@
 
     python examples/pictures.py --out figures
 
-Small networks learn scikit-learn's upright digits, which takes a few minutes, and are looked at; where equivariance is
-all there is to see, weights are random. Attentive maps are those of a published network for rotated MNIST, where the
-folder that ESCNN_ATTENTION_DATA names has it (authors/alpha_f_p4cnn.npz), and of one that learns here where it has not.
-The molecule whose attention is drawn is one of QM9, and the network has learned dipole moments, where that folder has
-qm9.npz; elsewhere it is methanol, and weights are random.
+Small networks are trained on scikit-learn's upright digits, in a few minutes; pictures that show equivariance only use
+random weights. Attentive maps are those of a published network for rotated MNIST if the folder ESCNN_ATTENTION_DATA
+contains it (authors/alpha_f_p4cnn.npz), otherwise of a network trained here. The molecule is one of QM9, with a network
+trained on dipole moments, if that folder contains qm9.npz; otherwise methanol, with random weights.
 ``--quick`` trains nothing, ``--only`` draws some of the pictures. Needs scikit-learn and matplotlib: the extra "train".
 """
 
@@ -52,7 +51,7 @@ from escnn_attention.plotting import (
 from escnn_attention.training.data.clouds.constellations import PATTERNS, make_constellations
 
 STEPS = 500  # of training on clouds
-MOLECULE = 74  # of QM9, by the number it has there: N-methylacetamide, the bond between two amino acids
+MOLECULE = 74  # of QM9: N-methylacetamide, the bond between two amino acids
 METHANOL = (
     [6, 8, 1, 1, 1, 1],
     [[0, 0, 0], [1.43, 0, 0], [1.73, 0.91, 0], [-0.36, -1.03, 0], [-0.36, 0.51, 0.89], [-0.36, 0.51, -0.89]],
@@ -63,7 +62,7 @@ TESTED = 300
 
 
 def digits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits of 8×8 pixels with a margin of 1, enlarged: (N, 1, S, S) from 0 to 1; and their labels."""
+    """Enlarged digits of 8×8 pixels with a margin of 1, (N, 1, S, S) from 0 to 1, and their labels."""
     images, labels = load_digits(return_X_y=True)
     padded = np.pad(images.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))
     enlarged = zoom(padded, (1, scale, scale), order=3).clip(0, 1)
@@ -71,14 +70,14 @@ def digits(scale: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def hybrid(gspace: GSpace, width: int) -> HybridNet:
-    """Convolutions, half the grid, a convolution, and a block of attention."""
+    """A network: convolutions, halving of the grid, a convolution, and a block of attention."""
     return HybridNet(
         gspace, 1, 10, widths=(width // 2, width), convolutions=(1, 1), attention=(0, 1), num_heads=2, kernel_size=5
     )
 
 
 def liftings(orders: tuple[int, ...]) -> dict[str, torch.nn.Module]:
-    """Lifting layers of cyclic groups that have one and the same random weights."""
+    """Lifting layers of cyclic groups with the same random weights."""
     layers: dict[str, torch.nn.Module] = {}
     weights = None
     for order in orders:
@@ -99,7 +98,7 @@ def learn(
     rate: float,
     steps: int,
 ) -> None:
-    """Train for so many steps on batches of inputs and, last, what is to come out."""
+    """Train on batches of inputs with the targets last."""
     optimizer = torch.optim.Adam(network.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=max(1, steps))
     network.train()
@@ -112,7 +111,7 @@ def learn(
 
 
 def train(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> float:
-    """Train on all images but the last, and return the accuracy on those."""
+    """Train on all images except the last ones, and return the accuracy on those."""
     data = torch.utils.data.TensorDataset(images[:-TESTED], labels[:-TESTED])
     batches = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
     again = itertools.chain.from_iterable(itertools.repeat(batches))
@@ -122,7 +121,7 @@ def train(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, 
 
 
 def draw_equivariance(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
-    """What equivariance looks like: feature maps and attention of random layers, for a digit and the rotated one."""
+    """Draw feature maps and attention of random layers, for a digit and the rotated digit."""
     gspace = gspaces.rot2dOnR2(4)
     image, hidden = nn.FieldType(gspace, [gspace.trivial_repr]), nn.FieldType(gspace, 8 * [gspace.regular_repr])
 
@@ -146,7 +145,7 @@ def draw_equivariance(save: Callable[[str, Figure | Animation], None], quick: bo
 
 
 def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
-    """What self-attention encodes, where it looks, and how equivariant networks are."""
+    """Draw encodings, attention maps and equivariance errors."""
     c4, c8, d4 = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4)
 
     torch.manual_seed(0)
@@ -197,7 +196,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
 
 
 def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
-    """What attentive layers let through."""
+    """Draw the maps of attentive layers."""
     folder = os.environ.get("ESCNN_ATTENTION_DATA")
     file = None if folder is None else Path(folder) / "authors" / "alpha_f_p4cnn.npz"
     images, labels = digits(1.6)
@@ -235,7 +234,7 @@ def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool)
 
 
 def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
-    """Draw what the points of a constellation and the atoms of a molecule attend to."""
+    """Draw the attention of a point of a constellation and of an atom of a molecule."""
     torch.manual_seed(0)
     generator = np.random.default_rng(0)
     steps = 1 if quick else STEPS
@@ -246,7 +245,7 @@ def draw_points(save: Callable[[str, Figure | Animation], None], quick: bool) ->
 def draw_constellation(
     save: Callable[[str, Figure | Animation], None], generator: np.random.Generator, steps: int
 ) -> None:
-    """Train a network to name the pattern of every point, and draw what a corner attends to."""
+    """Train a network to classify the pattern of every point, and draw the attention of a corner."""
     g = gspaces.flipRot2dOnR2(3)
     network = PointTransformer(
         g, 4, len(PATTERNS), fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 3.0}, pool=None
@@ -254,7 +253,7 @@ def draw_constellation(
     made = make_constellations(4000, generator)
 
     def constellations(chosen: npt.NDArray[np.int64]) -> list[torch.Tensor | None]:
-        """Features, points, no edges, clouds, and the pattern that each point is of, which is what is learned."""
+        """Features, points, no edges, clouds, and the target: the pattern of each point."""
         clouds = [torch.tensor(12 * made.points[i][made.present[i]], dtype=torch.float32) for i in chosen]
         owners = torch.tensor(np.concatenate([made.owners[i][made.present[i]] for i in chosen]) % len(PATTERNS))
         features = torch.cat([nearest(p) for p in clouds])
@@ -276,7 +275,7 @@ def draw_constellation(
 
 
 def draw_molecule(save: Callable[[str, Figure | Animation], None], generator: np.random.Generator, steps: int) -> None:
-    """Train a network on dipole moments, of QM9 where it is on this machine, and draw what an atom attends to."""
+    """Train a network on dipole moments, if QM9 is on this machine, and draw the attention of an atom."""
     g = gspaces.dihedralOnR3(4)
     network = PointTransformer(g, len(ATOMS), 1, fields=6, num_blocks=2, num_heads=2, attention={"length_scale": 2.0})
     folder = os.environ.get("ESCNN_ATTENTION_DATA")
@@ -321,7 +320,7 @@ def draw_molecule(save: Callable[[str, Figure | Animation], None], generator: np
 
 
 def nearest(points: torch.Tensor) -> torch.Tensor:
-    """The distances of each point to the four nearest others, of which none counts as more than 4: (N, 4)."""
+    """The distances of each point to the four nearest others, at most 4 each: (N, 4)."""
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sort(dim=1).values
     return functional.pad(distances[:, 1:5].clamp(max=4), (0, 5 - min(5, len(points))), value=4.0)
 
@@ -332,13 +331,13 @@ def kinds(charges: Iterable[int]) -> torch.Tensor:
 
 
 def numbered(sizes: Iterable[int]) -> torch.Tensor:
-    """The number of the cloud of each point, for clouds of these sizes."""
+    """The index of each point's cloud, for clouds of these sizes."""
     counts = torch.tensor(list(sizes))
     return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
 def constellation(generator: np.random.Generator) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-    """One of each pattern, close together: (17, 2), and the lines between their points."""
+    """One of each pattern, close together, (17, 2), and the lines between their points."""
     places = {
         "square": (0.2, 3.2, 0.3),
         "triangle": (3.4, 3.6, 1.0),

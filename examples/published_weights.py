@@ -1,17 +1,17 @@
-"""Measure what published weights of attentive group convolutional networks reach on rotated MNIST.
+"""Measure the accuracy of published attentive group convolutional networks on rotated MNIST.
 
     python examples/published_weights.py p4cnn.npz alpha_f_p4cnn.npz --data rotmnist.npz
 
-Each file holds the tensors of a checkpoint as arrays, by their names, or by their names behind ``weight/``. Of the
-authors' own files they are
+Each file contains the tensors of a checkpoint as arrays, by their names, optionally after ``weight/``. From the
+authors' own files they are made by
 
     tensors = torch.load("model.pth", map_location="cpu", weights_only=True)
     numpy.savez("p4cnn.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
 
-Where a file also holds the arrays ``input`` and ``logits``, the network's logits are compared with these. The images of
-the data are taken as they are stored, which for the published files is transposed, and are normalised with the mean and
-the standard deviation of all pixels of its training images, as the published networks were trained. A plain network
-takes half a minute on one core, one with attention on the responses some minutes. Needs typer: the extra "train".
+If a file also contains the arrays ``input`` and ``logits``, the network's logits are compared with them. Images are
+used as stored, transposed in the published files, and normalised with the mean and the standard deviation of all pixels
+of the training images, as in the published training. A plain network takes half a minute on one core, one with
+attention on the responses some minutes. Needs typer: the extra "train".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read(path: Path) -> Arrays:
 
 
 def load(arrays: Arrays) -> EquivariantClassifier:
-    """The network that some arrays are the weights of."""
+    """The network of the weights in some arrays."""
     try:
         return from_published_attgconv(arrays)
     except (TypeError, ValueError) as error:
@@ -70,10 +70,8 @@ def predict(network: torch.nn.Module, images: torch.Tensor, batch_size: int) -> 
 def main(
     weights: Annotated[list[Path], typer.Argument(help="Files of weights.", exists=True, dir_okay=False)],
     data: Annotated[Path, typer.Option(help="rotmnist.npz.", exists=True, dir_okay=False)],
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only so many of the test images, the first ones.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the network sees at once.")] = 250,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many test images.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 250,
 ) -> None:
     """Measure the test accuracy of published networks on rotated MNIST."""
     images, labels = test_images(data, limit)

@@ -2,12 +2,12 @@
 
     python examples/scale_equivariance.py --out figures
 
-A network on translations, quarter turns and dilations sees a handwritten digit of scikit-learn's and the same digit
-enlarged by 2: a smooth function, sampled at one distance and at half of it. What the network makes of the enlarged
-image at twice the scale is compared with what it makes of the image, away from the border. So are networks with the
-same weights and fixed windows, or with a single scale, whose windows may be those that the first has at scale 2.
+The input of a network on translations, quarter turns and dilations is a handwritten digit of scikit-learn and the same
+digit enlarged by 2: a smooth function, sampled at one distance and at half of it. The features of the enlarged image at
+twice the scale are compared with those of the image, away from the border; likewise for networks with the same weights
+and fixed windows, or with a single scale, whose windows may be those of the first network at scale 2.
 
-Weights are random: equivariance holds before training as it does after. It takes a minute or two on one core. Needs
+Weights are random, because equivariance does not depend on training. It takes a minute or two on one core. Needs
 scikit-learn, matplotlib and rich: the extra "train".
 """
 
@@ -42,18 +42,18 @@ from escnn_attention import (
 GSPACE = gspaces.rot2dOnR2(4)
 IMAGE = FieldType(GSPACE, [GSPACE.trivial_repr])
 FIELDS = FieldType(GSPACE, 4 * [GSPACE.regular_repr])
-MARGIN = 4  # positions of the image that count as its border
+MARGIN = 4  # width of the border of the image, in positions
 
 
 def digit(index: int, size: int) -> torch.Tensor:
-    """The spline through a digit of 8×8 pixels with a margin of 2, sampled at so many positions: (1, 1, size, size)."""
+    """The spline through a digit of 8×8 pixels with a margin of 2, sampled at (1, 1, size, size) positions."""
     pixels = np.pad(load_digits().images[index] / 8 - 1, 2, constant_values=-1)
     axis = np.linspace(0, 11, size)
     return torch.tensor(RectBivariateSpline(range(12), range(12), pixels)(axis, axis))[None, None]
 
 
 def network(scales: Scales, widths: tuple[int, int] = (5, 3), **options: str) -> SequentialModule:
-    """A lifting layer and two group layers, the first of which sees two scales if there are; weights from one seed."""
+    """A lifting layer and two group layers, the first with keys of two scales if possible; weights from one seed."""
     of_lifting, of_group = widths
     torch.manual_seed(0)
     hidden = scales.repeat(FIELDS)
@@ -70,14 +70,14 @@ def network(scales: Scales, widths: tuple[int, int] = (5, 3), **options: str) ->
 
 @torch.no_grad()
 def features(module: EquivariantModule, image: torch.Tensor, count: int) -> torch.Tensor:
-    """What a network makes of an image: ``(scales, channels, size, size)``."""
+    """The features of an image: ``(scales, channels, size, size)``."""
     return module(IMAGE(image)).tensor.unflatten(1, (count, -1))[0]
 
 
 def error(small: torch.Tensor, large: torch.Tensor) -> float:
-    """How far the features of the enlarged image are from those of the image, at the positions of the image.
+    """The difference of the features of the enlarged image and of the image, at the positions of the image.
 
-    Relative to how much these vary from position to position: most of an image is background.
+    Relative to their variation between positions, because most of an image is background.
     """
     inner = (..., slice(MARGIN, -MARGIN), slice(MARGIN, -MARGIN))
     small, large = small[inner], large[..., ::2, ::2][inner]
@@ -90,9 +90,9 @@ class Result:
 
     Attributes:
         parameters: their number.
-        errors: from each scale to the next; for a network without scales, of its features.
+        errors: from each scale to the next; without scales, of the features.
         invariant: of the maximum over scales.
-        shrinks: the size of the features of the enlarged image, at the next scale, in units of those of the image.
+        shrinks: the norm of the features of the enlarged image, at the next scale, relative to the image's.
         small, large: the features of one image and of its enlargement.
     """
 
@@ -124,7 +124,7 @@ def measure(module: SequentialModule, scales: Scales, size: int, digits: int) ->
 
 @torch.no_grad()
 def seconds(windows: str, counts: range, size: int) -> list[float]:
-    """What each further scale adds to the time of a group layer, on an image of this size."""
+    """The additional time of each scale in a group layer, on an image of this size."""
     totals = [0.0]
     for count in counts:
         scales = Scales(2, count)
@@ -141,7 +141,7 @@ def seconds(windows: str, counts: range, size: int) -> list[float]:
 
 
 def draw(results: dict[str, Result], size: int) -> plt.Figure:
-    """The features of an image and of the enlarged image, and how they differ: one column for each network."""
+    """Draw the features of an image and of the enlarged image, and their difference: one column for each network."""
     figure, axes = plt.subplots(3, len(results) + 1, figsize=(1.85 * (len(results) + 1), 5.9), layout="constrained")
     for axis, n, name in zip(axes[:, 0], (size, 2 * size - 1), (f"{size}×{size}", "enlarged by 2"), strict=False):
         axis.imshow(digit(0, n)[0, 0], cmap="gray", extent=(0, n, 0, n))

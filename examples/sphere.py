@@ -1,16 +1,14 @@
-"""Measure what rotations of the sphere do to attention on it, and draw the picture of the documentation.
+"""Measure the effect of rotations on attention on the sphere, and draw the picture of the documentation.
 
     python examples/sphere.py --out figures
 
-First single layers between scattered points, by the number of their samples: they would be exact if a point had all
-its frames.
+First single layers between scattered points, against the number of samples.
 
-Then grids. A smooth field on the sphere, temperature and wind, is sampled on a grid of latitudes and longitudes, as is
-the same field rotated by a random rotation. Two blocks of attention and the mean over the area give numbers that should
-not change. They come from attention on the sphere, from the same without the weights of the quadrature, and from plain
-attention on the image of latitudes and longitudes, which knows nothing of rotations.
+Then grids: a smooth field on the sphere (temperature and wind) and its rotation by a random element are sampled on a
+grid of latitudes and longitudes. Two blocks of attention and the mean over the area compute invariants: with attention
+on the sphere, the same without quadrature weights, and plain attention on the image of latitudes and longitudes.
 
-Weights are random: equivariance holds before training as it does after. It takes some minutes on one core. Needs
+Weights are random, because equivariance does not depend on training. It takes some minutes on one core. Needs
 matplotlib, rich and typer: the extra "train".
 """
 
@@ -36,7 +34,7 @@ from escnn_attention import SphereGrid, SphereSelfAttention, SphereTransformerBl
 
 SPACE = gspaces.rot3dOnR3()
 SPACES = {"SO(3)": SPACE, "O(3)": gspaces.flipRot3dOnR3()}
-LAYERS, POINTS = 5, 24  # random layers and points that the error of a layer is measured with
+LAYERS, POINTS = 5, 24  # random layers and points for the error of a layer
 VECTOR = SPACE.fibergroup.standard_representation()
 INPUT = FieldType(SPACE, [SPACE.trivial_repr, VECTOR])
 HIDDEN = FieldType(SPACE, 6 * [SPACE.trivial_repr] + 2 * [VECTOR])
@@ -63,7 +61,7 @@ class Field:
 
 
 def field_types(space: gspaces.GSpace) -> dict[str, FieldType]:
-    """Fields that a layer gets, by their names; it gives those of the last."""
+    """Input types of a layer by name; its output is of the last."""
     group = space.fibergroup
     tensor = group.irrep(2) if space is SPACE else group.irrep(0, 2)
     scalars = FieldType(space, 2 * [space.trivial_repr])
@@ -118,7 +116,7 @@ class OnSphere(torch.nn.Module):
 
 
 class OnImage(torch.nn.Module):
-    """As many layers of plain attention on the image, whose windows are as wide at the equator."""
+    """As many layers of plain attention on the image, with windows of the same width at the equator."""
 
     def __init__(self, grid: SphereGrid):
         super().__init__()
@@ -145,7 +143,7 @@ class OnImage(torch.nn.Module):
 
 
 def change(network: torch.nn.Module, grid: SphereGrid, rotations: list[Rotation]) -> float:
-    """How much the numbers change with the rotation, relative to how much they change from field to field."""
+    """The change of the invariants with the rotation, relative to their change between fields."""
     points = grid.coords.numpy()
     fields = [Field(seed) for seed in range(3)]
     numbers = torch.stack([torch.stack([network(field(points, r)) for r in rotations]) for field in fields])
@@ -161,7 +159,7 @@ def main(
     num_rotations: Annotated[int, typer.Option(min=2, help="Random rotations.")] = 4,
     layer_samples: Annotated[str, typer.Option(help="Samples of single layers, with commas.")] = "4,8,16,32",
 ) -> None:
-    """Errors of single layers, and numbers on grids of several sizes that rotations should not change."""
+    """Errors of single layers, and of invariants on grids of several sizes."""
     console = Console()
     numbers = [int(n) for n in layer_samples.split(",")]
     table = Table("group, fields", *map(str, numbers), title="error of a layer, by its samples")

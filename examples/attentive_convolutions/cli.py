@@ -19,7 +19,7 @@ _OUT = Path("runs/attentive_convolutions")
 
 
 class Data(str, Enum):
-    """What the DenseNets of Table 3 are trained on."""
+    """The training data of the DenseNets of Table 3."""
 
     pcam = "pcam"
     cifar10 = "cifar10"
@@ -46,7 +46,7 @@ def table2(
     out: Out = _OUT,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Of the All-CNNs, of which the paper has the best of 0.01, 0.05, 0.1, 0.25.", min=0.0),
+        typer.Option(help="Learning rate of the All-CNNs; the paper has the best of 0.01, 0.05, 0.1, 0.25.", min=0.0),
     ] = None,
     **training: Any,
 ) -> None:
@@ -84,7 +84,7 @@ def costs(
     size: Annotated[int, typer.Option(min=3, help="The side of the grid.")] = 24,
     batch: Annotated[int, typer.Option(min=1, help="Images.")] = 16,
 ) -> None:
-    """What the kinds of attention cost beside each other: time, memory and parameters of a layer, on this CPU."""
+    """Compare the kinds of attention: time, memory and parameters of a layer, on this CPU."""
     from examples.attentive_convolutions.costs import table
 
     lines = []

@@ -1,4 +1,4 @@
-"""What the kinds of attention cost, side by side, between the same fields."""
+"""The costs of the kinds of attention, between the same fields."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def measure(name: str, number: int, size: int, batch: int) -> tuple[float, int, 
     """One layer between ``number`` regular fields of C4, in this process and in one thread.
 
     Returns:
-        the processor time of a forward and a backward pass in seconds, the fastest of several; the most bytes that are
-        held above what the process held before the layer was made; the number of parameters.
+        the least processor time of a forward and a backward pass in seconds; the peak memory in bytes above that of the
+        process before the layer was made; the number of parameters.
     """
     torch.set_num_threads(1)
     gspace = gspaces.rot2dOnR2(4)
@@ -62,7 +62,7 @@ def measure(name: str, number: int, size: int, batch: int) -> tuple[float, int, 
         return lambda: layer(fields(x)).tensor.square().mean().backward()
 
     layer: nn.EquivariantModule
-    build(1, 8, 1)()  # the tables that are made once, and what torch loads at its first step
+    build(1, 8, 1)()  # tables, and what torch loads at its first step
     memory = PeakMemory("cpu")
     step = build(number, size, batch)
     seconds = []
@@ -74,7 +74,7 @@ def measure(name: str, number: int, size: int, batch: int) -> tuple[float, int, 
 
 
 def table(number: int, size: int, batch: int) -> Iterator[str]:
-    """The lines of the table, in Markdown. Every layer has a process of its own."""
+    """The lines of the table, in Markdown. Every layer runs in its own process."""
     yield "| layer | time (ms) | memory (MB) | parameters |"
     yield "|---|--:|--:|--:|"
     for name in LAYERS:

@@ -31,7 +31,7 @@ _RECIPE_ROTMNIST: dict[str, Any] = {
     f"{DATA}.batch_size": 32,
     f"{DATA}.rotate_train": 90.0,
 }
-# Images of half the size make for more steps in the same time.
+# Images of half the size allow more steps in the same time.
 _SMALL_CIFAR10: dict[str, Any] = {
     "data.class_path": "examples.experiments.half_size.HalfCIFAR10",
     f"{DATA}.limit_train": 3000,
@@ -94,10 +94,10 @@ _WIDTH = 5  # of the small p4-CNNs
 def table_1(small: bool, recipe: bool = False) -> list[Run]:
     """Rotated MNIST: the p4-CNN, its attentive versions, and larger ones of about as many parameters.
 
-    In the small version these have as many parameters as an attentive one, or a few less.
+    In the small version these have as many parameters as an attentive one, or slightly fewer.
 
     Args:
-        small: the small version, which is trained by our recipe.
+        small: the small version, trained by our recipe.
         recipe: the paper's networks, trained by our recipe, and two of C8.
 
     Raises:
@@ -128,7 +128,7 @@ def _of_c8(label: str, base: str, width: int) -> Run:
 
 
 def _as_large(plain: Run, budget: int) -> int:
-    """The width of the plain network that has no more parameters."""
+    """The width of the largest plain network with no more parameters."""
     network = plain.configuration()["model"]["network"]
 
     def wider(widths: list[int]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def table_2(small: bool, learning_rate: float | None = None) -> list[Run]:
 
     Args:
         small: the small version, without augmentation.
-        learning_rate: of the All-CNNs, in place of 0.05, in folders of their own. The paper has the best of 0.01, 0.05,
+        learning_rate: of the All-CNNs, instead of 0.05, in separate folders. The paper has the best of 0.01, 0.05,
             0.1 and 0.25.
     """
     runs = []
@@ -180,7 +180,7 @@ def table_3(small: bool, data: str = "pcam") -> list[Run]:
 
     Args:
         small: the small version.
-        data: ``"pcam"``, or for the small version ``"cifar10"``: two of its classes in place of PatchCamelyon, for
+        data: ``"pcam"``, or for the small version ``"cifar10"``: two of its classes instead of PatchCamelyon, for
             which the paper has no numbers.
     """
     changes: dict[str, Any] = {**_SMALL, **_NO_SCHEDULE, "trainer.max_epochs": 3} if small else {}

@@ -17,7 +17,7 @@ FRAMES = {"fields": HEAD, "num_heads": 1, "head_fields": HEAD, "keys": "own", "e
 
 
 def dense(run: Run) -> Report:
-    """Global attention that factorises against plain attention on as many vectors that are as wide."""
+    """Global attention that factorises, against plain attention on equally many vectors of the same width."""
     report, rows = Report("dense", run), []
     shape, heads, channels, poses = ((4, 4), 2, 10, 4) if run.quick else ((28, 28), 9, 10, 4)
     keys = poses * math.prod(shape)
@@ -25,7 +25,7 @@ def dense(run: Run) -> Report:
         name = f"{'Fourier' if encoding == 'fourier' else 'no encoding'}, {query}"
         sizes = (1, heads, poses, keys if query == "all" else keys // poses, keys, widened(channels))
         if encoding == "none":
-            # All output poses see the same: the queries of all poses are needed once, in either mode.
+            # All output poses attend to the same keys: the queries of all poses are needed once, in either mode.
             sizes = (1, heads, 1, keys, keys, widened(channels, 0))
         plain, ours = f"plain attention, {name}", partial(bare_attention, "c4", shape, 1, heads, channels, "dense")
         report.measure({plain: partial(plain_attention, *sizes), name: partial(ours, query=query, encoding=encoding)})
@@ -39,9 +39,10 @@ def dense(run: Run) -> Report:
 
 
 def rotary(run: Run) -> Report:
-    """Attention with rotary encoding in which every pose has keys of its own, against Platonic Transformers.
+    """Attention with rotary encoding and keys of the query's own pose, against Platonic Transformers.
 
-    The reference takes a cloud of points, ours a grid of as many positions: what a query and a key cost is the same.
+    The reference takes a cloud of points, ours a grid with as many positions: the cost of a query and a key is the
+    same.
     """
     report, (side, batch) = Report("rotary", run), (2, 1) if run.quick else (8, 4)
     subjects: dict[str, Subject] = {}
@@ -59,9 +60,9 @@ def rotary(run: Run) -> Report:
 
 
 def shared(report: Report, layer: str, ours: Subject) -> None:
-    """One score for all poses beside one for each, without an encoding, between fields that are the same.
+    """One score for all poses against one for each, without an encoding, between the same fields.
 
-    Products of queries and keys take as long; there are so many times fewer exponentials as there are poses.
+    Products of queries and keys take as long; the number of exponentials is divided by that of the poses.
     """
     each, one = f'{layer}, keys="own", no encoding', f"{layer}, shared_scores, no encoding"
     report.measure({name: partial(ours, encoding="none", shared_scores=name == one) for name in (each, one)})
@@ -71,9 +72,9 @@ def shared(report: Report, layer: str, ours: Subject) -> None:
 
 
 def compiled(run: Run) -> Report:
-    """Exported layers as they are and compiled into one graph, on a GPU also recorded.
+    """Exported layers, plain and compiled into one graph, on a GPU also recorded.
 
-    The time of compiling is that of the first step, in which both passes are compiled, without that of a later step.
+    The time of compilation is that of the first step, which compiles both passes, minus that of a later step.
     """
     report, rows = Report("compile", run), []
     side, batch = (6, 1) if run.quick else (24, 8)

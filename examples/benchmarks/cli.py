@@ -15,14 +15,14 @@ _STEPS = {"rotmnist-p4": "networks:step_rotmnist", "d4-96": "networks:step_d4"} 
 
 COMMANDS = {
     "layers": ("single layers against published implementations, R2Conv and plain attention", "layers:layers"),
-    "backends": ("the same layers with every backend that can serve them", "layers:backends"),
+    "backends": ("the same layers with every backend that supports them", "layers:backends"),
     "scaling": ("curves over the size of the image and of the group", "growth:scaling"),
     "dense": ("attention that factorises against plain attention", "attention:dense"),
     "rotary": (
         "attention within frames against Platonic Transformers, and one score for all poses",
         "attention:rotary",
     ),
-    "step": ("a step of training, and where its time goes", *_STEPS.values()),
+    "step": ("a training step, and its profile", *_STEPS.values()),
     "attentive": (
         "networks of attentive group convolutions against the published ones and without attention",
         *("networks:attentive", "networks:attentive_large"),
@@ -32,11 +32,11 @@ COMMANDS = {
         *("points:networks", "points:frames", "growth:edges", "points:large"),
     ),
     "graphs": ("layers and networks as CUDA graphs", "graphs:graphs"),
-    "compile": ("what torch.compile gains", "attention:compiled"),
-    "files": ("exported files against the layers that they are of", "files:files"),
-    "ceilings": ("what the layers reach of what the device can do", "layers:ceilings"),
+    "compile": ("the gain of torch.compile", "attention:compiled"),
+    "files": ("exported files against their layers", "files:files"),
+    "ceilings": ("the layers against the peak of the device", "layers:ceilings"),
 }
-"""What the commands measure, and the functions that do, which are imported late: help is there at once."""
+"""The commands: what they measure, and their functions, which are imported late so that --help is fast."""
 
 _HELP = ["Measure time and memory of the attention layers, forward and backward."]
 _HELP += [f"{name}: {what}." for name, (what, *_) in COMMANDS.items()]
@@ -59,7 +59,7 @@ def benchmark(
     command: Annotated[Command, typer.Argument(help="What to measure.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder for JSON and pictures.")] = Path("runs/benchmarks"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes, in one process: shows that it runs; the numbers mean nothing.")
+        bool, typer.Option("--quick", help="Tiny sizes in one process: a check, whose numbers mean nothing.")
     ] = False,
     g_selfatt: Annotated[Path | None, _checkout("GSA-Nets, for layers.")] = None,
     gevit: Annotated[Path | None, _checkout("GE-ViT, for layers.")] = None,

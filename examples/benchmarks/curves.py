@@ -16,7 +16,7 @@ from examples.benchmarks.report import Report, Run, cost
 
 LIMIT = 5.0  # seconds; a curve ends with the first step that takes longer
 
-# Okabe and Ito's colours, which most people can tell apart, and markers for those who cannot. Baselines are black.
+# Okabe and Ito's colours, safe for most colour-blind readers, and markers. Baselines are black.
 STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"))
 _BASELINE = ("black", "v")
 
@@ -27,7 +27,7 @@ class Curve:
 
     name: str
     subject: Callable[[int], Subject]  # the layer of a size
-    baseline: bool = False  # whether it is there for comparison only
+    baseline: bool = False  # whether it is for comparison only
     segments: int = 1  # between the last sizes over which slopes are taken: more where memory grows in steps
     points: dict[int, Result] = field(default_factory=dict)
     stopped: str | None = None  # why there are no larger ones
@@ -47,7 +47,7 @@ class Curve:
         }
 
     def add(self, size: int, result: Result) -> None:
-        """Add what was measured, and stop where it failed or took too long."""
+        """Add a measurement, and stop if it failed or took too long."""
         if result.seconds is None:
             self.stopped = f"failed at {size}: {result.failure}"
             return
@@ -57,9 +57,9 @@ class Curve:
 
 
 def slope(sizes: Sequence[float], values: Sequence[float], segments: int = 1) -> float | None:
-    """The slope over the last segments in a plot with logarithmic axes, or over all where there are not so many.
+    """The slope over the last segments in a plot with logarithmic axes, or over all if there are fewer.
 
-    None without two points that are positive.
+    None without two positive points.
     """
     first = max(0, len(sizes) - 1 - segments)
     if len(sizes) < 2 or min(values[first], values[-1]) <= 0:
@@ -68,7 +68,7 @@ def slope(sizes: Sequence[float], values: Sequence[float], segments: int = 1) ->
 
 
 def follow(curves: Sequence[Curve], sizes: Sequence[int], run: Run) -> None:
-    """Measure the curves from size to size, with one process a point, each until a step takes too long."""
+    """Measure the curves size by size, with one process for each point, each until a step takes too long."""
     for stretch in [sizes] if run.quick else [[size] for size in sizes]:
         going = {f"{curve.name}, {size}": (curve, size) for size in stretch for curve in curves if not curve.stopped}
         subjects = {name: curve.subject(size) for name, (curve, size) in going.items()}
@@ -86,8 +86,8 @@ def show(
     Args:
         report: gets a table with a row for every size and one for the slopes, and notes.
         curves: time and memory over the same sizes.
-        axis: what the sizes are.
-        powers: of the size, to which guides are drawn beside the times; beside the memory it is the first.
+        axis: the name of the sizes.
+        powers: of the size, for the guides beside the times; the guide beside the memory has power 1.
         title: of the table.
         picture, caption: the name of a picture of time and memory side by side, and its title.
     """
@@ -134,7 +134,7 @@ def _panel(
 
 
 def _ticks(axes: Axes, sizes: Sequence[int]) -> None:
-    """Ticks at the sizes that were measured, and at 1, 2, 5, 10 and so on of what was found."""
+    """Ticks at the measured sizes, and at 1, 2, 5, 10 and so on of the results."""
     axes.set_xticks(sizes, [str(x) for x in sizes], rotation=45 if sizes[-1] > 1000 else 0)
     low, high = axes.get_ylim()
     # Two or three labels of each power of ten where there are few powers, one where there are many.

@@ -1,4 +1,4 @@
-"""``files``: exported files against the layers that they are of, without gradients."""
+"""``files``: exported files against their layers, without gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 1.2  # times the time of the layer
 
 
 class Example(NamedTuple):
-    """A module, what it is given, and which of these sizes are free in its file."""
+    """A module, its inputs, and which of their sizes are free in its file."""
 
     module: torch.nn.Module
     inputs: tuple[Tensor, ...]
@@ -46,7 +46,7 @@ def network(size: int, batch: int, place: Place) -> Example:
 
 
 def points(space: str, number: int, batch: int, fields: int, neighbours: int | None, place: Place) -> Example:
-    """Attention with two heads between points that see their cloud, or about so many neighbours within a radius."""
+    """Attention with two heads between all points of a cloud, or about ``neighbours`` of them within a radius."""
     kind = regular(space, fields)
     dim = kind.gspace.dimensionality
     volume = torch.pi if dim == 2 else 4 / 3 * torch.pi
@@ -98,7 +98,7 @@ def files(run: Run) -> Report:
 
 
 def in_form(case: str, form: str) -> Build:
-    """A call of an example, as it is or from a file that is made of it."""
+    """A call of an example, directly or from an exported file."""
 
     def build(place: Place) -> Step:
         example = (CASES | QUICK)[case](place)

@@ -1,4 +1,4 @@
-"""``graphs``: layers and networks as CUDA graphs, against the same launched one operation after the other."""
+"""``graphs``: layers and networks as CUDA graphs, against the same without graphs."""
 
 from __future__ import annotations
 

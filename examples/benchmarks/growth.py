@@ -55,7 +55,7 @@ def by_pixels() -> list[Curve]:
 
 
 def by_order(side: int) -> list[Curve]:
-    """Curves over the order n of the group Cn. Windows are discs, which are the same for all of them."""
+    """Curves over the order n of the group Cn. Windows are discs for all of them."""
 
     def cyclic(subject: Callable[..., Any], **options: Any) -> Callable[[int], Subject]:
         return lambda order: partial(subject, f"c{order}", (side, side), 1, **options)
@@ -86,13 +86,13 @@ def edges(run: Run) -> Report:
 
 
 def by_points(degree: int) -> list[Curve]:
-    """Curves over the number of edges, where points have so many neighbours each."""
+    """Curves over the number of edges, at a fixed number of neighbours."""
     layers = _LAYERS | {"MLP, own, one sees all": {"hub": True}}
     return _by_edges(layers, lambda edges: (edges // degree, degree))
 
 
 def by_neighbours(points: int) -> list[Curve]:
-    """Curves over the number of edges between so many points."""
+    """Curves over the number of edges, at a fixed number of points."""
     return _by_edges(_LAYERS, lambda edges: (points, edges // points))
 
 

@@ -14,7 +14,7 @@ from examples.benchmarks.subjects import attention, convolution, copy, plain_att
 
 HEADS, CHANNELS = 9, 10
 _REFERENCES = {"g_selfatt": "g_selfatt", "gevit": "GE-ViT"}  # by the options that name their checkouts
-_SLACK = 1.1  # what two runs of the same may differ by
+_SLACK = 1.1  # the allowed difference of two equal runs
 _WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2}  # bytes of a number
 _DISC = 21  # positions in the disc that C8 has for a window of 5×5
 
@@ -23,8 +23,8 @@ _DISC = 21  # positions in the disc that C8 has for a window of 5×5
 class Case:
     """A layer between 20 regular fields with 9 heads of 10 channels, as in the rotMNIST network of GSA-Nets.
 
-    Rotations by 45° do not map a square window onto itself: for C8 ours is the disc of 21 positions in the 25 of the
-    reference, of which there is one kind, with all query poses and separable MLPs. Targets are for the CPU.
+    Rotations by 45° do not map a square window onto itself: for C8 ours is the disc of 21 positions among the 25 of the
+    reference, which always has all query poses and separable MLPs. Targets are for the CPU.
     """
 
     rotations: int  # the group, C4 or C8
@@ -33,23 +33,23 @@ class Case:
     kernel_size: int | None  # None for global attention
     query: str
     encoding: str | None
-    faster: float  # how many times less time than the reference it should take
-    smaller: float  # how many times less memory
-    slower: float | None = None  # how many times the time of the convolution it may take
+    faster: float  # required ratio of the time of the reference
+    smaller: float  # required ratio of the memory
+    slower: float | None = None  # allowed multiple of the time of the convolution
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name for tables."""
         window = f"{self.kernel_size}×{self.kernel_size}" if self.kernel_size else f"global {self.size}×{self.size}"
         return f"p{self.rotations}, {window}, {self.query}" + (", Fourier" if self.encoding == "fourier" else "")
 
     @property
     def setting(self) -> str:
-        """What it has in common with the layers that it is compared with."""
+        """The settings shared with the layers of the comparison."""
         return f"p{self.rotations}, {self.size}×{self.size}, window {self.kernel_size}"
 
     def targets(self, device: str) -> tuple[float, float, float | None]:
-        """How many times faster and smaller than the reference it should be, and how many times slower it may be."""
+        """Required gains in time and memory over the reference, and the allowed time relative to the convolution."""
         if device == "cuda":
             return 10, 10, None if self.slower is None else 3
         return self.faster, self.smaller, self.slower
@@ -64,7 +64,7 @@ class Case:
         return partial(attention, *self._where, num_heads=HEADS, head_fields=CHANNELS, backend=backend, **options)
 
     def others(self, checkouts: Mapping[str, str]) -> dict[str, Subject]:
-        """What it is compared with, by name."""
+        """The layers of the comparison, by name."""
         reference = partial(gsa, self.rotations, self.size, self.batch, self.kernel_size)
         found: dict[str, Subject] = {
             f"{name}, {self.setting}": partial(reference, checkout=checkouts[option])
@@ -81,7 +81,7 @@ class Case:
         return found
 
     def scores(self) -> float:
-        """How many scores the formula has."""
+        """The number of scores of the formula."""
         positions = self.size**2
         neighbours = positions if self.kernel_size is None else _DISC if self.rotations == 8 else self.kernel_size**2
         queries = self.rotations * (self.rotations if self.query == "all" else 1)
@@ -90,12 +90,12 @@ class Case:
     def operations(self) -> float:
         """Multiplications and additions of the formula, forward and backward.
 
-        As usual: two products of C channels for every score forward and five backward, one for the scores again.
+        Two products of C channels for every score forward, five backward, and one to recompute the scores.
         """
         return 7 * 2 * CHANNELS * self.scores()
 
     def numbers(self) -> float:
-        """How many numbers have to be read or written at least, forward and backward.
+        """The least number of numbers read or written, forward and backward.
 
         Queries, keys, values and outputs once each in the forward pass, they and their gradients in the backward pass.
         """
@@ -119,7 +119,7 @@ def layers(run: Run) -> Report:
     report, cases = Report("layers", run), QUICK if run.quick else CASES
     groups: dict[str, dict[str, Subject]] = {}
     for case in cases:
-        # Cases that have a reference in common are measured against the same runs of it.
+        # Cases with the same reference are compared with the same runs of it.
         group = groups.setdefault("" if run.quick else case.setting, {})
         group |= case.others(run.checkouts) | {case.name: case.ours()}
     for group in groups.values():
@@ -149,7 +149,7 @@ def layers(run: Run) -> Report:
 
 
 def backends(run: Run) -> Report:
-    """The layers with every backend but the one that writes the formula out, and whether "auto" takes the fastest."""
+    """The layers with every backend except the reference, and whether "auto" chooses the fastest."""
     report, cases = Report("backends", run), QUICK if run.quick else CASES
     names = ["auto", *(name for name in backends_for() if name != "reference")]
     report.measure({f"{case.name}, {name}": case.ours(name) for case in cases for name in names})
@@ -169,9 +169,9 @@ def backends(run: Run) -> Report:
 
 
 def ceilings(run: Run) -> Report:
-    """What the layers, projections included, reach of the operations and the memory traffic of the device.
+    """The operations and memory traffic of the layers, projections included, relative to the peak of the device.
 
-    Counted is what the formula asks for, :meth:`Case.operations` and :meth:`Case.numbers`.
+    Counts are those of the formula, :meth:`Case.operations` and :meth:`Case.numbers`.
     """
     report, cases = Report("ceilings", run), QUICK if run.quick else CASES
     large = run.conditions.device == "cuda"

@@ -1,7 +1,7 @@
-"""Time and memory of subjects, each measured in processes of its own.
+"""Time and memory of subjects, each measured in separate processes.
 
-A subject is a function that can be pickled. It imports what it needs, which is not counted, and returns what builds it:
-a function of the device and the precision, which returns a step.
+A subject is a function that can be pickled. It does its imports, which are not counted, and returns a builder: a
+function of device and precision that returns a step.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all measurements of a run have in common."""
+    """The settings shared by all measurements of a run."""
 
     device: str = "cpu"  # or "cuda"
     dtype: str = "float32"  # by its name in torch
     threads: int = 2  # that torch may use
     seed: int = 0  # of weights and inputs
     repeats: int = 3  # the processes in which each subject is measured
-    warmup: int = 3  # steps that are not timed, at most; fewer where they take more than a third of `seconds`
-    steps: int = 10  # that are timed in a process, at most
-    seconds: float = 8.0  # after which a process starts no further step; two are timed however long they take
-    patience: float = 1800.0  # seconds after which a process is given up
-    quick: bool = False  # only to show that everything works: tiny sizes, one process for all subjects
-    profile: bool = False  # whether to find out where the time of a step goes, after the timed ones
+    warmup: int = 3  # untimed steps, at most; fewer if they take more than a third of `seconds`
+    steps: int = 10  # timed steps in a process, at most
+    seconds: float = 8.0  # after which a process starts no further step; at least two are timed
+    patience: float = 1800.0  # seconds after which a process is terminated
+    quick: bool = False  # only to check that everything works: tiny sizes, one process for all subjects
+    profile: bool = False  # whether to profile a step after the timed ones
 
     def hurried(self) -> Conditions:
         """These conditions for a quick run."""
@@ -57,18 +57,18 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Result:
-    """One subject, over all processes in which it was measured. Where it failed there are no numbers."""
+    """One subject, over all its processes. A failed one has no numbers."""
 
     seconds: float | None = None  # of the fastest step
     median_seconds: float | None = None  # of all timed steps
-    first_seconds: float | None = None  # of the first step, with all that is set up or compiled in it, at best
+    first_seconds: float | None = None  # of the first step, including set-up and compilation, at best
     peak_bytes: int | None = None  # at most, above the process after its imports; the median over the processes
-    runs: Sequence[dict[str, Any]] = ()  # what each process found
+    runs: Sequence[dict[str, Any]] = ()  # the results of each process
     failure: str | None = None
 
     @classmethod
     def of(cls, runs: Sequence[dict[str, Any]]) -> Result:
-        """From what each process found."""
+        """Combine the results of the processes."""
         failures = [run["failure"] for run in runs if "failure" in run]
         if failures:
             return cls(failure=failures[0])
@@ -82,7 +82,7 @@ class Result:
 
 
 def ratio(more: Result, less: Result) -> dict[str, float | None]:
-    """How many times more of each cost the one takes; None where either failed or the other is counted as nothing."""
+    """The ratio of each cost; None if either failed or the other is zero."""
     pairs = {cost: (getattr(more, cost), getattr(less, cost)) for cost in COSTS}
     return {cost: None if a is None or b is None or b <= 0 else a / b for cost, (a, b) in pairs.items()}
 
@@ -123,10 +123,10 @@ def training_step(
 def measure(
     subjects: Mapping[str, Subject], conditions: Conditions, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Result]:
-    """Measure subjects by name in turn, again and again: A B A B.
+    """Measure subjects by name alternately: A B A B.
 
-    A process knows nothing of those before it, and what slows the machine for a while falls on all alike. A quick run
-    has one process for all of our own. ``say`` is told what is being measured.
+    Processes are independent, and a slow phase of the machine affects all subjects alike. A quick run has one process
+    for all of our own. ``say`` is called with the current subject.
     """
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in subjects}
     groups = [[name] for name in subjects] * conditions.repeats
@@ -143,7 +143,7 @@ def measure(
 
 
 def ask(subjects: Sequence[Subject], conditions: Conditions) -> list[dict[str, Any]]:
-    """What a fresh process finds, for each subject."""
+    """The results of a fresh process for each subject."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     # Thread pools that are made at import time take their number from the environment.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(conditions.threads)}
@@ -161,12 +161,12 @@ def ask(subjects: Sequence[Subject], conditions: Conditions) -> list[dict[str, A
 
 
 def answer() -> None:
-    """The program of a fresh process: measure what the input asks for, and write a line of JSON for each subject."""
+    """The program of a fresh process: measure the requested subjects, and write a line of JSON for each."""
     # escnn warns at import that an optional package, which no finite group needs, is missing.
     warnings.filterwarnings("ignore", message=".*py3nj.*")
     conditions, subjects = pickle.load(sys.stdin.buffer)
     for subject in subjects:
-        # Whatever libraries print is not an answer.
+        # Output of libraries must not mix with the answer.
         with redirect_stdout(sys.stderr):
             found = attempt(subject, conditions)
         print(json.dumps(found), flush=True)
@@ -175,7 +175,7 @@ def answer() -> None:
 
 
 def attempt(subject: Subject, conditions: Conditions) -> dict[str, Any]:
-    """What this process finds, or why it fails: for want of memory or of a feature of the device, say."""
+    """The result of this process, or the reason of its failure, such as missing memory or a missing feature."""
     try:
         return measure_here(subject, conditions)
     except Exception as error:
@@ -183,7 +183,7 @@ def attempt(subject: Subject, conditions: Conditions) -> dict[str, Any]:
 
 
 def measure_here(subject: Subject, conditions: Conditions) -> dict[str, Any]:
-    """Build a subject in this process and take its steps: seconds of the first and of the timed ones, and bytes."""
+    """Build a subject in this process and run its steps: seconds of the first and of the timed ones, and bytes."""
     torch.set_num_threads(conditions.threads)
     place = {"device": conditions.device, "dtype": getattr(torch, conditions.dtype)}
     build = subject()
@@ -204,7 +204,7 @@ def measure_here(subject: Subject, conditions: Conditions) -> dict[str, Any]:
 
 
 def _settle(place: Place) -> None:
-    """Have torch start its threads and load what it loads at the first use, which no subject is charged for."""
+    """Start torch's threads and load its libraries, which are not counted for any subject."""
     x = torch.ones(1, 1, 64, 64, **place, requires_grad=True)
     y = torch.nn.functional.scaled_dot_product_attention(x @ x, x, x)
     # Started from a given gradient, the first backward pass of a process imports sympy.
@@ -212,7 +212,7 @@ def _settle(place: Place) -> None:
 
 
 def _timed(step: Step, wait: Step) -> float:
-    """The seconds of a step, until the device has done what it was given to do."""
+    """The seconds of a step, until the device has finished."""
     wait()
     start = time.perf_counter()
     step()
@@ -221,7 +221,7 @@ def _timed(step: Step, wait: Step) -> float:
 
 
 def _repeat(timed: Callable[[], float], most: int, seconds: float, *, least: int) -> list[float]:
-    """Steps until there are ``most``, or ``least`` and the time is over."""
+    """Run steps until there are ``most``, or ``least`` and the time is over."""
     taken: list[float] = []
     while len(taken) < most and (len(taken) < least or sum(taken) < seconds):
         taken.append(timed())
@@ -229,11 +229,11 @@ def _repeat(timed: Callable[[], float], most: int, seconds: float, *, least: int
 
 
 class PeakMemory:
-    """Peak memory above what is held when this object is made, in bytes.
+    """Peak memory above that at the construction of this object, in bytes.
 
-    On CUDA it is what torch has allocated. On a CPU it is the resident memory of the process: Linux keeps the highest
-    value since it was last told to forget it, other systems the highest value since the process started, which is
-    right as long as nothing before held more.
+    On CUDA it is the memory allocated by torch. On a CPU it is the resident memory of the process: Linux keeps the
+    highest value since the last reset, other systems since the start of the process, which is right as long as earlier
+    peaks were lower.
     """
 
     def __init__(self, device: str):

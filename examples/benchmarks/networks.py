@@ -29,7 +29,7 @@ VARIANTS = {
 
 
 def step(network: str, run: Run) -> Report:
-    """A step of training a GSA-Net, and where its time goes."""
+    """A training step of a GSA-Net, and its profile."""
     report, name = Report(f"step-{network}", run), f"training step of {network}"
     batch, side, kernel_size = (1, STEPS[network], 3) if run.quick else (8, None, 5)
     subject = partial(training, network, batch, side, kernel_size=kernel_size, query=run.query)
@@ -77,7 +77,7 @@ def attentive(run: Run) -> Report:
 
 
 def _draw(report: Report, title: str, groups: list[str], kinds: dict[str, list[str]]) -> None:
-    """Bars of time and memory side by side: in each group the results of each kind, which are given by their names."""
+    """Bars of time and memory side by side: in each group the results of each kind, given by their names."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     height = 0.8 / len(kinds)
@@ -95,7 +95,7 @@ def _draw(report: Report, title: str, groups: list[str], kinds: dict[str, list[s
 
 
 def attentive_large(run: Run) -> Report:
-    """The All-CNN-C, whose attended responses would fill 72 GB if they were stored."""
+    """The All-CNN-C, whose attended responses would take 72 GB if they were stored."""
     report, (batch, width) = Report("attentive-all-cnn-c", run), (2, 1) if run.quick else (128, None)
     network = partial(training, "all-cnn-c", batch, width=width)
     subjects = {name: partial(network, attention=VARIANTS[name]) for name in ("plain", "α of features", "α")}

@@ -21,7 +21,7 @@ NETWORKS: dict[str, tuple[str | None, str]] = {
 }
 """Our networks, by encoding and projection. The reference has pointwise linear maps; our default is the third."""
 
-# What sees no positions shows what is left without them, and other linear maps are another network.
+# The row without positions shows their cost; other linear maps are another network.
 _JUDGED = ("kernel of the reference", "MLP")
 
 
@@ -55,7 +55,7 @@ def networks(run: Run) -> Report:
 
 
 def frames(run: Run) -> Report:
-    """Attention in which every pose has keys of its own, against Platonic Transformers."""
+    """Attention with keys of the query's own pose, against Platonic Transformers."""
     report, (points, batch) = Report("points-frames", run), (8, 1) if run.quick else (512, 4)
     theirs, ours = "PlatonicConv, dense softmax", 'PointSelfAttention, keys="own", rotary'
     subjects: dict[str, Subject] = {ours: partial(point_attention, "octahedral", points, batch, **FRAMES)}
@@ -75,7 +75,7 @@ def frames(run: Run) -> Report:
 
 
 def large(run: Run) -> Report:
-    """A step of training on a large cloud, labels at every point."""
+    """A training step on a large cloud with labels at every point."""
     report, (points, neighbours) = Report("points-training", run), (32, 4) if run.quick else (20000, 32)
     sizes = {"fields": 8, "num_blocks": 2, "num_heads": 2, "features": 1, "labels": 10}
     subject = partial(point_network, "octahedral", points, 1, **sizes, attention={"num_neighbours": neighbours})

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes.
+"""The profile of a training step.
 
-torch's profiler times every operation. Forward operations run inside of marks that are put around the modules, backward
-operations belong to the forward operation that has their sequence number.
+torch's profiler times every operation. Forward operations run inside marks around the modules; backward operations
+belong to the forward operation with their sequence number.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _Forward = dict[tuple[int | None, int], str | None]  # the kinds of forward oper
 def shares(step: Callable[[], object], device: str) -> dict[str, float]:
     """Seconds of one step by kind.
 
-    Bookkeeping is all of the step's time that is in no other kind: pooling, cropping, encodings, copies between
-    layouts, checks, Python, and on CUDA the waiting.
+    Bookkeeping is the rest of the step's time: pooling, cropping, encodings, copies between layouts, checks, Python,
+    and on CUDA waiting.
     """
     cuda = device == "cuda"
     with marks(), profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
@@ -80,7 +80,7 @@ def forward_kinds(events: list[FunctionEvent]) -> _Forward:
 
 
 def kind_of(event: FunctionEvent, forward: _Forward) -> str | None:
-    """The kind of an operation; what a backward operation computes afresh belongs to that one."""
+    """The kind of an operation; recomputation inside a backward operation belongs to that operation."""
     for ancestor in _line(event):
         if ancestor.name.startswith("Optimizer.step"):
             return "optimizer"
@@ -96,7 +96,7 @@ def _is_backward(event: FunctionEvent) -> bool:
 
 
 def _line(event: FunctionEvent) -> Iterator[FunctionEvent]:
-    """An event and what it happened in, from the inside out."""
+    """An event and its enclosing events, from the inside out."""
     ancestor: FunctionEvent | None = event
     while ancestor is not None:
         yield ancestor

@@ -22,10 +22,10 @@ class CheckoutError(Exception):
 
 
 def import_from(checkout: str, *names: str) -> tuple[ModuleType, ...]:
-    """The modules of these names, from a checkout and from nowhere else.
+    """The modules of these names, from a checkout only.
 
     Raises:
-        CheckoutError: the folder does not hold them, or what they import is not installed.
+        CheckoutError: the folder does not contain them, or one of their imports is not installed.
     """
     root = Path(checkout).resolve()
     package = names[0].split(".")[0]
@@ -44,7 +44,7 @@ def import_from(checkout: str, *names: str) -> tuple[ModuleType, ...]:
 
 
 def check(checkouts: Mapping[str, str], conditions: Conditions) -> None:
-    """Run every reference once, on very little: what is missing should not show after an hour.
+    """Run every reference once on tiny inputs, to find missing requirements early.
 
     Raises:
         CheckoutError: one does not run.
@@ -77,7 +77,7 @@ def gsa(rotations: int, size: int, batch: int, kernel_size: int | None = None, *
 
 
 def platonic(points: int, batch: int, channels: int, head_channels: int, *, checkout: str) -> Build:
-    """``PlatonicConv`` with softmax attention in its dense mode, octahedral: the keys of a frame are its own."""
+    """``PlatonicConv`` with softmax attention in its dense mode, octahedral, with keys of the query's own frame."""
     (conv,) = import_from(checkout, "platonic_transformers.models.platoformer.conv")
     options = {"solid_name": "octahedron", "attention": True, "use_key": True}
 
@@ -92,7 +92,7 @@ def platonic(points: int, batch: int, channels: int, head_channels: int, *, chec
 
 
 def att_gconvs(attention: str | None, batch: int, *, checkout: str) -> Build:
-    """A training step of the p4-CNN of attentive group convolutions for rotated MNIST, by where it attends."""
+    """A training step of the p4-CNN of attentive group convolutions for rotated MNIST, with a kind of attention."""
     _, models = import_from(checkout, "attgconv", "experiments.rot_mnist.models")
     # The first optimizer of a process imports torch's compiler.
     importlib.import_module("torch._dynamo")
@@ -109,9 +109,9 @@ def lie_transformer(
 ) -> Build:
     """``EquivariantTransformer`` on SE(2): its own kernel, dot product plus MLP of the location, under a softmax.
 
-    There are 2 features at each point, which is lifted to so many poses; the MLP of the location has 16 channels.
-    LieConv, of which it needs a fork, is the submodule of the checkout, or ``lie_conv``. The sizes are ``channels``,
-    ``num_layers`` and ``num_heads``.
+    Each point has 2 features and is lifted to a number of poses; the MLP of the location has 16 channels. The required
+    fork of LieConv is the submodule of the checkout, or ``lie_conv``. The sizes are ``channels``, ``num_layers`` and
+    ``num_heads``.
     """
     import_from(checkout, "eqv_transformer")
     folder = Path(checkout, "LieConv") if lie_conv is None else Path(lie_conv)
@@ -135,7 +135,7 @@ def lie_transformer(
 
 
 def _import_groups(root: Path) -> ModuleType:
-    """The groups of LieConv: a tuple of one starred item lacks its comma, which Python no longer takes."""
+    """The groups of LieConv, with the comma that a tuple of one starred item lacks."""
     if _GROUPS in sys.modules:
         return sys.modules[_GROUPS]
     path = root.joinpath(*_GROUPS.split(".")).with_suffix(".py")

@@ -1,4 +1,4 @@
-"""What a command found: for people and as JSON."""
+"""The report of a command, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from examples.benchmarks.measure import Conditions, Result, Subject, measure, ra
 
 @dataclass(frozen=True)
 class Check:
-    """A number, None where it could not be measured, and the least or the most that it should be."""
+    """A number (None if it could not be measured) and its required minimum or maximum."""
 
     name: str
     value: float | None
@@ -33,13 +33,13 @@ class Check:
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached. What could not be measured is not."""
+        """Whether the target is reached; False if it could not be measured."""
         if self.value is None:
             return False
         return self.value >= self.target if self.relation == "≥" else self.value <= self.target
 
     def cell(self) -> str:
-        """The value beside its target, and whether that is met."""
+        """The value, its target, and whether it is met."""
         value = "–" if self.value is None else f"{self.value:.3g}"
         mark = "[green]✓[/green]" if self.met else "[red]✗[/red]"
         return f"{f'{value} {self.unit}'.rstrip()} ({self.relation} {self.target:g}) {mark}"
@@ -47,23 +47,23 @@ class Check:
 
 @dataclass(frozen=True)
 class Run:
-    """What a command was asked for."""
+    """The request of a command."""
 
     conditions: Conditions
-    folder: Path  # for everything that is written
+    folder: Path  # for all output
     checkouts: Mapping[str, str] = field(default_factory=dict)  # of references, by the names of their options
     query: str = "all"  # of the networks of "step"
-    say: Callable[[str], None] = lambda _: None  # is told what is being measured
+    say: Callable[[str], None] = lambda _: None  # called with the current subject
 
     @property
     def quick(self) -> bool:
-        """Whether this run only shows that everything works."""
+        """Whether this run only checks that everything works."""
         return self.conditions.quick
 
 
 @dataclass
 class Report:
-    """What a command measured, and the tables, checks and notes that it makes of that."""
+    """The measurements of a command, with their tables, checks and notes."""
 
     command: str  # and the name of the file
     run: Run
@@ -74,7 +74,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def measure(self, subjects: Mapping[str, Subject], **changes: Any) -> None:
-        """Measure subjects in turn, and note those that fail. Changes are to the conditions of the run."""
+        """Measure subjects alternately, and note failures. ``changes`` are to the conditions of the run."""
         results = measure(subjects, replace(self.run.conditions, **changes), self.run.say)
         self.results |= results
         for name, subject in subjects.items():
@@ -84,7 +84,7 @@ class Report:
                 self.notes.append(f"{name}: {results[name].failure}")
 
     def ratio(self, more: str, less: str) -> dict[str, float | None]:
-        """How many times more of each cost the one takes."""
+        """The ratio of each cost."""
         self.data["ratios"][f"{more} / {less}"] = found = ratio(self.results[more], self.results[less])
         return found
 
@@ -93,17 +93,17 @@ class Report:
         return cost(self.results[name])
 
     def gains(self, more: str, less: str) -> list[str]:
-        """Cells of how many times more time and memory the one takes."""
+        """Cells with the ratios of time and memory."""
         found = self.ratio(more, less)
         return [times(found["seconds"]), times(found["peak_bytes"])]
 
     def check(self, name: str, value: float | None, relation: Literal["≥", "≤"], target: float, unit: str = "×") -> str:
-        """Hold a number against its target, and return the cell that says so."""
+        """Compare a number with its target, and return the cell."""
         self.checks.append(Check(name, value, relation, target, unit))
         return self.checks[-1].cell()
 
     def check_gains(self, what: str, by: str, names: tuple[str, str], faster: float, smaller: float) -> list[str]:
-        """Hold the gains over a reference against targets; the names are those of its result and ours."""
+        """Compare the gains over a reference with targets; the names are those of its result and ours."""
         found = self.ratio(*names)
         return [
             self.check(f"{what}: time of {by} / ours", found["seconds"], "≥", faster),
@@ -111,15 +111,15 @@ class Report:
         ]
 
     def check_peak(self, what: str, name: str, most: float) -> str:
-        """Hold the memory of a step against a number of GB."""
+        """Compare the memory of a step with a number of GB."""
         peak = self.results[name].peak_bytes
         return self.check(f"{what}: peak memory of a step", None if peak is None else peak / 1e9, "≤", most, "GB")
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None
     ) -> None:
-        """Add a table whose first column names what the others have numbers of."""
-        # As wide as its title at least, which would be broken otherwise.
+        """Add a table whose first column has the names of the rows."""
+        # At least as wide as its title, so that the title is not broken.
         made = Table(title=title, caption=caption, caption_justify="left", title_justify="left", min_width=len(title))
         for number, column in enumerate(columns):
             made.add_column(column, justify="right" if number else "left", no_wrap=not number)
@@ -151,7 +151,7 @@ class Report:
         plain(f"written: {path}\n", soft_wrap=True)
 
     def path(self, name: str) -> Path:
-        """Where a file goes, in a folder that is there."""
+        """The path of a file, whose folder is created if needed."""
         self.run.folder.mkdir(parents=True, exist_ok=True)
         return self.run.folder / name
 
@@ -166,7 +166,7 @@ def summary(reports: Sequence[Report]) -> Report:
 
 
 def time(seconds: float | None) -> str:
-    """Seconds, or milliseconds where they are less than one, with three digits."""
+    """Seconds, or milliseconds below one, with three digits."""
     if seconds is None:
         return "–"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
@@ -190,7 +190,7 @@ def times(factor: float | None) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the versions that a result belongs to."""
+    """The machine and the versions of a result."""
     table = Path("/proc/cpuinfo")
     lines = table.read_text().splitlines() if table.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

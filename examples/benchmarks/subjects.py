@@ -1,8 +1,8 @@
-"""What is measured of this package, and of torch and escnn beside it.
+"""The subjects of this package, of torch and of escnn.
 
 Spaces are given by name: the plane with the group ``cN`` or ``dN``, or space with the group ``octahedral``. Layers map
-regular fields to as many. Points are random, one to a unit of area or volume. Options that are not listed are those of
-the layer or network.
+regular fields to equally many. Points are random, one per unit of area or volume. Other options are those of the layer
+or network.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def gspace(name: str) -> GSpace:
 
 
 def regular(name: str, fields: int) -> FieldType:
-    """So many regular fields on a space."""
+    """A type of regular fields on a space."""
     space = gspace(name)
     return FieldType(space, fields * [space.regular_repr])
 
@@ -57,12 +57,12 @@ def attention(
 ) -> Build:
     """Group self-attention on a grid, or with ``block=True`` a transformer block around it.
 
-    The form is the escnn ``"module"``, or that one as a CUDA ``"graph"``; the ``"exported"`` torch module, or that one
-    ``"compiled"``, or ``"recorded"``: compiled, and its kernels launched together as a CUDA graph.
+    The form is the escnn ``"module"``, or that as a CUDA ``"graph"``; the ``"exported"`` torch module, or that
+    ``"compiled"``, or ``"recorded"``: compiled and launched as a CUDA graph.
     """
     make = TransformerBlock if options.pop("block", False) else GroupSelfAttention
     if form in ("compiled", "recorded"):
-        # What an earlier process compiled must not make this one look fast.
+        # The cache of an earlier process must not speed up this one.
         importlib.import_module("torch._inductor.config").force_disable_caches = True  # type: ignore[attr-defined]
 
     def build(place: Place) -> Step:
@@ -83,7 +83,7 @@ def attention(
 def convolution(
     space: str, shape: tuple[int, ...], batch: int, fields: int = 20, kernel_size: int = 5, form: str = "module"
 ) -> Build:
-    """``R2Conv``, padded so that the grid stays as it is; its form is the ``"module"``, or a CUDA ``"graph"``."""
+    """``R2Conv``, padded to keep the grid; its form is the ``"module"``, or a CUDA ``"graph"``."""
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
@@ -101,9 +101,9 @@ def widened(channels: int, frequencies: int = 16) -> int:
 
 
 def plain_attention(batch: int, num_heads: int, poses: int, queries: int, keys: int, width: int) -> Build:
-    """Torch's attention on random vectors, one call for every output pose, which has so many queries and keys.
+    """Torch's attention on random vectors, one call for every output pose.
 
-    A lower bound: nothing is projected, no vector is widened and nothing is summed over query poses.
+    A lower bound: without projections, wider vectors and sums over query poses.
     """
 
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def product(size: int) -> Build:
 
 
 def copy(count: int) -> Build:
-    """A copy of so many numbers between two stretches of memory."""
+    """A copy of numbers between two regions of memory."""
 
     def build(place: Place) -> Step:
         source = torch.randn(count, **place)
@@ -160,7 +160,7 @@ def copy(count: int) -> Build:
 
 
 def training(network: str, batch: int, size: int | None = None, form: str = "module", **options: Any) -> Build:
-    """A step of training one of :data:`NETWORKS` as in its paper, dropout included, or as a CUDA ``"graph"``."""
+    """A training step of one of :data:`NETWORKS` as in its paper, including dropout, or as a CUDA ``"graph"``."""
     # The first optimizer of a process imports torch's compiler.
     importlib.import_module("torch._dynamo")
     make, space, usual = NETWORKS[network]
@@ -177,9 +177,9 @@ def training(network: str, batch: int, size: int | None = None, form: str = "mod
 def point_attention(
     space: str, points: int, batch: int = 1, fields: int = 8, hub: bool = False, **options: Any
 ) -> Build:
-    """Group self-attention between points, which searches their neighbours.
+    """Group self-attention between points, including the search for neighbours.
 
-    With ``hub`` edges are given instead, of which one point has as many as there are points.
+    With ``hub`` edges are given instead, and one point is connected to all.
     """
     options = {"num_heads": 4, "head_fields": 8, **options, "encoding": _encoding(options.get("encoding"))}
     given = options.pop("num_neighbours") if hub else 0
@@ -204,7 +204,7 @@ def point_convolution(space: str, points: int, num_neighbours: int, fields: int 
 
     def build(place: Place) -> Step:
         kind = regular(space, fields)
-        # The disc that holds so many points on average.
+        # The disc that contains so many points on average.
         width = math.sqrt(num_neighbours / math.pi)
         layer = R2PointConv(kind, kind, width=width, n_rings=2, frequencies_cutoff=2.0).to(**place)
         coords, _ = clouds(points, 1, 2, place)
@@ -220,7 +220,7 @@ def point_network(
 ) -> Build:
     """A point transformer whose pointwise networks are as wide as its blocks.
 
-    One invariant of every cloud; with ``labels`` a step of training to give each point one of so many.
+    It computes one invariant of every cloud; with ``labels``, a training step that classifies every point.
     """
     if labels is not None:
         importlib.import_module("torch._dynamo")
@@ -243,13 +243,13 @@ def point_network(
 
 
 def clouds(points: int, batch: int, dim: int, place: Place) -> tuple[Tensor, Tensor | None]:
-    """Clouds of random points, one to a unit of volume, and the number of the cloud of each; None for a single one."""
+    """Clouds of random points, one per unit of volume, and the index of each point's cloud; None for a single cloud."""
     coords = points ** (1 / dim) * torch.rand(batch * points, dim, **place)
     return coords, None if batch == 1 else torch.arange(batch, device=coords.device).repeat_interleave(points)
 
 
 def nearest(coords: Tensor, number: int) -> Tensor:
-    """The edges ``(2, E)`` from the nearest so many points to every point."""
+    """The edges ``(2, E)`` from the nearest points to every point."""
     points = coords.double().cpu().numpy()
     keys = torch.as_tensor(cKDTree(points).query(points, k=number)[1]).view(len(points), number)
     queries = torch.arange(len(points))[:, None].expand_as(keys)
@@ -257,7 +257,7 @@ def nearest(coords: Tensor, number: int) -> Tensor:
 
 
 def with_hub(edges: Tensor) -> Tensor:
-    """About as many edges, of which the first point has one from every point: each of the others has one edge less."""
+    """About as many edges, with one from every point to the first: each other point has one edge less."""
     number = int((edges[1] == 0).sum())
     others = edges.view(2, -1, number)[:, 1:, :-1].flatten(1)
     every = torch.arange(edges.shape[1] // number, device=edges.device)
@@ -265,5 +265,5 @@ def with_hub(edges: Tensor) -> Tensor:
 
 
 def _encoding(name: str | None) -> Any:
-    """The argument of the layers; a pair kernel has an MLP as wide as in the LieTransformer."""
+    """The encoding for the layers; a pair kernel has an MLP as wide as in the LieTransformer."""
     return PairKernel(hidden=16) if name == "pair kernel" else name

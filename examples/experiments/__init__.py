@@ -1,1 +1,1 @@
-"""What sets of experiments have in common: runs from configuration files, twins, tables, options of commands."""
+"""Shared code of the experiments: runs from configuration files, twins, tables, options of commands."""

@@ -15,7 +15,7 @@ from examples.experiments.two_classes import AirplanesAndCars
 
 
 class _Halved:
-    """The images of a source, each 2×2 pixels one, which is their mean: it commutes with quarter turns and flips."""
+    """The images of a source with means over 2×2 pixels, which commute with quarter turns and flips."""
 
     def __init__(self, source: ImageSource) -> None:
         self.source = source

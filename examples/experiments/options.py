@@ -10,19 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-Small = Annotated[
-    bool, typer.Option("--small", help="Few images, few epochs, narrow networks: minutes on a CPU, and says so.")
-]
-Out = Annotated[Path, typer.Option(help="Folder for everything that is written; started again, a command goes on.")]
+Small = Annotated[bool, typer.Option("--small", help="Few images, few epochs, narrow networks: minutes on a CPU.")]
+Out = Annotated[Path, typer.Option(help="Folder for all output; running the command again resumes it.")]
 Folder = Annotated[Path | None, typer.Option(help="Folder of the data sets.", show_default="$ESCNN_ATTENTION_DATA")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs in place of the paper's (or of the small version's).")]
-Seed = Annotated[int, typer.Option(min=0, help="Of weights, order and dropout.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs, instead of the paper's (or the small version's).")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, order and dropout.")]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="Train every network so many times, from --seed upwards: mean ± standard error.")
+    int, typer.Option(min=1, help="Number of seeds for every network, from --seed on: mean ± standard error.")
 ]
-Accelerator = Annotated[str, typer.Option(help="As Lightning's: auto, cpu, gpu.")]
+Accelerator = Annotated[str, typer.Option(help="Lightning's accelerator: auto, cpu, gpu.")]
 Only = Annotated[
-    list[str] | None, typer.Option(help="Train this network of the table, by its label, and no others; repeatable.")
+    list[str] | None, typer.Option(help="Train only the network with this label in the table; repeatable.")
 ]
 
 
@@ -38,7 +36,7 @@ _TRAINING: dict[str, tuple[Any, Any]] = {
 
 
 def training_command(app: typer.Typer, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a function as a command whose ``**training`` are options of a training: those of these names, or all."""
+    """Add a function as a command whose ``**training`` are the training options of these names, or all."""
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         *own, _ = inspect.signature(function, eval_str=True).parameters.values()

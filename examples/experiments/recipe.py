@@ -1,4 +1,4 @@
-"""The recipe of the documentation's page on training attention, for networks of other experiments."""
+"""The recipe of docs/training_attention.md, for networks of other experiments."""
 
 from __future__ import annotations
 

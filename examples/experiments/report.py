@@ -1,4 +1,4 @@
-"""Runs one after another, and their table: as JSON with everything it depends on, for the documentation, on screen."""
+"""Run the experiments of a command, and write their table as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def execute_all(
 ) -> list[list[dict[str, Any]]]:
     """Train and test all runs with every seed, and write and show the table after each.
 
-    All networks are trained with one seed, then with the next. One that fails is told of, and the others go on.
+    All networks are trained with one seed, then with the next. A failure is reported, and the others continue.
 
     Args:
         name: of the table and its files.
         runs: what to train.
-        out: the folder for everything that is written.
-        small: in which way the runs are a small version; it stands below the table and marks the files.
-        data_dir: the folder of the data sets; by default what the configurations or the environment say.
-        epochs: in place of those of the configurations.
+        out: the folder for all output.
+        small: how the runs differ from the full version; it is written below the table and marks the files.
+        data_dir: the folder of the data sets; by default that of the configurations or the environment.
+        epochs: replace those of the configurations.
         seed: the first of the seeds, see :func:`execute`. If it is not 0 the files are marked with the seeds.
-        seeds: how many there are, one after the other.
-        accelerator: as Lightning's.
-        only: the labels of the runs that are trained; by default all are.
-        draw: makes a figure of the runs that are done and the results of each, one for each seed.
+        seeds: their number.
+        accelerator: Lightning's.
+        only: the labels of the runs to train; by default all.
+        draw: makes a figure of the finished runs and their results, one for each seed.
 
     Returns:
         for each run one result for each seed, see :func:`execute`.
 
     Raises:
         UserError: no run has a label of ``only``.
-        SystemExit: when all are through, if any has failed; the message names them.
+        SystemExit: at the end, if any run has failed; the message names them.
     """
     labels = [run.label for run in runs]
     if missing := [label for label in only or () if label not in labels]:
@@ -95,7 +95,7 @@ def execute_all(
 
 
 def marked(name: str, small: str | None, seed: int = 0, seeds: int = 1) -> str:
-    """The name of a file, which tells a small version from a full one, and seeds from those that begin with 0."""
+    """The name of a file, marked for small versions and for seeds that do not begin with 0."""
     if small is not None:
         name = f"{name}-small"
     if seed == 0:
@@ -104,7 +104,7 @@ def marked(name: str, small: str | None, seed: int = 0, seeds: int = 1) -> str:
 
 
 def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results of the runs that are done, with what the runs are."""
+    """The results of the finished runs, with their labels and groups."""
     return [
         {"label": run.label, "group": run.group, "kind": run.kind, "published": run.published, **result}
         for run, result in zip(runs, results, strict=False)
@@ -112,24 +112,24 @@ def rows(runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> list[dict[st
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error, which of a single value is 0."""
+    """The mean and its standard error, 0 for a single value."""
     return statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def mean_and_error(values: Sequence[float], digits: int) -> str:
-    """The mean and its standard error, with so many digits; of a single value itself."""
+    """The mean and its standard error as text; a single value alone."""
     mean, error = mean_error(values)
     return f"{mean:.{digits}f}" if len(values) == 1 else f"{mean:.{digits}f} ± {error:.{digits}f}"
 
 
 def rows_of_all(done: Sequence[tuple[Run, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """The results of the runs that are done, one for each seed, with what the runs are."""
+    """The results of the finished runs, one for each seed, with their labels and groups."""
     pairs = [(run, result) for run, results in done for result in results]
     return rows([run for run, _ in pairs], [result for _, result in pairs])
 
 
 def markdown(runs: Sequence[Run], results: Sequence[Sequence[Mapping[str, Any]]], small: str | None = None) -> str:
-    """The table for the documentation, with what it was measured on: for each run its results, one for each seed."""
+    """The table for the documentation, with images, seeds, hardware and versions."""
     first = results[0][0]
     versions, hardware = first["trained"]["versions"], first["trained"]["hardware"]
     device = hardware.get("gpu") or f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
@@ -148,7 +148,7 @@ def markdown(runs: Sequence[Run], results: Sequence[Sequence[Mapping[str, Any]]]
 
 
 def _images(data: Mapping[str, Any]) -> str:
-    """How many images there were."""
+    """The number of images."""
     options = data["init_args"]
     held_out = data["class_path"].endswith("CIFAR10") and not options.get("full_train")
     every = {"train": "40,000 of 50,000" if held_out else "all", "test": "all"}
@@ -156,7 +156,7 @@ def _images(data: Mapping[str, Any]) -> str:
 
 
 def told_seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """Which seeds a table is of."""
+    """The seeds of a table."""
     seeds = sorted({result["seed"] for each in results for result in each})
     if len(seeds) == 1:
         return f"seed {seeds[0]}"

@@ -1,4 +1,4 @@
-"""What is trained for a table: a configuration file, and what is changed in it."""
+"""Runs of a table: a configuration file and changes of it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Run:
     """A network to train and test.
 
     Attributes:
-        label: its name in tables and figures.
+        label: the name in tables and figures.
         base: a configuration file; its name starts with that of the data set and an underscore.
         changes: new values by their dotted names; a whole network under ``model.network``.
         group: the paper's name of the group.
-        published: the accuracy in the paper in percent, where there is one.
-        kind: what it is, such as ``"attention"`` or ``"convolution"``.
-        shared: the label whose files it uses, where another table has the same run by that label.
-        variant: what tells its folder from that of the same run with other options, such as another learning rate.
+        published: the accuracy in the paper in percent, if any.
+        kind: such as ``"attention"`` or ``"convolution"``.
+        shared: the label whose files it uses, if another table has the same run by that label.
+        variant: marks the folder of the same run with other options, such as another learning rate.
     """
 
     label: str
@@ -46,14 +46,14 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For its folder: the data set, the label and the variant."""
+        """The name of its folder: the data set, the label and the variant."""
         name = f"{self.base.stem.partition('_')[0]}_{(self.shared or self.label).replace('×', 'x')}_{self.variant}"
         return "".join(c if c.isalnum() else "_" for c in name).strip("_").lower()
 
     def configuration(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The configuration file with the changes in it, and ``more`` of them.
+        """The configuration file with the changes of the run and ``more``.
 
-        With other epochs in ``more``, the warm-up is shorter or longer in proportion.
+        If ``more`` changes the epochs, the warm-up changes in proportion.
         """
         config = yaml.safe_load(self.base.read_text(encoding="utf-8"))
         for name, value in self.changes.items():
@@ -76,24 +76,24 @@ def set_value(config: dict[str, Any], path: str, value: Any) -> None:
 
 
 def named(path: str) -> Any:
-    """What a configuration means by a path such as ``escnn.gspaces.rot2dOnR2``."""
+    """The object of a path in a configuration such as ``escnn.gspaces.rot2dOnR2``."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def execute(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train and test, or read the result if that was done before.
+    """Train and test, or read an earlier result.
 
-    A run that was killed goes on from its last epoch; one whose options are others is an error.
+    A killed run resumes after its last epoch; other options raise an error.
 
     Args:
         run: what to train.
         folder: of all runs.
-        more: changes that hold for all of them.
+        more: changes of all runs.
         seed: of the weights, the order of the images and the dropout.
 
     Returns:
-        what ``escnn-attention test`` writes.
+        the content of ``test.json`` of ``escnn-attention test``.
     """
     own = folder / f"{run.name}-{seed}"
     own.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Networks in configurations, their number of parameters, and the widest one within a budget of them."""
+"""The number of parameters of networks in configurations, and the widest network within a budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parameters(run: Run) -> int:
 
 
 def count_parameters(network: Mapping[str, Any]) -> int:
-    """The number of parameters of a network that is given as in a configuration."""
+    """The number of parameters of a network described as in a configuration."""
     return sum(p.numel() for p in _build(network).parameters() if p.requires_grad)
 
 
@@ -24,9 +24,9 @@ def widest(network: Callable[[list[int]], dict[str, Any]], proportions: Sequence
     """The widest network with at most ``budget`` parameters.
 
     Args:
-        network: from widths to a configuration; more parameters the larger the widths are.
-        proportions: of the widths. The last one may come out larger, as it takes what is left.
-        budget: the number of parameters. If even the proportions themselves have more, they are the widths.
+        network: a function from widths to a configuration, with parameters that increase with the widths.
+        proportions: of the widths. The last one may be larger, because it uses the rest of the budget.
+        budget: the number of parameters. If the proportions themselves have more, they are the widths.
     """
 
     def fits(widths: list[int]) -> bool:
@@ -40,7 +40,7 @@ def widest(network: Callable[[list[int]], dict[str, Any]], proportions: Sequence
 
 
 def _largest(fits: Callable[[int], bool], least: int = 1) -> int:
-    """The largest number that fits, where all smaller ones do too; ``least`` is taken to fit."""
+    """The largest number that fits, if all smaller ones do; ``least`` is assumed to fit."""
     low, high = least, least + 1
     while fits(high):
         low, high = high, 2 * high
@@ -58,7 +58,7 @@ def _build(network: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _made(value: Any) -> Any:
-    """An argument, which may be an object that is given by its class."""
+    """An argument, built if it is described by its class."""
     if isinstance(value, Mapping) and "class_path" in value:
         return named(value["class_path"])(**value.get("init_args", {}))
     return value

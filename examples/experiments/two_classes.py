@@ -10,7 +10,7 @@ import torch
 from escnn_attention.training.data import CIFAR10
 from escnn_attention.training.data.images.batches import ImagesInMemory
 
-_MORE = 7  # times as many images are read as are wanted: of ten, two count
+_MORE = 7  # times as many images are read as needed: two of ten classes count
 
 
 class AirplanesAndCars(CIFAR10):

@@ -46,13 +46,13 @@ def table2(
         bool,
         typer.Option(
             "--stand-in",
-            help="With --data pcam --small: two classes of CIFAR-10 in place of PatchCamelyon, which is 8 GB; nothing "
-            "of the paper is compared with them.",
+            help="With --data pcam --small: two classes of CIFAR-10 instead of PatchCamelyon, which is 8 GB; not "
+            "comparable with the paper.",
         ),
     ] = False,
     **training: Any,
 ) -> None:
-    """Table 2: discretisations of the group, beside convolutional twins and hybrids of as many parameters."""
+    """Table 2: discretisations of the group, beside convolutional twins and hybrids with as many parameters."""
     if stand_in and (data is not Data.pcam or not small):
         raise typer.BadParameter("is for --data pcam --small only", param_hint="--stand-in")
     runs = tables.table_2(data.value, small, stand_in)
@@ -62,7 +62,7 @@ def table2(
 
 @app.command()
 def figure1(out: Out = _OUT) -> None:
-    """Figure 1: what rotations of the input do to the feature maps of a network."""
+    """Figure 1: the effect of rotations of the input on the feature maps of a network."""
     from examples.gsa_nets.figures import draw_feature_maps
 
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def figure1(out: Out = _OUT) -> None:
 
 @app.command()
 def figure2(out: Out = _OUT) -> None:
-    """Figure 2: steerability of attention, against convolution kernels that are interpolated."""
+    """Figure 2: steerability of attention and of interpolated convolution kernels."""
     from examples.gsa_nets.figures import draw_steerability
 
     out.mkdir(parents=True, exist_ok=True)

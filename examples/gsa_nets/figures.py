@@ -49,7 +49,7 @@ def draw_curves(path: Path, runs: Sequence[Run], results: Sequence[Sequence[dict
 def draw_feature_maps(path: Path) -> None:
     """Figure 1: a digit rotated by the elements of C4, and the feature maps of a GSA-Net after each stage.
 
-    The weights are random: equivariance holds before training as it does after.
+    The weights are random: equivariance does not depend on training.
     """
     torch.manual_seed(0)
     network = GSANet.rotmnist(gspaces.rot2dOnR2(4), num_heads=4).eval()
@@ -70,7 +70,7 @@ _SAMPLES = 24  # images, each with a kernel of its own
 
 
 def draw_steerability(path: Path) -> None:
-    """Figure 2: a convolution kernel and a positional encoding rotated by fine angles, and the error that it makes."""
+    """Figure 2: a convolution kernel and a positional encoding rotated by fine angles, and their errors."""
     angles, convolution, smooth, attention = steerability_errors()
     figure = Figure(figsize=(10, 6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(1.25, 1))
@@ -108,13 +108,12 @@ def draw_steerability(path: Path) -> None:
 
 
 def steerability_errors() -> tuple[list[int], list[float], list[float], list[float]]:
-    """How far the response in the centre changes when image and pose are rotated together.
+    """The change of the response in the centre when image and pose are rotated together.
 
-    Smooth images, given by a formula and sampled anew at every angle, so that no image is interpolated; a convolution
-    kernel of random weights, rotated by bilinear interpolation; one that is as smooth as an encoding, a channel of it,
-    rotated in the same way; and a lifting self-attention layer with random weights, on the same disc of pixels. The
-    error is relative to the standard deviation of the response over the angles at which the pose is rotated alone; the
-    median over the samples.
+    Smooth images are evaluated from a formula at every angle, without interpolation. Compared are a convolution kernel
+    of random weights, rotated by bilinear interpolation; a channel of an encoding as a kernel, rotated in the same way;
+    and a lifting self-attention layer with random weights, on the same disc of pixels. The error is relative to the
+    standard deviation of the response when the pose alone is rotated; the median over the samples.
 
     Returns:
         the angles in degrees, and the errors of the two convolutions and of the attention.
@@ -143,7 +142,7 @@ def _errors(samples: Sequence[np.ndarray]) -> list[float]:
         followed = np.stack([np.roll(r, -s, axis=0) for s, r in enumerate(responses)])
         changes.append(((followed - followed[0]) ** 2).mean((1, 2)))
         variances.append(followed[0].var(0).mean())
-    # Layers differ in how large their responses are; each counts as much as any other.
+    # Relative to the size of the response of each layer, so that all count equally.
     return list(np.sqrt(np.median(np.stack(changes) / np.array(variances)[:, None], axis=0)))
 
 
@@ -156,7 +155,7 @@ def _blobs(seed: int) -> Any:
     def image(theta: float) -> np.ndarray:
         x, y = np.meshgrid(axis, -axis)
         c, s = np.cos(theta), np.sin(theta)
-        u, v = c * x + s * y, -s * x + c * y  # what is seen here was there before the rotation
+        u, v = c * x + s * y, -s * x + c * y  # the position before the rotation
         return sum(
             w * np.exp(-((u - a) ** 2 + (v - b) ** 2) / (2 * 1.3**2))
             for w, (a, b) in zip(weights, centres, strict=True)
@@ -188,7 +187,7 @@ def _layer(seed: int) -> LiftingSelfAttention:
 
 
 def _encoding(seed: int) -> Any:
-    """One channel of the encoding of such a layer, on the pixels, as a pose sees it."""
+    """One channel of the encoding of such a layer on the pixels, in the frame of a pose."""
     encoding = _layer(seed).plain.encoding
     axis = np.arange(-_RADIUS, _RADIUS + 1) / _RADIUS
     x, y = np.meshgrid(axis, -axis)

@@ -39,7 +39,7 @@ _TWINS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # Their widths, in the proportions 1:1, 1:2:2 and 1:2:4:4 but for the last: the largest with at most as many parameters
-# as the attention network without rotations. To find them takes minutes for large networks, so here they are.
+# as the attention network without rotations. Finding them takes minutes for large networks, so they are listed.
 _WIDTHS: dict[tuple[str, str], dict[str, list[int]]] = {
     ("rotmnist", "convolution"): {
         "Z2": [37, 38],
@@ -64,7 +64,7 @@ _WIDTHS: dict[tuple[str, str], dict[str, list[int]]] = {
     ("cifar10", "convolution"): {"Z2": [182, 364, 364], "Z2M": [128, 256, 260]},
     ("cifar10", "hybrid"): {"Z2": [163, 326, 328], "Z2M": [118, 236, 236]},
 }
-# A pair that is not held to the size of the paper's networks: what steerable CNNs can do here, and a hybrid as large.
+# A larger pair than the paper's networks: a steerable CNN, and a hybrid of the same size.
 _LARGE: dict[str, dict[str, Any]] = {
     "convolution": {"convolutions": [2, 2, 2], "attention": [0, 0, 0]},
     "hybrid": {"convolutions": [2, 2, 0], "attention": [0, 0, 2], "kernel_size": 7, "num_heads": 4},
@@ -142,7 +142,7 @@ _SMALL_WIDTHS: dict[str, dict[str, list[int]]] = {
 def table_1(small: bool) -> list[Run]:
     """Accuracy against the size of the neighbourhood (R4, rotated MNIST), beside the R4 twins of Table 2.
 
-    Figure 3 is their curves.
+    Figure 3 shows their curves.
     """
     attention = [
         Run(
@@ -162,13 +162,13 @@ def table_1(small: bool) -> list[Run]:
 def table_2(data: str, small: bool, stand_in: bool = False) -> list[Run]:
     """Classification: every discretisation of the paper, convolutional twins, and hybrids.
 
-    The twins have about as many parameters as the attention network. In full, rotated MNIST has a larger pair, too.
+    The twins have about as many parameters as the attention network. The full version has a larger pair on rotated
+    MNIST.
 
     Args:
         data: the data set.
         small: the small version.
-        stand_in: in the small version of PatchCamelyon, two classes of CIFAR-10 in its place, for which the paper has
-            no numbers.
+        stand_in: use two classes of CIFAR-10 in the small version of PatchCamelyon; the paper has no numbers for them.
     """
     runs = [
         Run(f"{group} SA", _base(data, group), _small(data, group, "attention") if small else {}, group, published)
@@ -199,7 +199,7 @@ def _twins(data: str, small: bool, groups: Sequence[str]) -> list[Run]:
 
 
 def _large() -> list[Run]:
-    """A steerable CNN and a hybrid of some ten times as many parameters."""
+    """A steerable CNN and a hybrid with about ten times as many parameters."""
     return [
         Run(
             f"R8 {label}, large",
@@ -214,9 +214,9 @@ def _large() -> list[Run]:
 
 
 def _small(data: str, group: str, kind: str, window: int | None = 5) -> dict[str, Any]:
-    """A small run; its windows are so wide, or its blocks see everything."""
+    """A small run with a given window, or with global attention in its blocks."""
     name = {"rotmnist": "HalfRotMNIST", "cifar10": "HalfCIFAR10", "pcam": "HalfPatchCamelyon"}[data]
-    # Rotated digits may be rotated again, photographs stand upright.
+    # Rotated digits may be rotated again; photographs are upright.
     more = {f"{DATA}.rotate_train": 360.0, "trainer.max_epochs": 15} if data == "rotmnist" else {}
     windows = {"stem_kernel": window, "kernel_size": window} if window else _SMALL_GLOBAL
     outline = _SMALL_OUTLINES[kind] | (windows if kind == "attention" else {})

@@ -16,7 +16,7 @@ _OUT = Path("runs/point_clouds")
 
 
 class Solver(str, Enum):
-    """What gives the trajectories of the springs."""
+    """The source of the trajectories of the springs."""
 
     exact = "exact"
     DOP853 = "DOP853"
@@ -36,20 +36,20 @@ def springs(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that integrated trajectories are kept in; not for exact ones, which are kept nowhere.",
+            help="Folder of integrated trajectories; exact ones are not stored.",
             show_default="$ESCNN_ATTENTION_DATA",
         ),
     ] = None,
     solver: Annotated[
         Solver | None,
         typer.Option(
-            help="Of the equations of motion: exact, by eigenvectors; DOP853, scipy's integrator; rk4, as published.",
+            help="Solver: exact, by eigenvectors; DOP853, scipy's integrator; rk4, as published.",
             show_default="rk4, exact with --small",
         ),
     ] = None,
     **training: Any,
 ) -> None:
-    """Learn the potential of six bodies from their motion: errors of roll-outs, and the energy."""
+    """Learn the potential of six bodies from their motion: errors and energy of roll-outs."""
     changes = {} if solver is None else {"solver": solver.value}
     _run("springs", out, small, data_dir, training, changes)
 
@@ -64,18 +64,16 @@ def qm9(small: Small = False, out: Out = _OUT, data_dir: Folder = None, **traini
 def shapes(
     small: Small = False,
     modelnet40: Annotated[
-        bool, typer.Option("--modelnet40", help="The 40 kinds of things of ModelNet40 in place of ten solids.")
+        bool, typer.Option("--modelnet40", help="The 40 classes of ModelNet40 instead of ten solids.")
     ] = False,
     out: Out = _OUT,
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of ModelNet40; not for the solids, which are made.", show_default="$ESCNN_ATTENTION_DATA"
-        ),
+        typer.Option(help="Folder of ModelNet40; the solids are generated.", show_default="$ESCNN_ATTENTION_DATA"),
     ] = None,
     **training: Any,
 ) -> None:
-    """Classify shapes that stand upright in training, and lie anyhow in the test."""
+    """Classify shapes that are upright in training, on upright and on rotated test clouds."""
     _run("modelnet40" if modelnet40 else "shapes", out, small, data_dir, training)
 
 
@@ -87,7 +85,7 @@ def _run(
     training: dict[str, Any],
     data: dict[str, Any] | None = None,
 ) -> None:
-    # Imported late: --help and mistakes in the options are answered at once.
+    # Imported late, so that --help and errors in the options are fast.
     from escnn_attention.training.errors import UserError
     from examples.point_clouds.report import run_all
 

@@ -14,7 +14,7 @@ _COLORS = ("#0072b2", "#009e73", "#d55e00")
 
 
 def draw_rollouts(path: Path, runs: Sequence[Run], results: Sequence[dict[str, Any]]) -> None:
-    """The error of positions and momenta along a roll-out, and what becomes of the true energy."""
+    """The error of positions and momenta along a roll-out, and the change of the true energy."""
     figure = Figure(figsize=(7.6, 3.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     for run, result, color in zip(runs, results, _COLORS, strict=False):

@@ -1,4 +1,4 @@
-"""Training and testing a run, on test clouds as they are and rotated at random, and what is measured beyond that."""
+"""Train and test a run, on test clouds as they are and rotated, and further measurements."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from examples.experiments.runs import DATA, Run, execute, named
 
 ROTATED = "rotated"
 _FRAMES = 100
-_MOLECULES = 1000  # which give the mean to a few percent: in float64, which is slow on many GPUs, all take hours
+_MOLECULES = 1000  # enough for the mean to a few percent; all take hours in float64, which is slow on many GPUs
 
 
 def execute_and_rotate(run: Run, folder: Path, more: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Train and test; test again on rotated clouds.
 
     Returns:
-        what ``escnn-attention test`` writes, with the same of the rotated clouds under ``"rotated"``.
+        the content of ``test.json``, with that of the rotated clouds under ``"rotated"``.
     """
     result = execute(run, folder, more, seed)
     own = folder / f"{run.name}-{seed}"
@@ -52,7 +52,7 @@ def execute_and_rotate(run: Run, folder: Path, more: Mapping[str, Any], seed: in
 
 
 def once(file: Path, weights: str, measure: Any) -> Any:
-    """What ``measure()`` found for a network with these weights, kept in a file."""
+    """The result of ``measure()`` for a network with these weights, cached in a file."""
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["weights_sha256"] == weights:
@@ -67,7 +67,7 @@ def data_of(result: Mapping[str, Any], data_dir: Path | None = None, **changes: 
     """The data module of a result, set up to test.
 
     Args:
-        result: what ``escnn-attention test`` writes, which leaves out the folders of a machine.
+        result: the content of ``test.json``, which omits the folders of a machine.
         data_dir: the folder of the data set; by default what the environment says.
         **changes: other arguments than those of the result.
     """
@@ -82,7 +82,7 @@ def data_of(result: Mapping[str, Any], data_dir: Path | None = None, **changes: 
 
 
 def device_of(accelerator: str) -> torch.device:
-    """The device that Lightning takes for an accelerator."""
+    """The device of a Lightning accelerator."""
     with quiet_lightning():
         trainer = pl.Trainer(accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False)
     return trainer.strategy.root_device
@@ -96,10 +96,11 @@ def on_device(clouds: Clouds, device: torch.device) -> Clouds:
 def rollout_errors(
     folder: Path, result: Mapping[str, Any], *, data_dir: Path | None = None, accelerator: str = "cpu"
 ) -> dict[str, list[float]]:
-    """Of trajectories of 100 frames: by frame, the mean square error, and how far the true energy is from the first.
+    """The mean square error and the change of the true energy by frame, of trajectories of 100 frames.
 
-    The energy is that of the true potential, at the positions and momenta that the network predicts, relative to that
-    of the first frame: the median over systems of the absolute value, as a few with little energy decide a mean.
+    The energy is that of the true potential at the predicted positions and momenta, relative to that of the first
+    frame: the median over systems of the absolute value, because a few systems with little energy would dominate a
+    mean.
 
     Args:
         folder: of the network.
@@ -136,11 +137,10 @@ def tensor_equivariance(
     data_dir: Path | None = None,
     accelerator: str = "cpu",
 ) -> dict[str, float]:
-    """How far a tensor is from rotating with its molecule: |T(Rx) − R T(x) Rᵀ| / |T(x)|, the mean over molecules.
+    """The equivariance error of tensors: |T(Rx) − R T(x) Rᵀ| / |T(x)|, the mean over molecules.
 
-    Of the first 1,000 test molecules at most; under ``"molecules"`` is how many they were. Under ``"group"`` for
-    elements of the fiber group of ``gspace``, under ``"random"`` for uniform rotations; in float64, in the units of
-    the data.
+    Measured on at most 1,000 test molecules, whose number is under ``"molecules"``, in float64 and in the units of the
+    data. ``"group"`` is for elements of the fiber group of ``gspace``, ``"random"`` for uniform rotations.
 
     Args:
         folder: of the network.
@@ -151,7 +151,7 @@ def tensor_equivariance(
     """
     device = device_of(accelerator)
     if device.type == "mps":
-        device = torch.device("cpu")  # the other has no float64
+        device = torch.device("cpu")  # MPS has no float64
     network = load_network(folder).double().to(device)
     assert isinstance(network, PointTransformer)
     limit = result["tested"]["configuration"]["data"]["init_args"].get("limit_test")

@@ -1,4 +1,4 @@
-"""Runs one after another, and their table: as JSON with everything it depends on, for the documentation, on screen."""
+"""Run the experiments of a command, and write their table as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -42,19 +42,18 @@ def run_all(
 ) -> None:
     """Train and test everything of a command with every seed; the tables are written after each run.
 
-    What is measured beyond the test may fail without an end to the other runs, and is measured when the command is
-    started again.
+    If a further measurement fails, the other runs continue; running the command again repeats it.
 
     Args:
         name: of the experiments.
-        out: the folder for everything that is written.
+        out: the folder for all output.
         small: few clouds and epochs, narrow networks.
-        data_dir: the folder of the data set; by default what the environment says.
-        epochs: in place of those of the configurations.
+        data_dir: the folder of the data set; by default that of the environment.
+        epochs: replace those of the configurations.
         seed: of everything, the first of the seeds. If it is not 0 the files are marked with the seeds.
-        seeds: how many there are, one after the other.
-        accelerator: as Lightning's.
-        data: other arguments of the data modules than those of the configurations.
+        seeds: their number.
+        accelerator: Lightning's.
+        data: changed arguments of the data modules.
 
     Raises:
         UserError: ``data_dir`` is given and the data is in no files; a training or a measurement failed.
@@ -86,7 +85,7 @@ def run_all(
             own = folder / f"{run.name}-{number}"
             try:
                 result.update(_more(experiment, runs[0], own, result, data_dir, accelerator))
-            except Exception:  # whatever it was, hours of training are worth their line of the table
+            except Exception:  # any failure: the trained networks must still appear in the table
                 console.print_exception()
                 failed.append(label)
             done = [pair for pair in zip(runs, results, strict=True) if pair[1]]
@@ -114,7 +113,7 @@ def _more(
     data_dir: Path | None,
     accelerator: str,
 ) -> dict[str, Any]:
-    """What is measured of one experiment only."""
+    """Measurements of single experiments."""
     weights = result["weights_sha256"]
     where: dict[str, Any] = {"data_dir": data_dir, "accelerator": accelerator}
     if experiment.name == "springs":
@@ -128,7 +127,7 @@ def _more(
 
 
 def _gspace(described: Mapping[str, Any]) -> GSpace:
-    """As a configuration describes it."""
+    """The gspace of a configuration."""
     space: GSpace = named(described["class_path"])(**described.get("init_args", {}))
     return space
 
@@ -138,7 +137,7 @@ Done = Sequence[tuple[Run, Sequence[dict[str, Any]]]]
 
 
 def markdown(experiment: Experiment, done: Done, caption: str | None = None) -> str:
-    """The table for the documentation, with what it was measured on: means over the seeds."""
+    """The table for the documentation, with means over the seeds, clouds, hardware and versions."""
     columns = _columns(experiment)
     found = done[0][1]
     versions, hardware = found[0]["trained"]["versions"], found[0]["trained"]["hardware"]
@@ -191,7 +190,7 @@ def _cells(experiment: Experiment, run: Run, results: Sequence[dict[str, Any]]) 
 
 
 def _spread(values: Sequence[float], percent: bool = False) -> str:
-    """The mean, and where there are several the standard error."""
+    """The mean, and for several values the standard error."""
     mean, error = mean_error([100 * value for value in values] if percent else values)
     digits = ".1f" if percent else ".3f" if 0.01 <= abs(mean) < 1000 else ".1e"
     return f"{mean:{digits}}" if len(values) == 1 else f"{mean:{digits}} ± {error:{digits}}"

@@ -1,4 +1,4 @@
-"""What is trained for each experiment: configurations, twins, small versions, and the published figures."""
+"""The experiments: configurations, twins, small versions, and the published figures."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Experiment:
     Attributes:
         name: of the table.
         base: its configuration.
-        group: of the equivariant networks, for people.
-        measures: what is compared: names in ``test.json``, and for people; a part of one is given in percent.
+        group: the displayed group of the equivariant networks.
+        measures: compared quantities: names in ``test.json`` and displayed names; fractions are given in percent.
         small: changes of the small version.
         dim: of the points.
         variants: networks beside the equivariant one: changes by their labels.
         changes: of all versions.
-        network: where in the configuration the transformer is described.
-        published: what the LieTransformer's authors report, for the text of the table.
+        network: the place of the transformer in the configuration.
+        published: results of the LieTransformer's authors, for the text of the table.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Experiment:
         ]
 
     def keeps_files(self, small: bool, more: Mapping[str, Any]) -> bool:
-        """Whether the data is published, or takes long enough to make to be kept: whether there is a folder of it."""
+        """Whether the data has a folder: it is published, or takes long to generate."""
         changes = {**self.changes, **(self.small if small else {}), **more}
         data = Run("", _CONFIGURATIONS / f"{self.base}.yaml", changes).configuration()["data"]
         if data["class_path"] == _SPRINGS_DATA:
@@ -104,10 +104,10 @@ def _at(config: Any, path: str) -> Any:
 
 
 SMALL = "few clouds, few epochs, narrow networks: not the published protocol, and far from what the networks can do"
-"""What the small versions are."""
+"""The description of the small versions."""
 
-# A head that sees few numbers of few fields learns slowly: they are widened before they are pooled. In scalars and
-# vectors there are few angles, so that rotations between those of the group change little.
+# A head on few fields learns slowly, so fields are widened before pooling. Scalars and vectors have low frequencies, so
+# that they change little under rotations between those of the group.
 _WIDE_HEAD: dict[str, Any] = {
     "model.optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.005, "weight_decay": 0.01}},
     "model.schedule": "one-cycle",

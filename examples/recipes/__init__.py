@@ -1,1 +1,1 @@
-"""Recipes that train, and what they give, beside twins of steerable convolutions."""
+"""Training recipes and their results, beside twins of steerable convolutions."""

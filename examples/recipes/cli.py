@@ -21,7 +21,7 @@ _ATTENTIVE = ("hybrid-rotmnist", "gsa-net-rotmnist", "hybrid-digits", "gsa-net-d
 
 
 class Network(str, Enum):
-    """The networks whose recipes are taken apart."""
+    """The networks of the ablations."""
 
     steerable = "steerable"
     hybrid = "hybrid"
@@ -32,11 +32,11 @@ class Network(str, Enum):
 def rotmnist(
     out: Out = _OUT,
     full_train: Annotated[
-        bool, typer.Option("--full-train", help="Train on the validation images, too; no figure.")
+        bool, typer.Option("--full-train", help="Train on the validation images too; no figure.")
     ] = False,
     **training: Any,
 ) -> None:
-    """Rotated MNIST, a table and a figure: what attention adds to steerable convolutions, and what it does alone."""
+    """Rotated MNIST: steerable convolutions, hybrid and attention alone, as a table and a figure."""
     from examples.recipes.figures import draw_accuracies
 
     if full_train:
@@ -49,7 +49,7 @@ def rotmnist(
 
 @training_command(app)
 def short(out: Out = _OUT, **training: Any) -> None:
-    """Rotated MNIST in five epochs, with half of the parameters: what attention adds where little is trained."""
+    """Rotated MNIST in five epochs with half of the parameters."""
     execute_all("rotmnist-short", tables.short(), out, **training)
 
 
@@ -63,7 +63,7 @@ def ablations(
     limit_train: Annotated[int | None, typer.Option(min=1, help="Train on the first so many digits.")] = None,
     limit_test: Annotated[int | None, typer.Option(min=1, help="Test on the first so many digits.")] = None,
 ) -> None:
-    """What each part of a recipe is worth, on handwritten digits: some forty minutes on one core."""
+    """Change one part of a recipe at a time, on handwritten digits: about forty minutes on one core."""
     from examples.recipes.ablations import measure
 
     names = [network.value for network in networks or Network]
@@ -76,9 +76,9 @@ def heads(
         list[str] | None, typer.Argument(help="Networks that have weights.", show_default=", ".join(_ATTENTIVE))
     ] = None,
     out: Out = _OUT / "heads",
-    images: Annotated[int, typer.Option(min=1, help="How many test images are looked at.")] = 32,
+    images: Annotated[int, typer.Option(min=1, help="Number of test images.")] = 32,
 ) -> None:
-    """How many of its keys each head looks at, before training and after it: the exponential of its entropy."""
+    """The effective number of keys of each head before and after training: the exponential of its entropy."""
     from examples.recipes.heads import measure
 
     Console(soft_wrap=True).print(measure(out, names or list(_ATTENTIVE), images), highlight=False, markup=False)

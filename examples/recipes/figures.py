@@ -1,4 +1,4 @@
-"""The figure of rotated MNIST: what attention buys, against time and parameters."""
+"""The figure of rotated MNIST: accuracy against time and parameters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PUBLISHED = {
 
 
 def draw_accuracies(path: Path, runs: Sequence[Run], results: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-    """Accuracy while training, and in the end: means over the seeds, with bands and bars of a standard error.
+    """Accuracy during and after training: means over the seeds, with standard errors.
 
-    A minute is one of an undisturbed machine: epochs are counted with the time of the quickest of them.
+    Minutes are those of an idle machine: every epoch counts with the time of the fastest one.
 
     Args:
         path: of the image.

@@ -1,4 +1,4 @@
-"""How many of its keys a head looks at, before training and after it."""
+"""The effective number of keys of a head before and after training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUERIES = 3
 
 
 def numbers_of_keys(maps: Tensor) -> Tensor:
-    r"""The number of keys that a head looks at, :math:`\exp(\text{mean entropy})`: 1 for a single one.
+    r"""The effective number of keys of a head, :math:`\exp(\text{mean entropy})`: 1 for a single key.
 
     Args:
         maps: ``(B, heads, ..., P, *space)``, probabilities over the last three axes.
@@ -37,7 +37,7 @@ def numbers_of_keys(maps: Tensor) -> Tensor:
 
 
 def looked_at(network: torch.nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """The numbers of keys of each attention layer, by its name, for some images."""
+    """The effective numbers of keys of each attention layer, by name, for some images."""
     found: dict[str, Tensor] = {}
 
     def note(name: str) -> Callable[[EquivariantModule, tuple[Any, ...]], None]:
@@ -66,12 +66,12 @@ def _maps(layer: EquivariantModule, x: GeometricTensor) -> Tensor:
 
 
 def measure(out: Path, names: list[str], count: int) -> str:
-    """The table of some networks of the package, with random weights and with their trained ones.
+    """The table of networks of the package, with random and with trained weights.
 
     Args:
         out: the folder of ``heads.md``.
         names: of networks that have weights.
-        count: how many test images are looked at.
+        count: the number of test images.
     """
     lines = ["| network | layer | untrained | trained |", "|---|---|---|---|"]
     for name in names:

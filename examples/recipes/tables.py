@@ -1,4 +1,4 @@
-"""What is trained: the configuration files beside this one."""
+"""The runs, from the configuration files beside this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEERABLE, _HYBRID, _GSA_NET, _GSA_NET_R8 = (
 
 
 def rotmnist(*, full_train: bool = False) -> list[Run]:
-    """Rotated MNIST: steerable convolutions, a hybrid of as many parameters, and attention alone, for two groups.
+    """Rotated MNIST: steerable convolutions, a hybrid with as many parameters, and attention alone, for two groups.
 
     Args:
         full_train: train on the validation images as well; the last epoch counts.
