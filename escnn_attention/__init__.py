@@ -4,13 +4,13 @@ from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
-# An exported network is loaded where escnn need not be installed; all else needs it.
+# Exported networks load without escnn; everything else needs it.
 if find_spec("escnn") is not None:
     from escnn_attention._escnn import compat
 
     compat.apply()
 
-    import escnn as escnn  # ``from escnn_attention import escnn`` needs no order of imports
+    import escnn as escnn  # so that ``from escnn_attention import escnn`` works in any order of imports
 
     from escnn_attention._escnn import buffers, pickling, trees
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The tests that need a GPU and all benchmarks on it, in one go:
+# The tests that need a GPU and all benchmarks on it:
 #     examples/benchmarks/on_gpu.sh OUT [--minutes N] [--g-selfatt DIR] [--gevit DIR] [--platonic DIR] [--att-gconvs DIR] \
 #         [--lie-transformer DIR]
-# Everything is written below OUT. It goes on after a failure, and its exit status tells of it. With --minutes it ends after
-# about so many: the tests get a third, and every command what is left; those that did not finish are named.
+# Output goes to OUT. It continues after a failure and exits with a non-zero status. With --minutes it ends after about so
+# many: the tests get a third, and every command the rest; unfinished commands are named.
 set -uo pipefail
 out=$(realpath -m "${1:?OUT: the folder for the results}")
 shift
@@ -17,7 +17,7 @@ mkdir -p "$out"
 cd "$(dirname "$0")/../.."
 failed=0
 
-# Runs a command for at most so many seconds, or until it ends without --minutes; its output goes to a file, too.
+# Runs a command for at most so many seconds, or without a limit; its output goes to a file too.
 run() {
     local most=$1 log=$2
     shift 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All experiments of GSA-Nets as in the paper, on a GPU, in one go:
+# All experiments of GSA-Nets as in the paper, on a GPU:
 #     examples/gsa_nets/on_gpu.sh OUT [options of the commands, for instance --data-dir DIR --seeds 3]
-# It goes on after a failure, and its exit status tells of it. Started again, it goes on where it was stopped.
+# It continues after a failure and exits with a non-zero status. Running it again resumes.
 set -uo pipefail
 out=$(realpath -m "${1:?OUT: the folder for the results}")
 shift

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All experiments on point clouds with the published sizes, on a GPU, in one go:
+# All experiments on point clouds with the published sizes, on a GPU:
 #     ESCNN_ATTENTION_DATA=DATA examples/point_clouds/on_gpu.sh OUT [options of all commands, for instance --seed 1]
-# DATA: the folder with qm9.npz; without it the published files are downloaded, which lack the polarizability tensor.
-# It goes on after a failure, and its exit status tells of it. Started again, it goes on where it was stopped.
+# DATA: the folder with qm9.npz; otherwise the published files are downloaded, which lack the polarizability tensor.
+# It continues after a failure and exits with a non-zero status. Running it again resumes.
 set -uo pipefail
 out=$(realpath -m "${1:?OUT: the folder for the results}")
 shift
