@@ -35,6 +35,7 @@ if find_spec("escnn") is not None:
     from escnn_attention.geometry.relations import LiftedMotion, LogMotion, LogPolar, Offset, Pair, Relation
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
+    from escnn_attention.groups.sequences import sequence_space, space_time
     from escnn_attention.groups.tetrahedral import tetraOnR3
     from escnn_attention.nn import (
         GELU,
@@ -51,6 +52,7 @@ if find_spec("escnn") is not None:
         FieldBatchNorm,
         FieldLayerNorm,
         FieldLinear,
+        FrameLift,
         GroupSelfAttention,
         HalvingPool,
         LayerScale,
@@ -113,6 +115,7 @@ __all__ = [
     "FieldLayerNorm",
     "FieldLinear",
     "FourierEncoding",
+    "FrameLift",
     "GroupSelfAttention",
     "HalvingPool",
     "LayerScale",
@@ -158,6 +161,8 @@ __all__ = [
     "complete_basis",
     "equivariance_report",
     "fit_kernel",
+    "sequence_space",
+    "space_time",
     "summary",
     "tetraOnR3",
     "working_memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from escnn.gspaces import GSpace2D, GSpace3D
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv, R3Conv
 from scipy.ndimage import gaussian_filter
 
@@ -12,8 +13,8 @@ __all__ = ["convolution_beside", "features_on_grid", "features_on_points"]
 def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | None:
     """A convolution of escnn on features of a grid, ``R2Conv`` or ``R3Conv`` with random weights, in float64.
 
-    It takes the whole type of the features to one field of each of its representations. On no plane and in no space
-    there is none.
+    It takes the whole type of the features to one field of each of its representations. None outside the plane and
+    space.
 
     Example:
         >>> import torch
@@ -24,14 +25,14 @@ def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | Non
         >>> convolution_beside(image(torch.randn(1, 3, 9, 9)), seed=0).out_type.size
         1
     """
-    kinds = {2: R2Conv, 3: R3Conv}
     space = x.type.gspace
-    if space.dimensionality not in kinds:
+    if not isinstance(space, (GSpace2D, GSpace3D)):
         return None
+    kind = R2Conv if isinstance(space, GSpace2D) else R3Conv
     out_type = FieldType(space, list(dict.fromkeys(x.type.representations)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        convolution: EquivariantModule = kinds[space.dimensionality](x.type, out_type, 3, padding=1, bias=False)
+        convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False)
     return convolution.to(x.tensor.device).double().eval()
 
 

@@ -9,6 +9,7 @@ from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
 from escnn_attention.nn.feature_attention import AttentionMaps, FeatureAttention
+from escnn_attention.nn.frame_lift import FrameLift
 from escnn_attention.nn.kernels import complete_basis, fit_kernel
 from escnn_attention.nn.layer_norm import FieldLayerNorm
 from escnn_attention.nn.patch_embedding import PatchEmbedding
@@ -43,6 +44,7 @@ __all__ = [
     "FieldBatchNorm",
     "FieldLayerNorm",
     "FieldLinear",
+    "FrameLift",
     "GroupSelfAttention",
     "HalvingPool",
     "LayerScale",

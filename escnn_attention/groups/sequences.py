@@ -1,0 +1,113 @@
+"""Gspaces with an axis of time, or of the places of a sequence, on which the group does not act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from escnn.group import Group, Representation, directsum
+from escnn.gspaces import GSpace, no_base_space
+
+__all__ = ["SpaceTime", "sequence_space", "space_time"]
+
+
+class SpaceTime(GSpace):
+    r"""A gspace with one further axis on which the fiber group acts as the identity: :math:`g\,(x, t) = (g x, t)`.
+
+    Args:
+        base: the gspace of images or volumes, or one without a base space.
+
+    Attributes:
+        base: the gspace without the axis.
+    """
+
+    def __init__(self, base: GSpace) -> None:
+        self.base = base
+        group: Group = base.fibergroup
+        spatial = [base.basespace_action] if base.dimensionality else []
+        self._action = directsum([*spatial, group.trivial_representation], name=f"{base.name}_and_time")
+        super().__init__(group, base.dimensionality + 1, f"{base.name}_and_time")
+
+    @property
+    def basespace_action(self) -> Representation:
+        """The action on :math:`(x, t)`: that on the space, and the identity on time."""
+        return self._action
+
+    def restrict(self, id: Any) -> tuple[SpaceTime, Callable[[Any], Any], Callable[[Any], Any]]:
+        """The gspace of a subgroup, with the maps of its elements to the group and back, as in escnn.
+
+        Args:
+            id: the identifier of the subgroup, as ``base.restrict`` takes it.
+        """
+        base, to_group, to_subgroup = self.base.restrict(id)
+        return SpaceTime(base), to_group, to_subgroup
+
+    def _basis_generator(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"escnn has no steerable kernels on {self.name}; attention needs none")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpaceTime) and bool(self.base == other.base)
+
+    def __hash__(self) -> int:
+        return hash((SpaceTime, self.base))
+
+    def __reduce__(self) -> Any:
+        return SpaceTime, (self.base,)
+
+
+def sequence_space(group: Group) -> SpaceTime:
+    r"""The gspace of sequences of features: ``(B, size, T)``, where the group acts on features and not on the axis.
+
+    .. math:: (g f)(t) = \rho(g)\, f(t)
+
+    Every layer, norm, block and report of this package works over it. Attention with ``encoding="none"`` treats the
+    tokens as a set; the other encodings see how far tokens lie apart; ``kernel_size`` is a number of tokens.
+
+    Args:
+        group: the fiber group, a group of escnn.
+
+    Raises:
+        TypeError: ``group`` is none of escnn's groups.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import TransformerBlock, sequence_space
+        >>> tokens = sequence_space(gspaces.rot2dOnR2(8).fibergroup)
+        >>> actions = nn.FieldType(tokens, [tokens.irrep(1), tokens.trivial_repr] + 4 * [tokens.regular_repr])
+        >>> block = TransformerBlock(actions, actions, num_heads=2, kernel_size=None)
+        >>> block(actions(torch.randn(5, actions.size, 16))).shape  # 5 sequences of 16 tokens
+        torch.Size([5, 35, 16])
+    """
+    if not isinstance(group, Group):
+        raise TypeError(f"group: got {group!r}, needed a group of escnn, such as gspaces.rot2dOnR2(8).fibergroup")
+    return SpaceTime(no_base_space(group))
+
+
+def space_time(gspace: GSpace) -> SpaceTime:
+    r"""The gspace of images or volumes over time: ``(B, size, T, *space)``.
+
+    .. math:: (g f)(x, t) = \rho(g)\, f(g^{-1} x, t)
+
+    Windows reach as far in time as in space.
+
+    Args:
+        gspace: that of a single image or volume.
+
+    Raises:
+        TypeError: ``gspace`` is no gspace.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from escnn_attention import GroupSelfAttention, space_time
+        >>> videos = space_time(gspaces.rot2dOnR2(4))
+        >>> frames = nn.FieldType(videos, 3 * [videos.trivial_repr])
+        >>> hidden = nn.FieldType(videos, 4 * [videos.regular_repr])
+        >>> layer = GroupSelfAttention(frames, hidden, num_heads=2, kernel_size=3)
+        >>> layer(frames(torch.randn(1, 3, 5, 8, 8))).shape  # 5 images of 8 x 8
+        torch.Size([1, 16, 5, 8, 8])
+    """
+    if not isinstance(gspace, GSpace):
+        raise TypeError(f"gspace: got {gspace!r}, needed a gspace of escnn")
+    return SpaceTime(gspace)
