@@ -49,7 +49,7 @@ class SpaceTime(GSpace):
         return isinstance(other, SpaceTime) and bool(self.base == other.base)
 
     def __hash__(self) -> int:
-        return hash((SpaceTime, self.base))
+        return hash((SpaceTime, self.name))
 
     def __reduce__(self) -> Any:
         return SpaceTime, (self.base,)

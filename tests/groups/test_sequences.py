@@ -63,7 +63,7 @@ def test_attention_over_sequences(name, encoding, kernel_size):
 @pytest.mark.parametrize("name", GROUPS)
 def test_blocks_and_norms_over_sequences(name):
     fields = fields_over(sequence_space(GROUPS[name]()))
-    for module in (TransformerBlock(fields, fields, 1, None, head_fields=2), FieldLayerNorm(fields)):
+    for module in (TransformerBlock(fields, fields, 1, None, norm="pre", head_fields=2), FieldLayerNorm(fields)):
         assert_equivariant(module, (2, fields.size, 6), tolerance=1e-12)
         x = torch.randn(2, fields.size, 6)
         torch.testing.assert_close(module.export()(x), module(fields(x)).tensor, rtol=1e-4, atol=1e-5)
