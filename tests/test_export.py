@@ -266,7 +266,7 @@ def test_compiled_packages_take_masks_and_edges(given, tmp_path):
     args, named = inputs(9, 20)
     shapes = {name: any_edges if name == "edge_index" else any_size for name in ("x", "coords", *named)}
     file = compile_package(layer, args, tmp_path / "layer.pt2", kwargs=named, dynamic_shapes=shapes)
-    assert b"attention_between_points_float" in file.read_bytes()
+    assert b"packaged_points_float" in file.read_bytes()
     run = torch._inductor.aoti_load_package(str(file))
     for number, edges in ((9, 20), (14, 41), (5, 7)):
         args, named = inputs(number, edges)

@@ -28,7 +28,7 @@ def no_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/nonexistent/compiler")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "library", build.library.__wrapped__)
-    monkeypatch.setattr(native._KERNEL, "_found", {})
+    monkeypatch.setattr(native.KERNEL, "_found", {})
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def of_points() -> tuple[Operator, NamedTuple]:
 
 def of_pairs() -> tuple[Operator, NamedTuple]:
     x, *weights = draw(rows=3)
-    return pair_mlp._operator, pair_mlp._Arguments(*weights, x)
+    return pair_mlp._operator, pair_mlp.Arguments(*weights, x)
 
 
 def of_responses() -> tuple[Operator, NamedTuple]:

@@ -126,7 +126,7 @@ def program_of(plain: nn.Module) -> ExportedProgram:
 
 
 def loops_of(program: ExportedProgram) -> int:
-    return times_written(program, "attention_on_grids")
+    return times_written(program, "packaged_grids")
 
 
 @pytest.mark.sampled(1)

@@ -28,7 +28,6 @@ __all__ = [
     "GridLoop",
     "empty_gradients",
     "empty_output",
-    "isolating_nonfinite",
     "steps_of",
     "why_not_a_table",
     "why_not_on_the_cpu",
@@ -195,34 +194,6 @@ def _plainly(call: Arguments) -> Tensor:
     grid = Grid(tuple(call.shape), window, device=call.q.device)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
     return portable.attention(Call(call.q, call.k, call.v, grid, bias, query, dropout=call.dropout))
-
-
-def isolating_nonfinite(
-    forward_pass: Callable[[Arguments], tuple[Tensor, Tensor]],
-) -> Callable[[Arguments], tuple[Tensor, Tensor]]:
-    """The pass, where a value that is not finite spoils the queries that see it and no others.
-
-    A masked key has the probability 0, and 0 · NaN is NaN. Whom a value reaches is what an attention of equal weights
-    brings something of it.
-    """
-
-    def guarded(call: Arguments) -> tuple[Tensor, Tensor]:
-        out, sums = forward_pass(call)
-        # Every key is seen by its own query at least, so that what is not finite leaves a trace.
-        if not call.kernel_size or math.isfinite(out.sum()):
-            return out, sums
-        finite = torch.isfinite(call.k).all(-1, keepdim=True) & torch.isfinite(call.v).all(-1, keepdim=True)
-        spoilt = 1 - finite.all(3, keepdim=True).to(call.q.dtype)
-        zero = torch.zeros_like(spoilt)
-        even = call._replace(
-            q=zero, k=zero, v=spoilt, spatial=None, pose=None, num_poses=1, sum_query_poses=False, dropout=0
-        )
-        reached = forward_pass(even)[0] > 0
-        k, v = (torch.where(finite, t, 0.0) for t in (call.k, call.v))
-        out, sums = forward_pass(call._replace(k=k, v=v))
-        return out.masked_fill(reached, torch.nan), sums
-
-    return guarded
 
 
 def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:

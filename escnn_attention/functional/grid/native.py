@@ -1,6 +1,6 @@
 r"""Attention on grids on the CPU, by a loop that is compiled for the machine.
 
-``attention.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
+``grids.cpp`` takes as many queries at a time as a vector of the processor has lanes through scores, softmax and the
 product with the values, so that no score leaves the cache; its backward pass makes them again. Windows, and global
 attention with a table of all offsets, go over the offsets; global attention with terms that factorise
 (:mod:`~escnn_attention.functional.grid.widen`) goes over the keys, queries and keys being widened by waves as they are
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +23,18 @@ from escnn_attention.functional.grid.kernel import (
     Arguments,
     GridLoop,
     empty_output,
-    isolating_nonfinite,
     steps_of,
     why_not_on_the_cpu,
     why_unsupported_grid,
 )
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.functional.native.build import FOLDER, Kernel, num_threads
-from escnn_attention.functional.native.fields import FIELDS
-from escnn_attention.functional.native.packaged import attention_on_grids
+from escnn_attention.functional.native.arguments import Array, num_threads
+from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.packaged import PackagedLoop
 from escnn_attention.geometry.cache import constant_result, constant_tables
 from escnn_attention.geometry.grid import Grid
 
-__all__ = ["NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
-
-_KERNEL = Kernel(FOLDER / "attention.cpp", "attention on grids", FIELDS["grids"])
-
-# Tables of which the loop gives the gradients in double precision.
-_TABLES = ("grad_spatial", "grad_pose", "grad_waves")
-# What only the other pass reads or fills.
-_NO_GRADIENTS = dict.fromkeys(("grad", "grad_q", "grad_k", "grad_v", "grad_amplitudes", *_TABLES))
+__all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
 NUMBERS_PER_CHUNK = 2**19
 """The numbers of an image that each thread has laid out at once. 2 MB in float32."""
@@ -54,6 +46,50 @@ _PARTS = 8
 
 
 _QUERY_GROUP = 4  # How many query poses share the loads of a key.
+
+
+class LoopArguments(NamedTuple):
+    """What the loop reads; C++ and its header follow from this list."""
+
+    q: Annotated[Tensor, Array("heads, images, positions, query_poses, channels", gradient="void")]
+    k: Annotated[Tensor, Array("heads, images, key_positions, key_poses, channels", gradient="void")]
+    v: Annotated[Tensor, Array("heads, images, key_positions, key_poses, channels", gradient="void")]
+    spatial: Annotated[Tensor | None, Array("spatial_heads, num_poses, offsets, channels", gradient="double")]
+    pose: Annotated[Tensor | None, Array("pose_heads, num_poses, key_poses, channels", gradient="double")]
+    waves: Annotated[
+        Tensor | None,
+        Array("wave_heads, num_poses, key_positions, num_waves", "cosines and sines", gradient="double"),
+    ]
+    amplitudes: Annotated[
+        Tensor | None, Array("heads, images, positions, query_poses, num_waves", "of the queries", gradient="void")
+    ]
+    shape: Annotated[Tensor, Array("dim", element="int64_t")]
+    steps: Annotated[Tensor, Array("offsets, dim", "in positions", element="int64_t")]
+    seed: Annotated[Tensor | None, Array("1", "of dropout", element="int64_t")]
+    num_poses: Annotated[int, "of the output"]
+    everything: Annotated[bool, "whether queries see all keys, without a table; the grid has one axis then"]
+    in_window: Annotated[bool, "whether queries see the keys of a window"]
+    pad: Annotated[int, "places of nothing after every row"]
+    rows: Annotated[int, "of a band"]
+    parts: Annotated[int, "of a batch, in each of which the gradients of tables are added up"]
+    sum_query_poses: Annotated[bool, "whether every output pose sums over the query poses"]
+    dropout: Annotated[float, "the probability"]
+    scale: Annotated[float, "by which scores are multiplied"]
+
+
+class LoopResults(NamedTuple):
+    """What the loop fills, and what its backward pass reads."""
+
+    out: Annotated[Tensor | None, Array("heads, images, positions, num_poses, channels")] = None
+    sums: Annotated[
+        Tensor | None,
+        Array("heads, images, 2, num_poses or 1, query_poses, positions", "the largest scores, and what makes sums 1"),
+    ] = None
+    grad: Annotated[Tensor | None, Array("as out", "in the backward pass")] = None
+
+
+KERNEL = Kernel(FOLDER / "grids.cpp", "attention on grids", LoopArguments, LoopResults)
+_packaged_loop = PackagedLoop(KERNEL, FOLDER / "packaged_grids.cpp")
 
 
 def why_unsupported(call: Call) -> str | None:
@@ -96,64 +132,46 @@ def _without_bias(call: Call, chunk: int) -> Tensor:
 @constant_result
 def why_not_built(dtype: torch.dtype) -> str | None:
     """Why there is no compiled loop for numbers of this type, if there is none."""
-    return _KERNEL.why_not_built(dtype)
+    return KERNEL.why_not_built(dtype)
 
 
-def _fields(call: Arguments) -> dict[str, Any]:
-    """What the kernel is told of the arguments, all that is neither an output nor a gradient."""
-    q, k, waves = call.q, call.k, _waves(call)
-    heads, images, positions, query_poses, channels = q.shape
-    everything = _sees_everything(call)
+def _prepared(call: Arguments) -> LoopArguments:
+    """The arguments as the loop reads them."""
+    q, everything = call.q, not call.kernel_size and call.spatial is None
+    heads, images, positions, _, channels = q.shape
     if everything:
         shape, steps, pad = *_line(positions), 0
         rows, parts = positions, torch.sym_min(images, max(1, _PARTS // heads))
     else:
         shape, steps, pad = _space(tuple(call.shape), call.kernel_size, call.window, call.dilation)
         rows, parts = _rows(call, pad), torch.sym_min(images, _PARTS)
-    return {
-        "q": q.contiguous(),
-        "k": k.contiguous(),
-        "v": call.v.contiguous(),
-        "spatial": None if call.spatial is None else call.spatial.contiguous(),
-        "pose": None if call.pose is None else call.pose.contiguous(),
-        "waves": waves,
-        "amplitudes": None if call.readout is None else _amplitudes(q, call.readout),
-        "shape": shape,
-        "steps": steps,
-        "dim": len(shape),
-        "heads": heads,
-        "images": images,
-        "query_poses": query_poses,
-        "key_poses": k.shape[3],
-        "num_poses": call.num_poses,
-        "offsets": len(steps),
-        "channels": channels,
-        "num_waves": 0 if waves is None else waves.shape[-1],
-        "spatial_heads": 1 if call.spatial is None else len(call.spatial),
-        "pose_heads": 1 if call.pose is None else len(call.pose),
-        "wave_heads": 1 if waves is None else len(waves),
-        "key_positions": k.shape[2],
-        "everything": everything,
-        "pad": pad,
-        "rows": rows,
-        "parts": parts,
-        "threads": num_threads(),
-        "seed": 0 if call.seed is None else int(call.seed),
-        "sum_query_poses": call.sum_query_poses,
-        "dropout": call.dropout,
-        "scale": 1 / math.sqrt(channels),
-    }
-
-
-def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
-    """Run the kernel on the arguments and on further tensors, which it reads or fills."""
-    _KERNEL.run(call.q.dtype, {**_fields(call), **tensors})
+    return LoopArguments(
+        q.contiguous(),
+        call.k.contiguous(),
+        call.v.contiguous(),
+        None if call.spatial is None else call.spatial.contiguous(),
+        None if call.pose is None else call.pose.contiguous(),
+        waves=_waves(call),
+        amplitudes=None if call.readout is None else _amplitudes(q, call.readout),
+        shape=shape,
+        steps=steps,
+        seed=call.seed,
+        num_poses=call.num_poses,
+        everything=everything,
+        in_window=call.kernel_size > 0,
+        pad=pad,
+        rows=rows,
+        parts=parts,
+        sum_query_poses=call.sum_query_poses,
+        dropout=call.dropout,
+        scale=1 / math.sqrt(channels),
+    )
 
 
 def _packaged(call: Arguments) -> Tensor:
     """The output of the kernel in a package."""
-    values = {**_fields(call), **_NO_GRADIENTS, "out": None, "sums": None}
-    return attention_on_grids(call.q.dtype, values, isolating=call.kernel_size > 0)
+    shape = (*call.q.shape[:3], call.num_poses, call.q.shape[4])
+    return _packaged_loop(call.q.dtype, _prepared(call), LoopResults(), shape)
 
 
 @constant_tables
@@ -166,11 +184,6 @@ def _space(shape: tuple[int, ...], *window: Any) -> tuple[Tensor, Tensor, int]:
 def _line(positions: int) -> tuple[Tensor, Tensor]:
     """Positions that all see each other as the loop has them: a line of them, and no offsets."""
     return torch.tensor([positions]), torch.zeros(0, 1, dtype=torch.long)
-
-
-def _sees_everything(call: Arguments) -> bool:
-    """Whether every query sees all keys, without a table of offsets."""
-    return not call.kernel_size and call.spatial is None
 
 
 def _waves(call: Arguments) -> Tensor | None:
@@ -201,20 +214,21 @@ def _empty_sums(call: Arguments) -> Tensor:
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = empty_output(call), _empty_sums(call)
-    _run(call, {**_NO_GRADIENTS, "out": out, "sums": sums})
+    KERNEL.run(out.dtype, _prepared(call), LoopResults(out, sums))
     return out, sums
 
 
 def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> list[Tensor | None]:
+    arguments = _prepared(call)
     grad_q, grad_k, grad_v = torch.empty_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
-    tables = {
-        name: None if t is None else torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
-        for name, t in zip(_TABLES, (call.spatial, call.pose, _waves(call)), strict=True)
-    }
-    grad_amplitudes = None if call.readout is None else torch.empty_like(_amplitudes(call.q, call.readout))
-    filled = {"grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v, "grad_amplitudes": grad_amplitudes}
-    _run(call, {"out": out, "sums": sums, "grad": grad.contiguous(), **filled, **tables})
-    grad_spatial, grad_pose, grad_waves = (None if t is None else t.to(grad_q.dtype) for t in tables.values())
+    tables = [
+        None if t is None else torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
+        for t in (arguments.spatial, arguments.pose, arguments.waves)
+    ]
+    grad_amplitudes = None if arguments.amplitudes is None else torch.empty_like(arguments.amplitudes)
+    gradients = (grad_q, grad_k, grad_v, *tables, grad_amplitudes)
+    KERNEL.run(grad_q.dtype, arguments, LoopResults(out, sums, grad.contiguous()), gradients)
+    grad_spatial, grad_pose, grad_waves = (None if t is None else t.to(grad_q.dtype) for t in tables)
     grad_cos = grad_sin = None
     if grad_waves is not None:
         grad_cos, grad_sin = (t.contiguous() for t in grad_waves.chunk(2, dim=-1))
@@ -226,4 +240,4 @@ def _backward_pass(call: Arguments, grad: Tensor, out: Tensor, sums: Tensor) -> 
     return [grad_q, grad_k, grad_v, grad_spatial, grad_pose, grad_cos, grad_sin, grad_readout]
 
 
-_loop = GridLoop("native", isolating_nonfinite(_forward_pass), _backward_pass, _empty_sums, _packaged)
+_loop = GridLoop("native", _forward_pass, _backward_pass, _empty_sums, _packaged)

@@ -1,4 +1,4 @@
-// Memory that starts at a line of the cache, and is zero at first.
+// Memory that starts at a line of the cache.
 
 #pragma once
 
@@ -13,9 +13,9 @@ constexpr int LINE = 64;
 
 template <class T> struct Buffer {
     Buffer() = default;
-    explicit Buffer(int64_t n)
+    explicit Buffer(int64_t n, bool zero = true)
             : size(n), data(static_cast<T*>(::operator new((n * sizeof(T) / LINE + 1) * LINE, std::align_val_t(LINE)))) {
-        clear();
+        if (zero) clear();
     }
     Buffer(Buffer&& other) noexcept : size(other.size), data(other.data) { other.data = nullptr; }
     Buffer& operator=(Buffer&& other) noexcept {

@@ -18,21 +18,20 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.native.fields import Fields
+from escnn_attention.functional.native.arguments import Arguments, Results, Structure
 from escnn_attention.functional.native.library_folder import LibraryFolder
 from escnn_attention.functional.native.shipped import shipped_library
-from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library", "num_threads"]
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library"]
 
 _T = TypeVar("_T")
 
@@ -56,13 +55,7 @@ class NotBuilt(OSError):
     """There is no library, and why."""
 
 
-@constant_result
-def num_threads() -> int:
-    """How many threads a loop has; programs that are written down hold it as a number."""
-    return torch.get_num_threads()
-
-
-class Kernel:
+class Kernel(Generic[Arguments, Results]):
     """A loop in C++ for numbers of either precision, which is loaded, or built, where it is first asked for.
 
     The file defines ``int escnn_attention(const Arguments*)``, which gives 0 unless memory was short, for numbers of
@@ -71,14 +64,17 @@ class Kernel:
     Args:
         source: the file.
         purpose: what takes longer without it, for a warning.
-        fields: of its ``Arguments``.
+        arguments, results: the lists of its ``Arguments``
+            (:class:`~escnn_attention.functional.native.arguments.Structure`).
+
+    Attributes:
+        header: the file of ``Arguments`` in C++.
     """
 
-    def __init__(self, source: Path, purpose: str, fields: Fields):
-        self._source = source
-        self._purpose = purpose
-        self._fields = [(field.name, field.optional) for field in fields.fields]
-        self._arguments = fields.structure()
+    def __init__(self, source: Path, purpose: str, arguments: type[Arguments], results: type[Results]):
+        self.source, self._purpose = source, purpose
+        self.header = source.with_suffix("") / "arguments.h"
+        self.structure = Structure(arguments, results)
         self._found: dict[torch.dtype, Callable[..., int] | NotBuilt] = {}
 
     def _function(self, dtype: torch.dtype) -> Callable[..., int] | NotBuilt:
@@ -86,8 +82,8 @@ class Kernel:
         if dtype not in self._found:
             number = {torch.float32: "float", torch.float64: "double"}[dtype]
             try:
-                shipped = shipped_library(f"{self._source.stem}-{number}")
-                self._found[dtype] = self._checked(shipped or library(self._source, f"NUMBER={number}"))
+                shipped = shipped_library(f"{self.source.stem}-{number}")
+                self._found[dtype] = self._checked(shipped or library(self.source, f"NUMBER={number}"))
             except NotBuilt as reason:
                 if not any(isinstance(found, NotBuilt) for found in self._found.values()):
                     _logger.warning("%s takes several times longer on the CPU: %s", self._purpose, reason)
@@ -98,9 +94,9 @@ class Kernel:
         """The loop of a library that was built for the same arguments."""
         size_of = built.escnn_attention_size
         size_of.restype = ctypes.c_int64
-        got, needed = size_of(), self._arguments.size
+        got, needed = size_of(), self.structure.num_bytes
         if got != needed:
-            raise RuntimeError(f"{self._source.name}: got a library whose arguments have {got} bytes, needed {needed}")
+            raise RuntimeError(f"{self.source.name}: got a library whose arguments have {got} bytes, needed {needed}")
         function: Callable[..., int] = built.escnn_attention
         return function
 
@@ -109,41 +105,28 @@ class Kernel:
         function = self._function(dtype)
         return str(function) if isinstance(function, NotBuilt) else None
 
-    def run(self, dtype: torch.dtype, values: Mapping[str, Tensor | float | None]) -> None:
-        """Run the loop on contiguous tensors, which it reads or fills.
+    def run(
+        self,
+        dtype: torch.dtype,
+        arguments: Arguments,
+        results: Results,
+        gradients: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        """Run the loop on contiguous tensors.
 
         Args:
             dtype: of the numbers.
-            values: all fields by name; None for an optional tensor that there is not.
+            arguments: the arguments.
+            results: what the loop fills, or its backward pass reads.
+            gradients: in the backward pass, those of the differentiable arguments; None for those that need none.
 
         Raises:
-            TypeError: a field is missing, or is none of the loop's, or is None without being optional.
-            RuntimeError: there is not enough memory, or the library was built for other arguments.
+            RuntimeError: there is not enough memory.
         """
         function = self._function(dtype)
         assert not isinstance(function, NotBuilt)
-        packed: list[float] = []
-        for name, optional in self._fields:
-            value = values.get(name)
-            if value is None and not (optional and name in values):
-                raise TypeError(self._what_is_wrong(values))
-            packed.append(value.data_ptr() if isinstance(value, Tensor) else value or 0)
-        if len(values) > len(packed):
-            raise TypeError(self._what_is_wrong(values))
-        if function(self._arguments.pack(*packed)):
+        if function(self.structure.pack(self.structure.members(arguments, results, gradients))):
             raise RuntimeError(f"native: can't allocate memory for {self._purpose}")
-
-    def _what_is_wrong(self, values: Mapping[str, Tensor | float | None]) -> str:
-        """Which fields are missing, are none of the loop's, or are None without being optional."""
-        needed = {name for name, optional in self._fields if not optional}
-        names = {name for name, _ in self._fields}
-        wrong = {
-            "no": names - values.keys(),
-            "unknown": values.keys() - names,
-            "None for": {name for name, value in values.items() if value is None} & needed,
-        }
-        got = " and ".join(f"{what} {', '.join(sorted(names))}" for what, names in wrong.items() if names)
-        return f"{self._source.name}: got {got}, needed its fields, each once"
 
 
 @cache

@@ -16,9 +16,9 @@ template <class T> struct Dropout {
     Dropout(double p) : on(p > 0), rate(uint32_t(std::min(p * 4294967296.0, 4294967295.0))), scale(T(1 / (1 - p))) {
         if (p >= 1) scale = 0;
     }
-    // What the numbers of an image start from.
-    static uint32_t key(int64_t seed, int64_t image) {
-        return mix(uint32_t(seed) ^ mix(uint32_t(seed >> 32) + uint32_t(image)));
+    // Where the numbers of an image start. There is no seed without dropout.
+    static uint32_t key(const int64_t* seed, int64_t image) {
+        return seed ? mix(uint32_t(*seed) ^ mix(uint32_t(*seed >> 32) + uint32_t(image))) : 0;
     }
     static uint32_t mix(uint32_t x) {
         x = (x ^ (x >> 16)) * 0x7feb352du;

@@ -1,33 +1,33 @@
 """Compiled loops inside of packages that AOTInductor compiles: operators that are linked into the package.
 
-While a package is made, a traced program has an operator of :data:`LOOPS` where a layer has its loop. This operator has
-a schema and no code in this process: AOTInductor writes the call of a C function, and links the static library that
-:func:`linked` has a compiler make of ``packaged_grids.cpp`` or ``packaged_points.cpp``. Such a package needs nothing
-but PyTorch.
+While a package is made, the traced program has an operator of a :class:`PackagedLoop` where a layer has its loop. It
+has a schema and no code in this process: AOTInductor writes the call of a C function, and links the static library
+that :func:`linked` compiles. Such a package needs nothing but PyTorch.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from escnn_attention.functional.native.build import FOLDER, NotBuilt, archive, find_compiler
-from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.functional.native.arguments import Arguments, Results
+from escnn_attention.functional.native.build import Kernel, NotBuilt, archive, find_compiler
 
-__all__ = ["LOOPS", "PackagedLoop", "attention_between_points", "attention_on_grids", "linked", "why_not_linked"]
+__all__ = ["PackagedLoop", "linked", "why_not_linked"]
 
-_SCHEMA = "(Tensor?[] tensors, SymInt[] integers, float[] numbers, bool isolating) -> Tensor"
+_SCHEMA = "(Tensor?[] tensors, SymInt[] integers, float[] numbers, SymInt[] shape) -> Tensor"
 _DECLARATION = (
     "AOTITorchError aoti_torch_cpu_{}(const AtenTensorHandle** tensors, int64_t num_tensors, const int64_t* integers,"
-    " int64_t num_integers, const double* numbers, int64_t num_numbers, int32_t isolating, AtenTensorHandle* out)"
+    " int64_t num_integers, const double* numbers, int64_t num_numbers, const int64_t* shape, int64_t dim,"
+    " AtenTensorHandle* out)"
 )
 
 _OLDEST = "2.10"
@@ -37,75 +37,46 @@ _OLDEST = "2.10"
 _TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag]
 
 _library = torch.library.Library("escnn_attention", "FRAGMENT")
+_sources: dict[str, Path] = {}  # of all operators
 
 
-class PackagedLoop:
-    """A loop as operators of PyTorch for a program that a package is made of, one for each type of numbers.
+class PackagedLoop(Generic[Arguments, Results]):
+    """The forward pass of a loop as operators of PyTorch for the program of a package, one for each type of numbers.
 
     Args:
-        name: of the operators; that of the type in C++ is put behind it.
-        fields: the name of the list of fields of the loop, and of its source.
-        shape: that of the output, of all fields by name.
+        kernel: the loop.
+        source: the C++ file of the operators.
 
     Attributes:
         operators: their names, for each type of numbers.
-        source: the C++ file.
     """
 
-    def __init__(self, name: str, fields: str, shape: Callable[[Mapping[str, Any]], tuple[int, ...]]):
-        types = {field.name: field.type for field in FIELDS[fields].fields}
-        self._pointers = [key for key, value in types.items() if value.endswith("*")]
-        self._integers = [key for key, value in types.items() if value == "int64_t"]
-        self._numbers = [key for key, value in types.items() if value == "double"]
-        self._shape = shape
-        self.source = FOLDER / f"packaged_{fields}.cpp"
+    def __init__(self, kernel: Kernel[Arguments, Results], source: Path):
+        self._structure = kernel.structure
+        name = source.stem
         self.operators = {torch.float32: f"{name}_float", torch.float64: f"{name}_double"}
         for operator in self.operators.values():
+            _sources[operator] = source
             _library.define(operator + _SCHEMA, tags=_TAGS)
-            torch.library.register_fake(f"escnn_attention::{operator}", self._empty, lib=_library)
+            torch.library.register_fake(f"escnn_attention::{operator}", _empty, lib=_library)
 
-    def __call__(self, dtype: torch.dtype, values: Mapping[str, Any], isolating: bool = False) -> Tensor:
+    def __call__(self, dtype: torch.dtype, arguments: Arguments, results: Results, shape: Sequence[int]) -> Tensor:
         """The output of the loop.
 
         Args:
             dtype: of the numbers.
-            values: all fields of the loop by name, None for what there is not.
-            isolating: whether what is not finite has to be kept from those who do not see it, where the loop by itself
-                does not.
+            arguments: the arguments of the loop.
+            results: all None.
+            shape: of the output.
         """
-        flags = {key: int(value) for key, value in values.items() if isinstance(value, bool)}
-        fields = (
-            [{**values, **flags}[key] for key in keys] for keys in (self._pointers, self._integers, self._numbers)
-        )
-        out: Tensor = getattr(torch.ops.escnn_attention, self.operators[dtype])(*fields, isolating)
+        members = self._structure.members(arguments, results)
+        out: Tensor = getattr(torch.ops.escnn_attention, self.operators[dtype])(*members, shape)
         return out
 
-    def _empty(self, tensors: list[Tensor], integers: list[int], *_: Any) -> Tensor:
-        """Room for the output."""
-        given: dict[str, Any] = {
-            **dict(zip(self._pointers, tensors, strict=True)),
-            **dict(zip(self._integers, integers, strict=True)),
-        }
-        return given["v"].new_empty(self._shape(given))
 
-
-def _of_positions(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of an output on a grid, ``(M, B, N, H, C)``."""
-    q = values["q"]
-    return (*q.shape[:3], values["num_poses"], q.shape[-1])
-
-
-def _of_queries(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of an output between points, ``(M, G · A, H, C)``."""
-    v, queries = values["v"], values["queries"]
-    return v.shape[0], queries.shape[0] * queries.shape[1], values["num_poses"], v.shape[3]
-
-
-attention_on_grids = PackagedLoop("attention_on_grids", "grids", _of_positions)
-attention_between_points = PackagedLoop("attention_between_points", "points", _of_queries)
-
-LOOPS = (attention_on_grids, attention_between_points)
-"""All loops that packages can have."""
+def _empty(tensors: Sequence[Tensor | None], _: Any, __: Any, shape: Sequence[int]) -> Tensor:
+    """Room for the output."""
+    return next(t for t in tensors if t is not None).new_empty(shape)
 
 
 def why_not_linked() -> str | None:
@@ -130,13 +101,12 @@ def linked(program: ExportedProgram) -> Iterator[None]:
     from torch.utils.cpp_extension import include_paths
 
     targets = {node.target for module in program.graph_module.modules() for node in _nodes(module)}
-    sources = {name: loop.source for loop in LOOPS for name in loop.operators.values()}
-    operators = {name: getattr(torch.ops.escnn_attention, name).default for name in sources}
+    operators = {name: getattr(torch.ops.escnn_attention, name).default for name in _sources}
     used = {name: operator for name, operator in operators.items() if operator in targets}
     with tempfile.TemporaryDirectory(prefix="escnn_attention") as folder:
         for name in used:
             definition = f"NUMBER={name.rpartition('_')[2]}"
-            content = archive(sources[name], definition, include=tuple(include_paths()))
+            content = archive(_sources[name], definition, include=tuple(include_paths()))
             Path(folder, f"lib{name}.a").write_bytes(content)
         shims = {operator: [_DECLARATION.format(name)] for name, operator in used.items()}
         options = {"aot_inductor.custom_ops_to_c_shims": shims, "aot_inductor.custom_op_libs": list(used)}

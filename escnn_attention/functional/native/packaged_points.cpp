@@ -8,29 +8,19 @@
 
 #include "points/attention.h"
 
-namespace {
-
-// Whether all queries of a group are taken at once: group_by_group of functional/points/native.py, without gradients.
-bool at_once(const Arguments& call, int64_t rows) {
-    return call.groups >= 8 && call.group_queries * rows * call.group_keys <= int64_t(1) << 19;
-}
-
-}  // namespace
-
 // The output (M, G * A, H, C) of all members of Arguments: of those that it fills, and of gradients, there are none.
-extern "C" AOTITorchError NAMED(aoti_torch_cpu_attention_between_points)(
+extern "C" AOTITorchError NAMED(aoti_torch_cpu_packaged_points)(
         const AtenTensorHandle** tensors, int64_t num_tensors, const int64_t* integers, int64_t num_integers,
-        const double* numbers, int64_t num_numbers, int32_t, AtenTensorHandle* out) {
+        const double* numbers, int64_t num_numbers, const int64_t* shape, int64_t dim, AtenTensorHandle* out) {
     return told([&] {
         Arguments call =
             arguments_of<Arguments>(tensors, num_tensors, integers, num_integers, numbers, num_numbers);
         const int64_t queries = call.groups * call.group_queries;
-        NUMBER* to = room<NUMBER>({call.heads, queries, call.num_poses, call.channels}, out);
+        NUMBER* to = room<NUMBER>({shape, shape + dim}, out);
         std::fill_n(to, call.heads * queries * call.num_poses * call.channels, NUMBER(0));
         const int64_t rows = call.num_poses * (call.sum_query_poses ? call.query_poses : 1);
         std::unique_ptr<NUMBER[]> sums(new NUMBER[call.heads * queries * rows * 2]);
         call.out = to, call.sums = sums.get();
-        call.group_by_group = at_once(call, call.heads * rows);
         if (!run<NUMBER>(call)) throw std::bad_alloc();
     });
 }

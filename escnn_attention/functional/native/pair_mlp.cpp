@@ -1,5 +1,4 @@
-// Networks of two hidden layers at every pair of points, forward and backward: what functional/points/pair_mlp.py
-// calls.
+// Networks of two hidden layers at every pair of points, forward and backward, for functional/points/pair_mlp.py.
 //
 // Lanes of a vector are pairs side by side, and what is hidden exists for a few vectors at a time. The backward pass
 // makes it again, and adds up the gradients of the weights in parts of the pairs whose number does not depend on that

@@ -1,4 +1,4 @@
-// Attention of points to their neighbours, forward and backward: what functional/points/native.py calls.
+// Attention of points to their neighbours, forward and backward: for functional/points/native.py.
 
 #include "points/attention.h"
 

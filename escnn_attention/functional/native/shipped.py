@@ -33,7 +33,7 @@ def shipped_library(stem: str) -> ctypes.CDLL | None:
     PyTorch says what the processor has; where its variable ``ATEN_CPU_CAPABILITY`` asks for less, it is less.
 
     Args:
-        stem: of a source and the type of its numbers, such as ``attention-float``.
+        stem: of a source and the type of its numbers, such as ``grids-float``.
     """
     found = torch.backends.cpu.get_cpu_capability()
     best = CAPABILITIES.index(found) if found in CAPABILITIES else 0

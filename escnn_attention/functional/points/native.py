@@ -8,7 +8,7 @@ adds to the scores comes as functions that queries read, or as numbers: see
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,19 +18,16 @@ from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.grid.call import Normalization
-from escnn_attention.functional.native.build import FOLDER, Kernel, num_threads
-from escnn_attention.functional.native.fields import FIELDS
-from escnn_attention.functional.native.packaged import attention_between_points
+from escnn_attention.functional.native.arguments import Array
+from escnn_attention.functional.native.build import FOLDER, Kernel
+from escnn_attention.functional.native.packaged import PackagedLoop
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["Arguments", "attend", "prepared", "why_unsupported_grid"]
+__all__ = ["KERNEL", "Arguments", "attend", "prepared", "why_unsupported_grid"]
 
-_KERNEL = Kernel(FOLDER / "points.cpp", "attention between points", FIELDS["points"])
 _VECTOR_BYTES = 64  # Of the longest vectors.
-_CACHED_NUMBERS = 2**19  # Of a group whose scores stay in the cache.
-_FEWEST_GROUPS = 8  # To be shared among threads. For any number of these the result is the same, so they do not count.
 
 
 def why_unsupported_grid(q: Tensor) -> str | None:
@@ -42,52 +39,49 @@ def why_unsupported_grid(q: Tensor) -> str | None:
 
 @constant_result
 def _why_not_built(dtype: torch.dtype) -> str | None:
-    return _KERNEL.why_not_built(dtype)
+    return KERNEL.why_not_built(dtype)
 
 
 class Arguments(NamedTuple):
-    """What there is to compute, in tensors and numbers that an operator takes.
+    """What there is to compute; the operator of PyTorch, the C++ structure and its header follow from this list.
 
     Attributes:
-        q, k: ``(M, G · A, J, C)``, scaled, and ``(M, points, P, C)``; None where their products are not in the scores.
-        v: ``(M, points, P, C)``.
-        reads, features: ``(M, G · A, J, F)`` and ``(M or 1, H, F, G, A, K)``, or None.
-        pose: ``(M or 1, H, C, P)``, what a pose of the keys is worth to a query, or None; in the loop P is filled up
-            to whole vectors.
-        extra: ``(M, S, P or 1, G, A, K)``, with S = H, or H · J where all query poses contribute; None without.
-        factors: ``(M, G, A, K)``, which multiply the weights of values, or None.
-        queries: ``(G, A)``, points; -1 fills up.
-        keys: ``(G, K)``, points; -1 fills up.
-        log_measure: ``(points, P)`` or None.
-        seed: ``(1,)``, for dropout.
-        num_poses: H, of the output.
-        query_poses: J.
-        exclusive_keys: whether no two groups have keys in common.
+        q, k: scaled; None where their products are not in the scores.
+        reads, features: their products are added to the scores.
+        pose: what a pose of the keys is worth to a query; in the loop it is filled up to whole vectors.
+        extra: what is added to the scores; its rows are output poses, or pairs of an output and a query pose where all
+            query poses contribute, and its poses those of the keys, or one.
+        factors: what the weights of values are multiplied by.
+        queries, keys: of each group; -1 at the end of a row fills up.
         padded: whether anything fills up.
-        sum_query_poses: whether all query poses contribute to every output pose.
-        normalize_by_count: whether scores are divided by the measure of the keys, instead of a softmax.
-        dropout: the probability.
     """
 
-    q: Tensor | None
-    k: Tensor | None
-    v: Tensor
-    reads: Tensor | None
-    features: Tensor | None
-    pose: Tensor | None
-    extra: Tensor | None
-    factors: Tensor | None
-    queries: Tensor
-    keys: Tensor
-    log_measure: Tensor | None
-    seed: Tensor | None
-    num_poses: int
-    query_poses: int
-    exclusive_keys: bool
+    q: Annotated[
+        Tensor | None, Array("heads, groups * group_queries, query_poses, channels", "scaled", gradient="void")
+    ]
+    k: Annotated[Tensor | None, Array("heads, points, key_poses, channels", gradient="void")]
+    v: Annotated[Tensor, Array("heads, points, key_poses, channels", gradient="void")]
+    reads: Annotated[Tensor | None, Array("heads, groups * group_queries, query_poses, num_features", gradient="void")]
+    features: Annotated[
+        Tensor | None,
+        Array("feature_heads, num_poses, num_features, groups, group_queries, group_keys", gradient="void"),
+    ]
+    pose: Annotated[Tensor | None, Array("pose_heads, num_poses, channels, padded_key_poses", gradient="void")]
+    extra: Annotated[
+        Tensor | None, Array("heads, rows of scores, extra_poses, groups, group_queries, group_keys", gradient="void")
+    ]
+    factors: Annotated[Tensor | None, Array("heads, groups, group_queries, group_keys", gradient="void")]
+    queries: Annotated[Tensor, Array("groups, group_queries", "-1 fills up", element="int64_t")]
+    keys: Annotated[Tensor, Array("groups, group_keys", "-1 fills up", element="int64_t")]
+    log_measure: Annotated[Tensor | None, Array("points, key_poses")]
+    seed: Annotated[Tensor | None, Array("1", "of dropout", element="int64_t")]
+    num_poses: Annotated[int, "of the output"]
+    query_poses: Annotated[int, "of the queries"]
+    exclusive_keys: Annotated[bool, "whether no two groups have keys in common"]
     padded: bool
-    sum_query_poses: bool
-    normalize_by_count: bool
-    dropout: float
+    sum_query_poses: Annotated[bool, "whether all query poses contribute to every output pose"]
+    normalize_by_count: Annotated[bool, "whether scores are divided by the measure of the keys, instead of a softmax"]
+    dropout: Annotated[float, "the probability"]
 
     @property
     def summed_poses(self) -> int:
@@ -100,38 +94,25 @@ class Arguments(NamedTuple):
         return self.num_poses * self.summed_poses
 
     @property
-    def grad_rows(self) -> int:
-        """How many rows of gradients of scores a query has: output poses are summed if query poses are."""
-        return self.query_poses if self.sum_query_poses else self.num_poses
-
-    @property
-    def row_stride(self) -> int:
-        """The numbers of a row of scores: one vector more, since that at the end of a pose reaches beyond it."""
-        width = _VECTOR_BYTES // self.v.element_size()
-        return (-(-self.v.shape[2] * self.keys.shape[1] // width) + 1) * width
-
-    @property
-    def group_by_group(self) -> bool:
-        """Whether the keys of a group get their gradients right after its queries.
-
-        Then no two groups have keys in common, there are several for each thread, and the scores of one fit into the
-        cache.
-        """
-        groups, queries = self.queries.shape
-        rows = self.num_poses + self.grad_rows
-        scores = len(self.v) * self.score_rows
-        held = queries * max(rows * self.row_stride, scores * self.keys.shape[1])
-        return self.exclusive_keys and groups >= _FEWEST_GROUPS and held <= _CACHED_NUMBERS
-
-    @property
     def leaves(self) -> dict[str, Tensor | None]:
         """The tensors of the call that have gradients, by name."""
         return dict(zip(_LEAVES, self[:8], strict=True))
 
 
-_LEAVES = Arguments._fields[:8]  # The first ones have gradients.
-_GRADIENTS = [f"grad_{name}" for name in _LEAVES]
-_NO_GRADIENTS = dict.fromkeys(("grad", *_GRADIENTS, "weights", "grad_scores"))
+class Results(NamedTuple):
+    """What the loop fills, and what its backward pass reads. Gradients are zero at first."""
+
+    out: Annotated[Tensor | None, Array("heads, groups * group_queries, num_poses, channels")] = None
+    sums: Annotated[
+        Tensor | None,
+        Array("heads, groups * group_queries, rows of scores, 2", "the largest scores, and what makes sums 1"),
+    ] = None
+    grad: Annotated[Tensor | None, Array("as out", "in the backward pass")] = None
+
+
+KERNEL = Kernel(FOLDER / "points.cpp", "attention between points", Arguments, Results)
+_packaged_loop = PackagedLoop(KERNEL, FOLDER / "packaged_points.cpp")
+_LEAVES = KERNEL.structure.differentiable
 
 
 def attend(arguments: Arguments) -> Tensor:
@@ -169,7 +150,7 @@ def _empty(call: Arguments) -> tuple[Tensor, Tensor]:
 
 def _forward_pass(call: Arguments) -> tuple[Tensor, Tensor]:
     out, sums = _empty(call)
-    _run(call, {**_NO_GRADIENTS, "out": out, "sums": sums})
+    KERNEL.run(out.dtype, call, Results(out, sums))
     return out, sums
 
 
@@ -182,13 +163,7 @@ def _backward_pass(
         None if not need or t is None else torch.empty_like(t) if name in whole else torch.zeros_like(t)
         for (name, t), need in zip(call.leaves.items(), needed, strict=True)
     ]
-    filled: dict[str, Tensor | None] = {"out": None, "sums": sums, "grad": grad.contiguous()}
-    filled |= {"weights": None, "grad_scores": None, **dict(zip(_GRADIENTS, grads, strict=True))}
-    if not call.group_by_group:
-        shape = (len(call.v), call.queries.numel())
-        filled["weights"] = call.v.new_empty(*shape, call.num_poses, call.row_stride)
-        filled["grad_scores"] = call.v.new_empty(*shape, call.grad_rows, call.row_stride)
-    _run(call, filled)
+    KERNEL.run(sums.dtype, call, Results(sums=sums, grad=grad.contiguous()), grads)
     return grads
 
 
@@ -257,46 +232,10 @@ def _mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def _fields(call: Arguments) -> dict[str, Any]:
-    """What the loop is told of the arguments, all that is neither an output nor a gradient, but how it takes groups."""
-    v, features, pose, extra = call.v, call.features, call.pose, call.extra
-    return {
-        **call.leaves,
-        "queries": call.queries,
-        "keys": call.keys,
-        "log_measure": call.log_measure,
-        "heads": len(v),
-        "points": v.shape[1],
-        "groups": call.queries.shape[0],
-        "group_queries": call.queries.shape[1],
-        "group_keys": call.keys.shape[1],
-        "num_poses": call.num_poses,
-        "query_poses": call.query_poses,
-        "key_poses": v.shape[2],
-        "channels": v.shape[3],
-        "num_features": 0 if features is None else features.shape[2],
-        "feature_heads": 0 if features is None else len(features),
-        "pose_heads": 0 if pose is None else len(pose),
-        "padded_key_poses": 0 if pose is None else pose.shape[3],
-        "extra_poses": 0 if extra is None else extra.shape[2],
-        "row_stride": call.row_stride,
-        "sum_query_poses": call.sum_query_poses,
-        "normalize_by_count": call.normalize_by_count,
-        "threads": num_threads(),
-        "seed": 0 if call.seed is None else int(call.seed),
-        "dropout": call.dropout,
-    }
-
-
-def _run(call: Arguments, tensors: dict[str, Tensor | None]) -> None:
-    """Run the loop on further tensors, which it reads or fills."""
-    _KERNEL.run(call.v.dtype, {**_fields(call), **tensors, "group_by_group": call.group_by_group})
-
-
 def _packaged(call: Arguments) -> Tensor:
-    """The output of the loop in a package, which decides by itself how it takes groups."""
-    filled = {**_NO_GRADIENTS, "out": None, "sums": None, "group_by_group": False}
-    return attention_between_points(call.v.dtype, {**_fields(call), **filled})
+    """The output of the loop in a package. Without gradients it does not matter whether groups share keys."""
+    shape = (len(call.v), call.queries.numel(), call.num_poses, call.v.shape[3])
+    return _packaged_loop(call.v.dtype, call._replace(exclusive_keys=True), Results(), shape)
 
 
 _operator = Operator(

@@ -184,7 +184,7 @@ def test_without_a_compiler_others_serve(monkeypatch, caplog):
         raise compiled.NotBuilt("there is no C++ compiler")
 
     monkeypatch.setattr(compiled, "library", none)
-    monkeypatch.setattr(native._KERNEL, "_found", {})
+    monkeypatch.setattr(native.KERNEL, "_found", {})
     arguments = (*case(2, 2, 2, (3, 4), Window(3), {"spatial", "pose"}), "all")
     assert_same(outputs_and_gradients("auto", *arguments), outputs_and_gradients("reference", *arguments))
     with pytest.raises(ValueError, match="'native' cannot serve this call: there is no C\\+\\+ compiler"):
@@ -195,7 +195,7 @@ def test_without_a_compiler_others_serve(monkeypatch, caplog):
 
 
 def test_memory_that_is_not_there_says_what_would_fit(monkeypatch):
-    monkeypatch.setattr(native._KERNEL, "_found", {torch.float64: lambda _: 1})
+    monkeypatch.setattr(native.KERNEL, "_found", {torch.float64: lambda _: 1})
     tensors, grid, terms = case(2, 2, 2, (3, 4), Window(3), {"spatial"})
     with pytest.raises(MemoryError, match=r"out of memory with backend 'native'.*working_memory"):
         attention(*tensors, grid, terms, backend="native")

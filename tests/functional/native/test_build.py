@@ -9,12 +9,14 @@ import stat
 import subprocess
 import time
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from escnn_attention.functional.native import build as compiled
-from escnn_attention.functional.native.fields import Field, Fields
+from escnn_attention.functional.native.arguments import Array, Structure
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, outputs_and_gradients
 
@@ -250,20 +252,36 @@ def test_headers_beside_the_source_count(source, cache, compiler, header):
         assert compiled.library(source).number() == more
 
 
-COUNTING = Fields(
-    "Sizes: n numbers.",
-    Field("x", "const void*", "(n)", optional=True),
-    Field("y", "void*", "(n)"),
-    Field("n", "int64_t", "how many"),
-    Field("fails", "int64_t", "what is given back"),
-    Field("times", "double", "a factor"),
-)
+class Counting(NamedTuple):
+    """Arguments of a loop that counts."""
+
+    x: Annotated[Tensor | None, Array("n")]
+    n: Annotated[int, "how many"]
+    fails: Annotated[int, "what is given back"]
+    times: Annotated[float, "a factor"]
+
+
+class Counted(NamedTuple):
+    """Its results."""
+
+    y: Annotated[Tensor, Array("n")]
+
+
+class More(NamedTuple):
+    """One more member."""
+
+    y: Annotated[Tensor, Array("n")]
+    z: Annotated[Tensor, Array("n")]
+
+
+class Fewer(NamedTuple):
+    """One member less."""
 
 
 @pytest.fixture
 def counting(source):
     """A loop whose arguments are those fields."""
-    source.with_name("arguments.h").write_text(COUNTING.header())
+    source.with_name("arguments.h").write_text(Structure(Counting, Counted).header())
     source.write_text(
         '#include "arguments.h"\n'
         'extern "C" int escnn_attention(const Arguments* a) {\n'
@@ -276,46 +294,28 @@ def counting(source):
 
 
 def test_a_kernel_gets_its_arguments_in_order(counting, cache, compiler):
-    kernel = compiled.Kernel(counting, "counting", COUNTING)
+    kernel = compiled.Kernel(counting, "counting", Counting, Counted)
     for dtype in (torch.float32, torch.float64):
         assert kernel.why_not_built(dtype) is None
         x, y = torch.randn(5, dtype=dtype), torch.zeros(5, dtype=dtype)
-        kernel.run(dtype, {"n": 4, "fails": 0, "times": 2.0, "x": x, "y": y})
+        kernel.run(dtype, Counting(x, 4, 0, 2.0), Counted(y))
         assert torch.equal(y, torch.cat([2 * x[:4], torch.zeros(1, dtype=dtype)]))
-        kernel.run(dtype, {"n": 5, "fails": 0, "times": 3.0, "x": None, "y": y})
+        kernel.run(dtype, Counting(None, 5, 0, 3.0), Counted(y))
         assert torch.equal(y, torch.full_like(y, 3))
         with pytest.raises(RuntimeError, match="can't allocate memory for counting"):
-            kernel.run(dtype, {"n": 0, "fails": 1, "times": 0.0, "x": x, "y": y})
+            kernel.run(dtype, Counting(x, 0, 1, 0.0), Counted(y))
 
 
-def test_a_kernel_gets_each_field_and_no_other(counting, cache, compiler):
-    kernel, x = compiled.Kernel(counting, "counting", COUNTING), torch.zeros(1)
-    values = {"x": x, "y": x, "n": 1, "fails": 0, "times": 1.0}
-    for change, complaint in (
-        ({"times": ...}, "got no times"),
-        ({"x": ...}, "got no x"),  # may be None, but only in so many words
-        ({"x": ..., "n": ...}, "got no n, x"),
-        ({"xs": x}, "got unknown xs"),
-        ({"times": ..., "tines": 1.0}, "got no times and unknown tines"),
-        ({"y": None}, "got None for y"),
-        ({"n": None, "x": None}, "got None for n"),
-    ):
-        wrong = {name: value for name, value in (values | change).items() if value is not ...}
-        with pytest.raises(TypeError, match=rf"seven.cpp: {complaint}, needed its fields, each once"):
-            kernel.run(torch.float32, wrong)
-    kernel.run(torch.float32, values)
-
-
-@pytest.mark.parametrize("wrong", [COUNTING.fields[1:], (*COUNTING.fields, Field("more", "double", "of it"))])
-def test_a_library_of_other_arguments_is_an_error_that_names_both_sizes(counting, cache, compiler, wrong):
-    kernel = compiled.Kernel(counting, "counting", Fields("", *wrong))
-    with pytest.raises(RuntimeError, match=f"seven.cpp: got .* arguments have 40 bytes, needed {8 * len(wrong)}"):
+@pytest.mark.parametrize(("wrong", "needed"), [(Fewer, 40), (More, 56)])
+def test_a_library_of_other_arguments_is_an_error_that_names_both_sizes(counting, cache, compiler, wrong, needed):
+    kernel = compiled.Kernel(counting, "counting", Counting, wrong)
+    with pytest.raises(RuntimeError, match=f"seven.cpp: got .* arguments have 48 bytes, needed {needed}"):
         kernel.why_not_built(torch.float32)
 
 
 def test_a_kernel_that_is_not_built_says_so_once(source, cache, compiler, caplog):
     source.write_text("this is no C++\n")
-    kernel = compiled.Kernel(source, "counting", COUNTING)
+    kernel = compiled.Kernel(source, "counting", Counting, Counted)
     for dtype in (torch.float32, torch.float64, torch.float32):
         assert "failed" in kernel.why_not_built(dtype)
     others = [record for record in caplog.records if "compiling" not in record.getMessage()]
@@ -360,8 +360,8 @@ def test_narrower_vectors(monkeypatch, tmp_path, compiler, module, check, instru
     tests = importlib.import_module("tests.functional." + module.replace(".", ".test_"))
     monkeypatch.setenv("CXX", f"{' '.join(compiler)} {instructions}")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path))
-    library = compiled.library.__wrapped__(loop._KERNEL._source, "NUMBER=double")
-    monkeypatch.setattr(loop._KERNEL, "_found", {torch.float64: library.escnn_attention})
+    library = compiled.library.__wrapped__(loop.KERNEL.source, "NUMBER=double")
+    monkeypatch.setattr(loop.KERNEL, "_found", {torch.float64: library.escnn_attention})
     check(tests)
 
 

@@ -1,6 +1,7 @@
 """Compiled loops as operators of packages."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -12,18 +13,15 @@ from torch._inductor import config
 from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention
 from escnn_attention.functional.grid import kernel, native
 from escnn_attention.functional.native import packaged
-from escnn_attention.functional.native.fields import FIELDS
+from escnn_attention.functional.native.arguments import Members
 from escnn_attention.functional.points import native as between_points_native
 
 C4 = gspaces.rot2dOnR2(4)
 
 
-LOOPS = {"grids": packaged.attention_on_grids, "points": packaged.attention_between_points}
-# What outputs have their shapes of, and these.
-GIVEN = {
-    "grids": ({"q": (2, 3, 9, 4, 8), "v": (2, 3, 9, 4, 8)}, (2, 3, 9, 5, 8)),
-    "points": ({"v": (2, 7, 4, 8), "queries": (3, 2)}, (2, 6, 5, 8)),
-}
+LOOPS = {"grids": native._packaged_loop, "points": between_points_native._packaged_loop}
+KERNELS = {"grids": native.KERNEL, "points": between_points_native.KERNEL}
+SHAPE = (2, 3, 9, 5, 8)
 
 
 class Calls(torch.nn.Module):
@@ -33,45 +31,26 @@ class Calls(torch.nn.Module):
         super().__init__()
         self.loop, self.dtypes = loop, dtypes
 
-    def forward(self, *tensors):
-        fields = FIELDS[self.loop]
-        numbers = {field.name for field in fields.fields if not field.type.endswith("*")}
-        values = dict.fromkeys(fields.names) | dict.fromkeys(numbers, 1) | {"num_poses": 5}
-        outputs = []
-        for dtype in self.dtypes:
-            given = {name: t.to(dtype) for name, t in zip(GIVEN[self.loop][0], tensors, strict=True)}
-            outputs.append(LOOPS[self.loop](dtype, {**values, **given}, True))
-        return outputs
-
-
-def tensors_of(loop: str) -> list[torch.Tensor]:
-    return [torch.randn(shape) for shape in GIVEN[loop][0].values()]
+    def forward(self, x):
+        operators = [getattr(torch.ops.escnn_attention, LOOPS[self.loop].operators[dtype]) for dtype in self.dtypes]
+        return [o([x.to(t), None], [1], [0.5], SHAPE) for o, t in zip(operators, self.dtypes, strict=True)]
 
 
 def program(*dtypes: torch.dtype, loop: str = "grids") -> torch.export.ExportedProgram:
-    return torch.export.export(Calls(loop, *dtypes), tuple(tensors_of(loop)), strict=False)
+    return torch.export.export(Calls(loop, *dtypes), (torch.randn(3),), strict=False)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_members_lie_as_the_operator_gives_them(loop):
-    """Pointers, whole numbers and numbers, in this order, all as wide."""
-    types = [field.type for field in FIELDS[loop].fields]
-    kinds = ["pointer" if t.endswith("*") else t for t in types]
-    assert kinds == sorted(kinds, key=["pointer", "int64_t", "double"].index)
-    assert FIELDS[loop].structure().size == 8 * len(types)
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_an_output_of_all_poses(loop):
+def test_an_output_of_the_shape_that_is_given(loop):
     (output,) = program(torch.float64, loop=loop).graph.output_node().args[0]
-    assert output.meta["val"].shape == GIVEN[loop][1]
+    assert output.meta["val"].shape == SHAPE
     assert output.meta["val"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_operator_has_no_code_in_this_process(loop):
     with pytest.raises(NotImplementedError, match=LOOPS[loop].operators[torch.float32]):
-        Calls(loop, torch.float32)(*tensors_of(loop))
+        Calls(loop, torch.float32)(torch.randn(3))
 
 
 @pytest.fixture
@@ -79,35 +58,26 @@ def run_here(monkeypatch):
     """Gives the operators the loops of this process, and writes down what they are called with."""
     calls = []
 
-    def given(loop, kernel, filled):
-        def attend(tensors, integers, numbers, isolating):
-            calls.append((tensors, integers, numbers, isolating))
-            names = [field.name for field in FIELDS[loop].fields]
-            values = dict(zip(names, [*tensors, *integers, *numbers], strict=True))
-            values |= filled(values)
-            kernel.run(values["v"].dtype, values)
-            return values["out"]
+    def given(kernel):
+        def attend(tensors, integers, numbers, shape):
+            calls.append((tensors, integers, numbers, shape))
+            names = re.findall(r"\w+(?=;)", kernel.header.read_text())
+            values = dict(zip(names, [*tensors, *integers, *numbers], strict=False))
+            out = values["v"].new_zeros(shape)
+            # As many sums as there are at most.
+            sums = out.new_empty(2 * out.numel() * values["query_poses"])
+            tensors = list(tensors)
+            tensors[names.index("out")], tensors[names.index("sums")] = out, sums
+            packed = kernel.structure.pack(Members(tensors, integers, numbers))
+            assert not kernel._function(out.dtype)(packed)
+            return out
 
         return attend
 
-    def on_grids(values):
-        q = values["q"]
-        out = q.new_empty(*q.shape[:3], values["num_poses"], q.shape[-1])
-        # As many numbers as there are at most.
-        return {"out": out, "sums": q.new_empty(2 * q.numel() // q.shape[-1] * values["num_poses"])}
-
-    def between_points(values):
-        v, queries, poses = values["v"], values["queries"].numel(), values["num_poses"]
-        out = v.new_zeros(len(v), queries, poses, v.shape[3])
-        return {"out": out, "sums": v.new_empty(len(v), queries, poses * values["query_poses"], 2)}
-
     library = torch.library.Library("escnn_attention", "IMPL")
-    for name, of_loop in {
-        "grids": (native._KERNEL, on_grids),
-        "points": (between_points_native._KERNEL, between_points),
-    }.items():
-        for operator in LOOPS[name].operators.values():
-            library.impl(operator, given(name, *of_loop), "CPU")
+    for name, loop in LOOPS.items():
+        for operator in loop.operators.values():
+            library.impl(operator, given(KERNELS[name]), "CPU")
     for module in (kernel, between_points_native):
         monkeypatch.setattr(module, "packaging", lambda: True)
     yield calls

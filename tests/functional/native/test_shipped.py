@@ -5,13 +5,15 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.functional.native import shipped
-from escnn_attention.functional.native.fields import Field, Fields
+from escnn_attention.functional.native.arguments import Array, Structure
 
 ROOT = Path(__file__).parents[3]
 CMAKE = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
@@ -76,27 +78,46 @@ def test_one_that_cannot_be_loaded_is_passed_over(make, monkeypatch, tmp_path, c
     assert "seven-float-AVX2.so came with the package and cannot be loaded" in caplog.text
 
 
-FIELDS = Fields("Sizes: one number.", Field("y", "void*", "(1)"))
-LOOP = FIELDS.header() + 'extern "C" int escnn_attention(const Arguments* a) { *(float*)a->y = 7 + WHICH; return 0; }'
+class Nothing(NamedTuple):
+    """No arguments."""
+
+
+class One(NamedTuple):
+    """One result."""
+
+    y: Annotated[Tensor, Array("1")]
+
+
+class Two(NamedTuple):
+    """Two results."""
+
+    y: Annotated[Tensor, Array("1")]
+    z: Annotated[Tensor, Array("1")]
+
+
+LOOP = (
+    Structure(Nothing, One).header()
+    + 'extern "C" int escnn_attention(const Arguments* a) { *(float*)a->y = 7 + WHICH; return 0; }'
+)
 
 
 def test_a_loop_that_came_with_the_package_needs_no_compiler(make, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/nonexistent")
     monkeypatch.setenv("ESCNN_ATTENTION_CACHE", str(tmp_path / "cache"))
     has(monkeypatch, "AVX2")
-    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", FIELDS)
+    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
     assert "No such file" in kernel.why_not_built(torch.float32) or "does not run" in kernel.why_not_built(
         torch.float32
     )
     make("DEFAULT", "AVX2", source=LOOP)
-    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", FIELDS)
+    kernel = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, One)
     assert kernel.why_not_built(torch.float32) is None
     y = torch.zeros(1)
-    kernel.run(torch.float32, {"y": y})
+    kernel.run(torch.float32, Nothing(), One(y))
     assert y.item() == 8
     assert not (tmp_path / "cache").exists()
-    other = compiled.Kernel(tmp_path / "seven.cpp", "counting", Fields("", *FIELDS.fields, Field("n", "int64_t", "1")))
-    with pytest.raises(RuntimeError, match=r"seven.cpp: got a library whose arguments have 8 bytes, needed 16"):
+    other = compiled.Kernel(tmp_path / "seven.cpp", "counting", Nothing, Two)
+    with pytest.raises(RuntimeError, match=r"seven.cpp: got a library whose arguments have 16 bytes, needed 24"):
         other.why_not_built(torch.float32)
 
 

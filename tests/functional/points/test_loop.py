@@ -148,7 +148,7 @@ def program_of(plain: nn.Module) -> ExportedProgram:
 
 
 def loops_of(program: ExportedProgram) -> int:
-    return times_written(program, "attention_between_points")
+    return times_written(program, "packaged_points")
 
 
 @NEEDS_LOOPS

@@ -470,7 +470,7 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
     with pytest.raises(ValueError, match="'native' cannot serve this call: it runs on the CPU"):
         point_attention(*(3 * [q.to("meta")]), torch.zeros(3, 2, device="meta"), cloud, **arguments)
     # Without a compiler others serve.
-    monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
+    monkeypatch.setattr(native_points.KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
     with pytest.raises(ValueError, match="'native' cannot serve this call: there is no compiler"):
         point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments)
     assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "auto"}).any()
@@ -480,7 +480,7 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
 
 
 def test_memory_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(native_points._KERNEL, "_found", {torch.float64: lambda _: 1})
+    monkeypatch.setattr(native_points.KERNEL, "_found", {torch.float64: lambda _: 1})
     with pytest.raises(RuntimeError, match="can't allocate memory for attention between points"):
         attend(case())
 

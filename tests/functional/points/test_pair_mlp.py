@@ -23,11 +23,11 @@ def draw(blocks=2, inputs=3, rows=37, heads=2, first=5, second=4, repeats=3, dty
 
 
 def natively(x, *weights):
-    return module._operator(module._Arguments(*weights, x))
+    return module._operator(module.Arguments(*weights, x))
 
 
 def plainly(x, *weights):
-    return module._plainly(module._Arguments(*weights, x))
+    return module._plainly(module.Arguments(*weights, x))
 
 
 def written_out(x, bias, first, second, last):
@@ -121,6 +121,6 @@ def test_who_serves(monkeypatch):
     with torch.no_grad():
         module.pair_mlp(*tensors)
     assert len(served) == 2
-    monkeypatch.setattr(module._KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
+    monkeypatch.setattr(module.KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
     module.pair_mlp(*(t.detach() for t in tensors))
     assert len(served) == 2

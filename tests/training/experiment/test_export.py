@@ -186,7 +186,7 @@ def test_a_network_that_is_compiled(folder, tmp_path, monkeypatch):
         torch.testing.assert_close(
             torch._inductor.aoti_load_package(str(file))(images), network(images), atol=1e-5, rtol=1e-5
         )
-    assert b"attention_on_grids_float" in file.read_bytes()
+    assert b"packaged_grids_float" in file.read_bytes()
 
 
 def test_the_command_compiles(folder, small, tmp_path, as_modules, monkeypatch):

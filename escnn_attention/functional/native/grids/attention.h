@@ -2,6 +2,9 @@
 
 #pragma once
 
+#include <limits>
+#include <numeric>
+
 #include "../threads.h"
 #include "everything_pass.h"
 #include "window_pass.h"
@@ -45,14 +48,59 @@ template <class Pass> int run(const Arguments& call, const Layout& layout, const
     return !done;
 }
 
+template <class T> int attend(const Arguments& call) {
+    const Layout layout(call, WIDTH<T>, sizeof(T));
+    if (call.everything)
+        return run<EverythingPass<T>>(
+            call, layout, {call.grad_waves, call.wave_heads, call.num_poses * layout.positions * call.num_waves});
+    return run<WindowPass<T>>(
+        call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
+}
+
+template <class T> bool all_finite(const T* x, int64_t size) {
+    constexpr int64_t LANES = 64;  // sums side by side, which a compiler keeps in vectors
+    T sums[LANES] = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) sums[lane] += 0 * x[i + lane];
+    for (; i < size; i++) sums[0] += 0 * x[i];
+    return std::accumulate(sums, sums + LANES, T(0)) == 0;
+}
+
+// The forward pass, where a key or value that is not finite makes the output of the queries that see it NaN, and changes
+// no other: a masked key has the weight 0, and 0 * NaN is NaN. Attention with equal weights finds these queries.
+template <class T> int attend_isolated(Arguments call) {
+    if (int failed = attend<T>(call)) return failed;
+    const int64_t places = call.heads * call.images * call.positions, size = call.num_poses * call.channels;
+    T* out = static_cast<T*>(call.out);
+    // Every key is seen by its own query at least, so that what is not finite leaves a trace.
+    if (!call.in_window || all_finite(out, places * size)) return 0;
+    const int64_t vectors = places * call.key_poses, channels = call.channels;
+    const T *k = static_cast<const T*>(call.k), *v = static_cast<const T*>(call.v);
+    std::vector<T> keys(k, k + vectors * channels), values(v, v + vectors * channels);
+    std::vector<T> spoilt(places), zero(places), reached(places), sums(2 * places);
+    for (int64_t i = 0; i < vectors; i++) {
+        T *key = &keys[i * channels], *value = &values[i * channels];
+        if (all_finite(key, channels) && all_finite(value, channels)) continue;
+        spoilt[i / call.key_poses] = 1;
+        std::fill(key, key + channels, T(0)), std::fill(value, value + channels, T(0));
+    }
+    Arguments even = call;
+    even.q = even.k = zero.data(), even.v = spoilt.data(), even.out = reached.data(), even.sums = sums.data();
+    even.spatial = even.pose = nullptr;
+    even.num_poses = even.query_poses = even.key_poses = even.channels = 1;
+    even.sum_query_poses = 0, even.dropout = 0;
+    call.k = keys.data(), call.v = values.data();
+    if (attend<T>(even) || attend<T>(call)) return 1;
+    for (int64_t i = 0; i < places; i++)
+        if (reached[i] > 0) std::fill(out + i * size, out + (i + 1) * size, std::numeric_limits<T>::quiet_NaN());
+    return 0;
+}
+
+// 0, or 1 where there was not enough memory.
 template <class T> int run(const Arguments& call) {
     try {
-        const Layout layout(call, WIDTH<T>, sizeof(T));
-        if (call.everything)
-            return run<EverythingPass<T>>(
-                call, layout, {call.grad_waves, call.wave_heads, call.num_poses * layout.positions * call.num_waves});
-        return run<WindowPass<T>>(
-            call, layout, {call.grad_spatial, call.spatial_heads, call.num_poses * call.offsets * call.channels});
+        return call.grad ? attend<T>(call) : attend_isolated<T>(call);
     } catch (const std::bad_alloc&) {
         return 1;
     }

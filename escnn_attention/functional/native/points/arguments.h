@@ -1,57 +1,53 @@
-// What Python gives the loop, made of the list in functional/native/fields.py: changes here are lost.
+// Arguments of the loop, made of the lists in escnn_attention.functional.points.native. To write it again:
+//     python -m escnn_attention.functional.native.arguments
 
 #pragma once
 
 #include <cstdint>
 
-// Sizes: M heads, G groups of A queries that see the same K keys, H output poses, J query poses, P key poses, C
-// channels, F features, and S rows of scores of a query: H, or H * J where all query poses contribute to every output
-// pose.
+// Sizes without a comment are those of the arrays, or 0 where there is none.
 extern "C" struct Arguments {
-    const void* q;  // (M, G * A, J, C), or null
-    const void* k;  // (M, points, P, C); there with q, or null
-    const void* v;  // (M, points, P, C)
-    const void* reads;  // (M, G * A, J, F), or null
-    const void* features;  // (feature_heads, H, F, G, A, K); there with reads, or null
-    const void* pose;  // (pose_heads, H, C, padded_key_poses), or null
-    const void* extra;  // (M, S, extra_poses, G, A, K), or null
-    const void* factors;  // (M, G, A, K), which multiply weights, or null
-    const int64_t* queries;  // (G, A), points; -1 at the end of a row fills up
-    const int64_t* keys;  // (G, K), points; -1 at the end of a row fills up
-    const void* log_measure;  // (points, P), or null
-    void* out;  // (M, G * A, H, C), in the forward pass, or null
-    void* sums;  // (M, G * A, S, 2): the largest scores, and what makes sums of exponentials 1
-    const void* grad;  // as out, in the backward pass, or null
-    void* grad_q;  // as q, zero at first, or null
-    void* grad_k;  // as k, zero at first, or null
-    void* grad_v;  // as v, zero at first, or null
-    void* grad_reads;  // as reads, zero at first, or null
-    void* grad_features;  // as features, zero at first where anything fills up, or null
-    void* grad_pose;  // as pose, zero at first, or null
-    void* grad_extra;  // as extra, zero at first where anything fills up, or null
-    void* grad_factors;  // as factors, zero at first, or null
-    void* weights;  // (M, G * A, H, row_stride); not group by group, or null
-    void* grad_scores;  // (M, G * A, H or J, row_stride); not group by group, or null
-    int64_t heads;  // M
-    int64_t points;  // how many
-    int64_t groups;  // G
-    int64_t group_queries;  // A
-    int64_t group_keys;  // K
-    int64_t num_poses;  // H
-    int64_t query_poses;  // J
-    int64_t key_poses;  // P
-    int64_t channels;  // C
-    int64_t num_features;  // F
-    int64_t feature_heads;  // M or 1
-    int64_t pose_heads;  // M or 1
-    int64_t padded_key_poses;  // whole vectors that hold P
-    int64_t extra_poses;  // P or 1
+    const void* q;  // (heads, groups * group_queries, query_poses, channels), scaled, or null
+    const void* k;  // (heads, points, key_poses, channels), or null
+    const void* v;  // (heads, points, key_poses, channels)
+    const void* reads;  // (heads, groups * group_queries, query_poses, num_features), or null
+    const void* features;  // (feature_heads, num_poses, num_features, groups, group_queries, group_keys), or null
+    const void* pose;  // (pose_heads, num_poses, channels, padded_key_poses), or null
+    const void* extra;  // (heads, rows of scores, extra_poses, groups, group_queries, group_keys), or null
+    const void* factors;  // (heads, groups, group_queries, group_keys), or null
+    const int64_t* queries;  // (groups, group_queries), -1 fills up
+    const int64_t* keys;  // (groups, group_keys), -1 fills up
+    const void* log_measure;  // (points, key_poses), or null
+    const int64_t* seed;  // (1), of dropout, or null
+    void* out;  // (heads, groups * group_queries, num_poses, channels), or null
+    void* sums;  // (heads, groups * group_queries, rows of scores, 2), the largest scores, and what makes sums 1, or null
+    void* grad;  // (as out), in the backward pass, or null
+    void* grad_q;  // as q, or null
+    void* grad_k;  // as k, or null
+    void* grad_v;  // as v, or null
+    void* grad_reads;  // as reads, or null
+    void* grad_features;  // as features, or null
+    void* grad_pose;  // as pose, or null
+    void* grad_extra;  // as extra, or null
+    void* grad_factors;  // as factors, or null
+    int64_t num_poses;  // of the output
+    int64_t query_poses;  // of the queries
+    int64_t exclusive_keys;  // whether no two groups have keys in common
     int64_t sum_query_poses;  // whether all query poses contribute to every output pose
-    int64_t normalize_by_count;  // whether scores are divided by the measure of the keys
-    int64_t group_by_group;  // whether the keys of a group, which no other has, follow its queries
-    int64_t threads;  // how many
-    int64_t seed;  // of dropout
-    int64_t row_stride;  // of a row of scores: P * K and one vector more at least, in whole lines of the cache
+    int64_t normalize_by_count;  // whether scores are divided by the measure of the keys, instead of a softmax
+    int64_t heads;
+    int64_t points;
+    int64_t key_poses;
+    int64_t channels;
+    int64_t groups;
+    int64_t group_queries;
+    int64_t group_keys;
+    int64_t num_features;
+    int64_t feature_heads;
+    int64_t pose_heads;
+    int64_t padded_key_poses;
+    int64_t extra_poses;
+    int64_t threads;
     double dropout;  // the probability
 };
 

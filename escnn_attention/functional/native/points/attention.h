@@ -28,7 +28,7 @@ template <class T> bool run(const Arguments& call) {
             pass.work(task, grad_tables.data() + part * size);
     });
     for (int64_t i = 0; i < parts * size; i++) as<T>(call.grad_pose)[i % size] += grad_tables[i];
-    if (done && !call.group_by_group && (call.grad_k || call.grad_v)) {
+    if (done && !layout.group_by_group && (call.grad_k || call.grad_v)) {
         const KeyPass<T> pass(layout);
         done = share(pass.tasks(), call.threads, [] { return 0; }, [&](int, int64_t task) { pass.work(task); });
     }

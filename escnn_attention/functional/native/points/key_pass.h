@@ -17,11 +17,11 @@ template <class T> struct KeyPass {
     // A task is one tile of all groups in a head: no two add to the same place.
     int64_t tasks() const { return call.heads * tiles; }
     void work(int64_t task) const {
-        const int64_t head = task / tiles, stride = call.group_queries * call.row_stride;
+        const int64_t head = task / tiles, stride = call.group_queries * layout.row_stride;
         for (int64_t group = 0; group < call.groups; group++) {
             const int64_t first = (head * call.groups + group) * stride;
-            work(Tile{head, group, task % tiles * width, as<T>(call.weights) + first * call.num_poses,
-                      as<T>(call.grad_scores) + first * layout.grad_rows});
+            work(Tile{head, group, task % tiles * width, layout.weights.data + first * call.num_poses,
+                      layout.grad_scores.data + first * layout.grad_rows});
         }
     }
     // All tiles of a group in a head: `weights` and `grad_scores` are those of its queries.
@@ -71,7 +71,7 @@ template <class T> struct KeyPass {
             if (++blocks % (SPAN / GROUP) == 0) add_sums<B>(sums, total, some);
             const T *weight[R], *x[R];
             for (int i = 0; i < R; i++) {
-                weight[i] = weights + rows[i] * call.row_stride + key;
+                weight[i] = weights + rows[i] * layout.row_stride + key;
                 x[i] = channels_of(rows[i]);
             }
             add_outer_products<R, B>(weight, x, tile.first, some, num_keys, sums);

@@ -21,6 +21,9 @@ struct ScoreRow {
     int64_t grad_index;        // of its rows of gradients of scores, summed over output poses if query poses are
 };
 
+constexpr int64_t FEWEST_GROUPS = 8;                   // to be shared among threads, whatever their number
+constexpr int64_t CACHED_NUMBERS = int64_t(1) << 19;  // of a group whose scores stay in the cache
+
 template <class T> T* as(void* p) { return static_cast<T*>(p); }
 template <class T> const T* as(const void* p) { return static_cast<const T*>(p); }
 
@@ -35,9 +38,14 @@ template <class T> struct Layout {
               score_rows(call.num_poses * summed_poses),
               grad_rows(call.sum_query_poses ? call.query_poses : call.num_poses),
               padded_keys((call.group_keys + width - 1) / width * width),
-              slots(call.group_by_group ? call.group_queries
-                                        : std::min({call.group_queries, most_slots(), even_slots()})),
-              group_tasks((call.group_queries + slots - 1) / slots) {}
+              row_stride(((call.key_poses * call.group_keys + line - 1) / line + 1) * line),
+              group_by_group(call.exclusive_keys && call.groups >= FEWEST_GROUPS && group_size() <= CACHED_NUMBERS),
+              slots(group_by_group ? call.group_queries : std::min({call.group_queries, most_slots(), even_slots()})),
+              group_tasks((call.group_queries + slots - 1) / slots) {
+        if (!call.grad || group_by_group) return;
+        weights = Buffer<T>(call.heads * num_queries * call.num_poses * row_stride, false);
+        grad_scores = Buffer<T>(call.heads * num_queries * grad_rows * row_stride, false);
+    }
 
     // What a query without a pose, or with that of the output, has for a query pose.
     int64_t own_query_pose(int64_t pose) const { return call.query_poses == 1 ? 0 : pose; }
@@ -67,9 +75,22 @@ template <class T> struct Layout {
     const int64_t summed_poses;              // query poses that contribute to an output pose
     const int64_t score_rows, grad_rows;     // of a query: rows of scores, and of gradients of them
     const int64_t padded_keys;               // K in whole vectors
+    const int64_t row_stride;  // of a row of scores: one vector more, since that at the end of a pose reaches beyond it
+    // Whether the keys of a group get their gradients right after its queries: no two groups have keys in common, there
+    // are several for each thread, and the scores of one fit into the cache.
+    const bool group_by_group;
     const int64_t slots, group_tasks;        // queries of a group that are taken at once, and how often that is
 
+    // Of all queries and output poses, and of all queries and rows of gradients; empty group by group.
+    Buffer<T> weights, grad_scores;
+
   private:
+    static constexpr int64_t line = LINE / sizeof(T);
+    // The numbers that a group holds.
+    int64_t group_size() const {
+        const int64_t rows = (call.num_poses + grad_rows) * row_stride, scores = call.heads * score_rows;
+        return call.group_queries * std::max(rows, scores * call.group_keys);
+    }
     // For any number of threads the same: a result depends on what is added up at once.
     int64_t most_slots() const {
         return std::max<int64_t>(1, (int64_t(1) << 20) / (call.heads * score_rows * padded_keys));

@@ -16,7 +16,7 @@ template <class T> struct Normalization {
     static constexpr int width = WIDTH<T>;
 
     explicit Normalization(const Layout<T>& layout)
-            : layout(layout), call(layout.call), dropout(call.dropout), measure(call.row_stride) {}
+            : layout(layout), call(layout.call), dropout(call.dropout), measure(layout.row_stride) {}
 
     // The measure of the keys: logarithms to be added to scores, or shares of the whole to be multiplied with them.
     void begin(const Task<T>& task) {
@@ -130,9 +130,9 @@ template <class T> struct Normalization {
         }
     }
     uint32_t dropout_key(const Task<T>& task, const ScoreRow& row) const {
-        const uint32_t head = Dropout<T>::mix(uint32_t(call.seed) + uint32_t(task.head));
+        const uint32_t head = Dropout<T>::mix(uint32_t(*call.seed) + uint32_t(task.head));
         const uint32_t query = Dropout<T>::mix(head ^ uint32_t(row.query - task.head * layout.num_queries));
-        return Dropout<T>::mix(query + uint32_t(call.seed >> 32) + uint32_t(row.index));
+        return Dropout<T>::mix(query + uint32_t(*call.seed >> 32) + uint32_t(row.index));
     }
 
     const Layout<T>& layout;

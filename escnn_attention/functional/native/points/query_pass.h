@@ -21,15 +21,15 @@ template <class T> struct QueryPass {
               scores(layout),
               factors(layout),
               key_pass(layout),
-              keys(call.channels, call.row_stride),
-              values(call.channels, call.row_stride),
-              score_rows(GROUP, call.row_stride),
-              weight_rows(GROUP, call.row_stride),
-              grad_weight_rows(GROUP, call.row_stride),
-              grad_factored_rows(call.factors ? GROUP : 0, call.row_stride) {
-        if (!call.grad || !call.group_by_group) return;
-        group_weights = Rows<T>(call.group_queries * call.num_poses, call.row_stride);
-        group_grad_scores = Rows<T>(call.group_queries * layout.grad_rows, call.row_stride);
+              keys(call.channels, layout.row_stride),
+              values(call.channels, layout.row_stride),
+              score_rows(GROUP, layout.row_stride),
+              weight_rows(GROUP, layout.row_stride),
+              grad_weight_rows(GROUP, layout.row_stride),
+              grad_factored_rows(call.factors ? GROUP : 0, layout.row_stride) {
+        if (!call.grad || !layout.group_by_group) return;
+        group_weights = Rows<T>(call.group_queries * call.num_poses, layout.row_stride);
+        group_grad_scores = Rows<T>(call.group_queries * layout.grad_rows, layout.row_stride);
     }
 
     // The gradients of the tables of poses are added to `grad_tables`.
@@ -42,7 +42,7 @@ template <class T> struct QueryPass {
             if (call.q) pack(task, as<T>(call.k) + first, keys);
             pack(task, as<T>(call.v) + first, values);
             call.grad ? backward(grad_tables) : forward();
-            if (call.grad && call.group_by_group)
+            if (call.grad && layout.group_by_group)
                 key_pass.work(task.head, task.group, group_weights[0], group_grad_scores[0]);
         }
         if (scores.features.needs_gradients()) scores.features.backward(task);
@@ -164,12 +164,12 @@ template <class T> struct QueryPass {
     }
     // Where the pass over the keys reads: of an output pose, and of a row of gradients.
     T* weights_of(const ScoreRow& row) const {
-        if (call.group_by_group) return group_weights[row.member * call.num_poses + row.pose];
-        return as<T>(call.weights) + (row.query * call.num_poses + row.pose) * call.row_stride;
+        if (layout.group_by_group) return group_weights[row.member * call.num_poses + row.pose];
+        return layout.weights.data + (row.query * call.num_poses + row.pose) * layout.row_stride;
     }
     T* grad_scores_of(const ScoreRow& row) const {
-        if (call.group_by_group) return group_grad_scores[row.member * layout.grad_rows + row.grad_index];
-        return as<T>(call.grad_scores) + (row.query * layout.grad_rows + row.grad_index) * call.row_stride;
+        if (layout.group_by_group) return group_grad_scores[row.member * layout.grad_rows + row.grad_index];
+        return layout.grad_scores.data + (row.query * layout.grad_rows + row.grad_index) * layout.row_stride;
     }
 
     const Layout<T>& layout;

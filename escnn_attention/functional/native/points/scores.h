@@ -14,11 +14,11 @@ template <class T> struct Scores {
 
     explicit Scores(const Layout<T>& layout)
             : features(layout),
-              zeros(layout.call.row_stride),
+              zeros(layout.row_stride),
               layout(layout),
               call(layout.call),
               poses(layout),
-              biases(GROUP, call.row_stride),
+              biases(GROUP, layout.row_stride),
               by_pose(GROUP, call.padded_key_poses + width) {}
 
     // Rows (R, padded) with keys (C, padded). What `added` points to is added to all, unless it is null.

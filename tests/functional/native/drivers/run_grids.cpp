@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "attention.cpp"
+#include "grids.cpp"
 #include "room.h"
 
 namespace {
@@ -20,8 +20,9 @@ class Call {
         for (const int64_t n : shape) positions *= n;
         a.heads = 3, a.images = 2, a.query_poses = query_poses, a.key_poses = 3, a.channels = 7;
         a.num_poses = modes.sum_query_poses ? 4 : query_poses;
-        a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = 1234567890123, a.scale = 0.4;
-        a.parts = 2, a.threads = 3, a.everything = modes.everything, a.key_positions = positions;
+        a.sum_query_poses = modes.sum_query_poses, a.dropout = modes.dropout, a.seed = modes.dropout ? &seed : nullptr, a.scale = 0.4;
+        a.parts = 2, a.threads = 3, a.everything = modes.everything, a.in_window = !modes.everything;
+        a.positions = a.key_positions = positions;
         if (modes.everything) {
             this->shape = {positions};
             a.rows = positions, a.num_waves = modes.table ? 6 : 0;
@@ -68,6 +69,7 @@ class Call {
     }
 
     const Modes modes;
+    const int64_t seed = 1234567890123;
     Arguments a{};
     int64_t positions = 1;
     std::vector<int64_t> shape, steps;

@@ -10,7 +10,7 @@
 namespace {
 
 struct Modes {
-    bool sum_query_poses, normalize_by_count, group_by_group, content, features, pose, extra, shared;
+    bool sum_query_poses, normalize_by_count, exclusive_keys, content, features, pose, extra, shared;
     double dropout;
 };
 
@@ -25,8 +25,8 @@ class Call {
         a.pose_heads = modes.pose ? heads() : 0, a.padded_key_poses = modes.pose ? line : 0;
         a.extra_poses = !modes.extra ? 0 : modes.shared ? 1 : a.key_poses;
         a.sum_query_poses = modes.sum_query_poses, a.normalize_by_count = modes.normalize_by_count;
-        a.group_by_group = modes.group_by_group, a.threads = 3, a.seed = 1234567890123, a.dropout = modes.dropout;
-        a.row_stride = ((a.key_poses * keys + line - 1) / line + 1) * line;
+        a.exclusive_keys = modes.exclusive_keys, a.threads = 3, a.dropout = modes.dropout;
+        a.seed = modes.dropout ? &seed : nullptr;
         queries = a.heads * a.groups * a.group_queries;
         score_rows = a.num_poses * (a.sum_query_poses ? a.query_poses : 1);
         index();
@@ -77,12 +77,10 @@ class Call {
         if (modes.features) a.grad_reads = room.zeros(size_reads()), a.grad_features = room.zeros(size_features());
         if (modes.pose) a.grad_pose = room.zeros(size_pose());
         if (modes.extra) a.grad_extra = room.zeros(size_extra());
-        if (modes.group_by_group) return;
-        a.weights = room.zeros(queries * a.num_poses * a.row_stride);
-        a.grad_scores = room.zeros(queries * (a.sum_query_poses ? a.query_poses : a.num_poses) * a.row_stride);
     }
 
     const Modes modes;
+    const int64_t seed = 1234567890123;
     Arguments a{};
     int64_t queries, score_rows;
     std::vector<int64_t> asking, seen;

@@ -1,4 +1,4 @@
-// Attention on a grid, forward and backward: what backends/native.py calls.
+// Attention on a grid, forward and backward, for functional/grid/native.py.
 
 #include "grids/attention.h"
 

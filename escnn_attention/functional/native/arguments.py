@@ -1,0 +1,194 @@
+"""Arguments of the compiled loops: one annotated list makes the Python arguments, the C structure and its header.
+
+A loop has two named tuples: the arguments, and the results, which it fills or which its backward pass reads. Each field
+that C++ reads is annotated, a tensor by an :class:`Array` and a number by what it means::
+
+    class Arguments(NamedTuple):
+        x: Annotated[Tensor, Array("rows, channels", gradient="void")]
+        factor: Annotated[float, "of the output"]
+
+    class Results(NamedTuple):
+        out: Annotated[Tensor | None, Array("rows, channels")] = None
+
+``struct Arguments`` in C++ has pointers to these arrays, ``grad_x``, the factor, and the sizes ``rows`` and
+``channels``. The headers lie beside the sources, so that a compiler needs no Python. To write them again::
+
+    python -m escnn_attention.functional.native.arguments
+
+A test compares them with the lists, and a library whose structure has another size is an error where it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from escnn_attention.geometry.cache import constant_result
+
+__all__ = ["LOOPS", "Arguments", "Array", "Members", "Results", "Structure", "num_threads"]
+
+LOOPS = ("grid.native", "points.native", "points.pair_mlp")
+"""The modules of :mod:`escnn_attention.functional` that have a compiled loop, a ``KERNEL``."""
+
+Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]
+Results = TypeVar("Results", bound=tuple)  # type: ignore[type-arg]
+
+
+class Array(NamedTuple):
+    """A contiguous tensor that a loop reads or fills.
+
+    Attributes:
+        axes: the sizes, by name. A name that stands alone is a member of the structure.
+        meaning: of the numbers.
+        element: the type of the numbers in C; ``void`` is single or double precision, whichever the loop is built for.
+        gradient: the type of the numbers of its gradient, if it has one.
+    """
+
+    axes: str
+    meaning: str = ""
+    element: Literal["void", "int64_t"] = "void"
+    gradient: Literal["", "void", "double"] = ""
+
+
+class Members(NamedTuple):
+    """The members of a structure: pointers, whole numbers, numbers, in the order in which they lie in memory."""
+
+    arrays: list[Tensor | None]
+    integers: list[int]
+    numbers: list[float]
+
+
+@constant_result
+def num_threads() -> int:
+    """How many threads a loop uses; compiled programs hold it as a constant."""
+    return torch.get_num_threads()
+
+
+class Structure(Generic[Arguments, Results]):
+    """The C structure of a loop.
+
+    Args:
+        arguments: the named tuple of the arguments.
+        results: the named tuple of what the loop fills, and of what its backward pass reads besides the arguments.
+
+    Attributes:
+        differentiable: the names of the arguments that have gradients.
+    """
+
+    def __init__(self, arguments: type[Arguments], results: type[Results]):
+        self._source = arguments.__module__
+        fields, filled = _annotated(arguments), _annotated(results)
+        arrays = {name: field for name, field in fields.items() if isinstance(field[1], Array)}
+        place = {name: i for i, name in enumerate(arguments._fields)}  # type: ignore[attr-defined]
+        self.differentiable = tuple(name for name, (_, array) in arrays.items() if array.gradient)
+        self._arrays = [place[name] for name in arrays]
+        given = {name: hint for name, (hint, array) in fields.items() if not isinstance(array, Array)}
+        integers = [name for name, hint in given.items() if hint in (int, bool)]
+        doubles = [name for name, hint in given.items() if hint is float]
+        self._integers, self._doubles = [place[name] for name in integers], [place[name] for name in doubles]
+        # Where the sizes that are not given are read, from arrays that are always there first.
+        sizes: dict[str, list[tuple[int, int]]] = {}
+        for name, (_, array) in sorted(arrays.items(), key=lambda item: item[1][0] is not Tensor):
+            for axis, size in enumerate(array.axes.split(", ")):
+                if size.isidentifier() and size not in given:
+                    sizes.setdefault(size, []).append((place[name], axis))
+        self._sizes = list(sizes.values())
+        self._no_gradients = [None] * len(self.differentiable)
+        self._packed = struct.Struct(
+            f"@{len(arrays) + len(filled) + len(self.differentiable)}P{len(integers) + len(sizes) + 1}q{len(doubles)}d"
+        )
+        self._lines = [
+            *(_declared(name, *field, constant="const ") for name, field in arrays.items()),
+            *(_declared(name, *field) for name, field in filled.items()),
+            *(
+                f"{array.gradient}* grad_{name};  // as {name}, or null"
+                for name, (_, array) in arrays.items()
+                if array.gradient
+            ),
+            *(f"int64_t {name};  // {fields[name][1]}" for name in integers),
+            *(f"int64_t {name};" for name in sizes),
+            "int64_t threads;",
+            *(f"double {name};  // {fields[name][1]}" for name in doubles),
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the structure."""
+        return self._packed.size
+
+    def members(
+        self, arguments: Arguments, results: Results, gradients: Sequence[Tensor | None] | None = None
+    ) -> Members:
+        """The members of the structure.
+
+        Args:
+            arguments: the arguments.
+            results: what is filled or read besides them.
+            gradients: of the differentiable arguments, None for those that need none; without it, of none.
+        """
+        arrays = [arguments[i] for i in self._arrays]
+        integers = [int(arguments[i]) if type(arguments[i]) is bool else arguments[i] for i in self._integers]
+        for places in self._sizes:
+            for i, axis in places:
+                if (array := arguments[i]) is not None:
+                    integers.append(array.shape[axis])
+                    break
+            else:
+                integers.append(0)
+        integers.append(num_threads())
+        arrays += results
+        arrays += self._no_gradients if gradients is None else gradients
+        return Members(arrays, integers, [arguments[i] for i in self._doubles])
+
+    def pack(self, members: Members) -> bytes:
+        """The members as they lie in memory."""
+        pointers = [0 if t is None else t.data_ptr() for t in members.arrays]
+        return self._packed.pack(*pointers, *members.integers, *members.numbers)
+
+    def header(self) -> str:
+        """The text of the C++ header: the structure, and a function that gives its size."""
+        lines = [
+            f"// Arguments of the loop, made of the lists in {self._source}. To write it again:",
+            "//     python -m escnn_attention.functional.native.arguments",
+            "",
+            "#pragma once",
+            "",
+            "#include <cstdint>",
+            "",
+            "// Sizes without a comment are those of the arrays, or 0 where there is none.",
+            'extern "C" struct Arguments {',
+            *(f"    {line}" for line in self._lines),
+            "};",
+            "",
+            'extern "C" int64_t escnn_attention_size() { return sizeof(Arguments); }',
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def _annotated(kind: type) -> dict[str, tuple[Any, Any]]:
+    """The type and the annotation of the fields that C++ reads."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        if typing.get_origin(hint) is Annotated:
+            found[name] = typing.get_args(hint)
+    return found
+
+
+def _declared(name: str, hint: Any, array: Array, constant: str = "") -> str:
+    """The declaration of the pointer to an array."""
+    meaning = f", {array.meaning}" if array.meaning else ""
+    null = "" if hint is Tensor else ", or null"
+    return f"{constant}{array.element}* {name};  // ({array.axes}){meaning}{null}"
+
+
+if __name__ == "__main__":
+    for module in LOOPS:
+        kernel = importlib.import_module(f"escnn_attention.functional.{module}").KERNEL
+        kernel.header.write_text(kernel.structure.header(), encoding="utf-8")
