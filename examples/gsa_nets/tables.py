@@ -93,10 +93,10 @@ _PUBLISHED = {
 _SMALL_GROUPS = {"rotmnist": ("Z2", "R4", "R8"), "cifar10": ("Z2", "Z2M"), "pcam": ("Z2", "R4", "R4M")}
 
 SMALL = (
-    "few images, of half the width and height, few epochs, and networks of two stages, of some 9,600 parameters, that "
-    "are trained by the recipe of examples/recipes: not the paper's networks"
+    "few images of half the width and height, few epochs, and networks of two stages with about 9,600 parameters, "
+    "trained by the recipe of examples/recipes: not the paper's networks"
 )
-"""What the small version is."""
+"""The description of the small version."""
 
 _SMALL_TRAINING: dict[str, Any] = {
     **SMALL_RECIPE,

@@ -1,8 +1,8 @@
-"""What each part of a recipe for training attention is worth, on handwritten digits.
+"""Ablations of a recipe for training attention, on handwritten digits.
 
-The hybrid and the GSA-Net of `escnn-attention compare` are trained with one part of their recipe changed at a time,
-with several seeds, on upright digits. Accuracies are of the test digits as they are, and rotated by any angle; nothing
-was chosen by them, the validation part was looked at for that.
+The networks of `escnn-attention compare` are trained on upright digits with one part of their recipe changed at a time,
+with several seeds. Accuracies are those of upright test digits and of digits rotated by any angle; nothing was chosen on
+the test digits.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "logits read by a class token": _TOKEN,
         **_TRAINING,
         "keys of all poses, encoding by an MLP": _network(keys="all", encoding="mlp"),
-        "the same, and of two registers": _network(keys="all", encoding="mlp", block=_BLOCK | {"registers": 2}),
+        "the same with two registers": _network(keys="all", encoding="mlp", block=_BLOCK | {"registers": 2}),
     },
     "gsa-net": {
         RECIPE: {},
@@ -89,15 +89,15 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "four heads in the lifting layer, not nine": _network(stem_heads=4),
     },
 }
-"""What is changed of a training, by the network's name and that of the change: new values of the configuration."""
+"""Changes of a training, by the names of the network and of the change: new values of the configuration."""
 
 
 described = functools.cache(describe_network)
-"""A network of the comparison, which takes as long to find as some epochs to train; copies of it are changed."""
+"""A network of the comparison, cached because finding its widths takes as long as some epochs of training."""
 
 
 def configuration(name: str, changes: Mapping[str, Any], data: ImageData, settings: Settings) -> dict[str, Any]:
-    """The configuration of the comparison's training of a network, changed."""
+    """The configuration of the comparison for a network, with changes."""
     network = copy.deepcopy(described(name, settings.group, data.size, data.num_classes, settings.parameters))
     config = configure(network, data, settings)
     for path, value in changes.items():
@@ -158,7 +158,7 @@ def measure(
     limit_train: int | None = None,
     limit_test: int | None = None,
 ) -> None:
-    """Train all variants, or go on where that was stopped, and write their table.
+    """Train all variants, or resume, and write their table.
 
     Args:
         out: the folder of the runs and of ``ablations.md``.
