@@ -7,6 +7,11 @@ import warnings
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--seed``."""
+    parser.addoption("--seed", type=int, help="draw the examples of this number, not those of the commit")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Import what all tests do, but in a process that only hands them out: its imports would delay the others."""
     if config.getoption("numprocesses", None):

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.sampling import mark_undrawn
+from tests.sampling import mark_undrawn, seed_of_the_commit
 
 if TYPE_CHECKING:
     from tests.fresh_python import FreshPython
     from tests.without_escnn import WithoutEscnn
+
+ROOT = Path(__file__).parents[1]
 
 # The first use of a group or a kernel basis takes escnn seconds: no limit on the time of a single example.
 _SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -25,17 +27,22 @@ hypothesis.settings.register_profile("exhaustive", max_examples=100, deadline=No
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw new examples at every run. ``--hypothesis-seed`` with the number that the header shows draws them again."""
-    profile = "exhaustive" if config.option.markexpr == "exhaustive" else "quick"
+    """Choose the seed of all draws: ``--seed``, a random one of an exhaustive run, else that of the commit."""
+    exhaustive = config.option.markexpr == "exhaustive"
+    profile = "exhaustive" if exhaustive else "quick"
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", profile))
-    if config.option.hypothesis_seed is None:
-        of_all = getattr(config, "workerinput", {})  # of the processes that share the tests
-        config.option.hypothesis_seed = of_all.get("seed", random.randrange(2**31))
+    option = config.option
+    if option.hypothesis_seed is None:
+        option.hypothesis_seed = option.seed
+    if option.hypothesis_seed is None:
+        option.hypothesis_seed = random.randrange(2**31) if exhaustive else seed_of_the_commit(ROOT)
+    shared = getattr(config, "workerinput", {})  # of the process that distributes the tests
+    option.hypothesis_seed = shared.get("seed", option.hypothesis_seed)
 
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is installed
 def pytest_configure_node(node: Any) -> None:
-    """All processes draw by one seed."""
+    """Give all processes the same seed."""
     node.workerinput["seed"] = node.config.option.hypothesis_seed
 
 
@@ -46,7 +53,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: Any) -> list[pyt
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"rerun with --hypothesis-seed={config.option.hypothesis_seed} to draw the same examples"
+    return f"rerun with --seed={config.option.hypothesis_seed} to draw the same examples"
 
 
 @pytest.fixture(autouse=True)

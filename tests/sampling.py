@@ -1,11 +1,25 @@
-"""Some of the combinations of a sweep in every run, others in the next."""
+"""Draws of some combinations of each sweep, the same for the same commit."""
 
 import random
+import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def seed_of_the_commit(folder: Path) -> int:
+    """A number that depends on the commit in a folder or, without git, on the version of the package."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        name = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        name = metadata.version("escnn-attention")
+    return zlib.crc32(name.encode())
 
 
 def cover(cases: Sequence[set[Hashable]], seed: object, most: int | None = None) -> list[int]:
@@ -31,7 +45,7 @@ def cover(cases: Sequence[set[Hashable]], seed: object, most: int | None = None)
 def seeds(config: pytest.Config, counts: Mapping[str, int], few: int) -> list[Any]:
     """The parameters ``(kind, seed)`` of tests that draw by themselves, ``few`` of each kind for ordinary runs.
 
-    Each is named after its seed: ``--hypothesis-seed`` with this number draws the same first.
+    Each is named after its seed: ``--seed`` with this number draws the same first.
 
     Args:
         config: of the run.

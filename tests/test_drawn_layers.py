@@ -1,6 +1,6 @@
 """Layers drawn at random: every backend by the formula, equivariance, and what is saved and exported.
 
-A test is named after its seed: ``--hypothesis-seed`` with that number draws the same layer as the first of its kind.
+A test is named after its seed: ``--seed`` with that number draws the same layer as the first of its kind.
 """
 
 from __future__ import annotations

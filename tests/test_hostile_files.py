@@ -1,6 +1,6 @@
 """Files that run code in a careless reader, and files that are not what they should be: none runs any in ours.
 
-A test is named after its seed: ``--hypothesis-seed`` with that number draws the same file as the first of its kind.
+A test is named after its seed: ``--seed`` with that number draws the same file as the first of its kind.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 import ast
 import contextlib
 import importlib.util
-import inspect
 import io
-import itertools
 import json
 import re
 import shlex
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from escnn_attention.models import GSANet
 from tests.packages import NEEDS_LOOPS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,9 +22,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"python", "text", "sh", "toml", "bibtex"}
-DIRECTIVES = {"{figure}", "{include}", "{raw}", "{toctree}"}
-LONGEST_LINE = 85  # of code, which pages have room for
 ERROR = re.compile(r"\d\.\d+e[-+]\d\d")  # as reports print them
 SCRIPT = re.compile(r"# (\w+\.py)\n")  # begins code that is a file
 
@@ -61,19 +55,6 @@ def same_output(shown: str, printed: str) -> bool:
     similar = all(max(a, b) < 1e-6 or a / 2 < b < 2 * a for a, b in pairs)
     lines = [[line.split() for line in ERROR.sub("#", text).splitlines()] for text in (shown, printed)]
     return similar and lines[0] == lines[1]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_fences_have_known_languages(name):
-    for info, _, line, _ in fences(ROOT / name):
-        language = info.split()[0] if info else ""
-        assert language in LANGUAGES | DIRECTIVES, f"{name}:{line}: {info!r}"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_lines_of_code_are_as_long_as_pages_are_wide(name):
-    codes = [body for language, body, *_ in fences(ROOT / name) if language in ("python", "sh", "toml")]
-    assert not [line for code in codes for line in code.splitlines() if len(line) > LONGEST_LINE]
 
 
 def runs(name: str) -> Any:
@@ -171,88 +152,67 @@ def shell_commands(name: str) -> list[list[str]]:
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-def compare_options() -> dict[str, str]:
-    """The options of the command, with their defaults."""
+def loaded(name: str) -> Any:
+    """A Python file of the repository that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def known_options(command: str) -> set[str]:
+    """Options of ``escnn-attention COMMAND`` up to their first dot, those of Lightning included."""
     typer = pytest.importorskip("typer")
     from escnn_attention.training.cli import app
 
-    parameters = typer.main.get_command(app).commands["compare"].params
-    return {
-        option: "" if p.default is None or p.default is False else str(getattr(p.default, "value", p.default))
-        for p in parameters
-        for option in p.opts
-        if option != "--help"
-    }
+    options = {option for p in typer.main.get_command(app).commands[command].params for option in p.opts}
+    experiment = command in ("fit", "validate", "test", "predict")
+    return options | ({"--config", "--data", "--model", "--trainer"} if experiment else set())
 
 
-def experiment_options(words: list[str]) -> set[str]:
-    """The options of a training command, up to their first dot, wherever it is started from."""
-    for start in (["escnn-attention"], ["-m", "escnn_attention.training.cli"]):
-        for i in range(len(words)):
-            if words[i : i + len(start)] == start and words[i + len(start)] in ("fit", "validate", "test", "predict"):
-                options = words[i + len(start) + 1 :]
-                for name, value in itertools.pairwise(options):
-                    assert name != "--config" or "/" not in value or (ROOT / value).is_file(), words
-                return {name.split(".")[0] for name in options if name.startswith("--")}
-    return set()
+def unknown(words: list[str]) -> list[str]:
+    """The words of a command line that name no file, task, option or extra of this repository."""
+    wrong = [word for word in words if word.startswith(("examples/", "tests/", "docs/")) and not (ROOT / word).exists()]
+    if words[1:2] == ["bootstrap.py"]:
+        wrong += {words[2]} - set(loaded("bootstrap.py").EXTRAS)
+        words = ["escnn-attention", *words[2:]] if words[2] == "compare" else words[:1]
+    if words[0] == "escnn-attention":
+        wrong += {word.split(".")[0] for word in words if word.startswith("--")} - known_options(words[1])
+    if words[:2] == ["pip", "install"]:
+        table = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
+        extras = re.findall(r"^(\w+) = \[", table.split("\n[")[0], re.MULTILINE)
+        wrong += {name for found in re.findall(r"\[([\w,]+)\]", " ".join(words)) for name in found.split(",")} - {
+            *extras
+        }
+    return wrong
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if shell_commands(name)])
 def test_commands_exist(name):
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "bootstrap.py")
-    bootstrap = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bootstrap)
-    table = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[project.optional-dependencies]")[1]
-    extras = set(re.findall(r"^(\w+) = \[", table.split("\n[")[0], re.MULTILINE))
-    for words in shell_commands(name):
-        if words[:2] == ["python3", "bootstrap.py"]:
-            assert words[2] in bootstrap.EXTRAS, words
-            options = words[3:] if words[2] == "compare" else []
-        elif words[:2] == ["escnn-attention", "compare"]:
-            options = words[2:]
-        elif words[:2] == ["escnn-attention", "export"]:
-            file, *flags = words[3:]
-            assert Path(file).suffix in (".onnx", ".pt2"), words
-            assert flags in ([], ["--compiled"]), words
-            options = []
-        elif experiment := experiment_options(words):
-            known = ("config", "folder", "data", "model", "trainer", "pretrained", "images", "trust")
-            assert experiment <= {f"--{name}" for name in known}, words
-            options = []
-        elif words[0] == "torchrun" and words[-2].endswith(".py"):
-            files = [SCRIPT.match(code) for code, *_ in programs(ROOT / name)]
-            assert words[-2] in {file[1] for file in files if file}, words
-            options = []
-        elif words[0] == "python":
-            assert any(path.is_file() for path in (ROOT / words[1], ROOT / words[1] / "__main__.py")), words
-            options = []
-        else:
-            assert words[:2] == ["pip", "install"], words
-            assert set(",".join(re.findall(r"\[([\w,]+)\]", " ".join(words))).split(",")) - {""} <= extras, words
-            options = []
-        assert {word for word in options if word.startswith("--")} <= set(compare_options()), words
+    assert not [found for words in shell_commands(name) if (found := unknown(words))]
 
 
-def commands_of_a_checkout(text: str) -> list[str]:
-    """Those for files that the installed package has not, where a page does not say before, or beside, who has them."""
-    found = re.finditer(r"(python|--config|^   ) examples/\S+", text, re.MULTILINE)
-    return [match[0].strip() for match in found if "checkout" not in text[: match.end() + 120]]
+WRONG = ["python examples/a.py", "python3 bootstrap.py brew", "escnn-attention compare --aim 1", "pip install 'x[tea]'"]
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_commands_that_do_not_exist_are_noticed(line):
+    assert len(unknown(shlex.split(line))) == 1
+
+
+def missing_files(text: str) -> list[str]:
+    """Files of the package that a page names as ``folder/file.py`` in backticks and that are not there."""
+    names = re.findall(r"`((?:[\w.]+/)+\w+\.(?:py|cpp|h))`", text)
+    return [name for name in names if not any((root / name).exists() for root in (ROOT, ROOT / "escnn_attention"))]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pages_say_where_examples_are(name):
-    assert not commands_of_a_checkout((ROOT / name).read_text(encoding="utf-8"))
+def test_files_that_pages_name_exist(name):
+    assert not missing_files((ROOT / name).read_text(encoding="utf-8"))
 
 
-def test_commands_of_a_checkout_are_noticed():
-    command = "```sh\npython examples/way.py\nescnn-attention fit --config examples/a.yaml\n```"
-    assert len(commands_of_a_checkout(command)) == 2
-    assert not commands_of_a_checkout(f"In a checkout\n{command}")
-
-
-def test_the_page_on_compare_has_every_option_and_its_default():
-    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `(--[a-z-]+)` \| ?(\S*) \|", page, re.MULTILINE)) == compare_options()
+def test_missing_files_are_noticed():
+    assert missing_files("`nn/module.py`, `geometry/cellar.py`") == ["geometry/cellar.py"]
 
 
 def test_links_of_the_readme_lead_somewhere():
@@ -266,10 +226,7 @@ def test_links_of_the_readme_lead_somewhere():
 
 @pytest.fixture
 def links():
-    spec = importlib.util.spec_from_file_location("absolute_links", ROOT / ".github" / "absolute_links.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(".github/absolute_links.py")
 
 
 def test_links_of_the_readme_hold_on_an_index(links):
@@ -292,39 +249,6 @@ def test_projects_of_an_index_link_their_repository(links):
     assert set(text.splitlines()) < set(changed.splitlines())
     with pytest.raises(SystemExit, match=r"needs one table \[project.urls\]"):
         links.with_urls(changed.replace("[project.urls]", "[urls]"), "https://host/us/it", "v1")
-
-
-def test_thumbnails_are_of_pictures_that_are_there():
-    folder = ROOT / "docs" / "pictures"
-    page = (folder / "index.md").read_text(encoding="utf-8")
-    thumbnails = re.findall(r'<a href="(\w+)\.html"><img src="\.\./_images/(\w+\.png)"', page)
-    assert len(thumbnails) == page.count("<img") > 4
-    for name, image in thumbnails:
-        # Sphinx copies images of pages to that folder, by their names.
-        assert f"/{image}\n" in (folder / f"{name}.md").read_text(encoding="utf-8")
-        assert list((ROOT / "docs").rglob(image))
-
-
-def test_the_site_needs_no_network_and_has_a_logo_and_buttons():
-    conf: dict[str, Any] = {"__file__": str(ROOT / "docs" / "conf.py")}
-    exec((ROOT / "docs" / "conf.py").read_text(encoding="utf-8"), conf)
-    assert {"sphinx-mathjax-offline", "sphinx_copybutton"} <= set(conf["extensions"])
-    for name in (conf["html_logo"], conf["html_favicon"], *(f"_static/{sheet}" for sheet in conf["html_css_files"])):
-        assert (ROOT / "docs" / name).is_file()
-
-
-def test_the_sample_of_a_configuration_is_that_of_the_paper():
-    """What it leaves out are defaults."""
-    yaml = pytest.importorskip("yaml")
-    bodies = [body for _, body, *_ in fences(ROOT / "docs" / "training.md")]
-    shown = yaml.safe_load(next(body for body in bodies if "GSANet" in body))
-    file = ROOT / "examples" / "gsa_nets" / "configurations" / "rotmnist_r4.yaml"
-    full = yaml.safe_load(file.read_text(encoding="utf-8"))
-    arguments, all_arguments = (config["model"]["network"].pop("init_args") for config in (shown, full))
-    assert shown["model"].pop("schedule") == "constant"
-    assert shown == full
-    defaults = {name: p.default for name, p in inspect.signature(GSANet).parameters.items()}
-    assert {**defaults, **arguments} == {**defaults, **all_arguments}
 
 
 UNSORTED = """import os

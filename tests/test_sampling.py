@@ -1,12 +1,13 @@
 """The draw from sweeps: nothing is left out for good, and what is drawn can be drawn again."""
 
 import itertools
+import subprocess
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import cover, mark_undrawn, take_turns
+from tests.sampling import cover, mark_undrawn, seed_of_the_commit, take_turns
 
 SAMPLED = pytest.mark.sampled.mark
 CASES = [set(zip("abc", values, strict=True)) for values in itertools.product(range(5), range(3), range(2))]
@@ -123,3 +124,16 @@ def test_what_is_exhaustive_already_is_not_drawn():
     items = sweep("test_a", SAMPLED, pytest.mark.exhaustive.mark)
     mark_undrawn(items, 0, draw=True)
     assert len(left_out(items)) == 12
+
+
+def test_the_same_commit_draws_the_same_and_the_next_one_anew(tmp_path):
+    def commit():
+        names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *names, "commit", "-q", "--allow-empty", "-m", "Add"], cwd=tmp_path, check=True)
+        return seed_of_the_commit(tmp_path)
+
+    without = seed_of_the_commit(tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    first = commit()
+    assert seed_of_the_commit(tmp_path) == first
+    assert len({without, first, commit()}) == 3
