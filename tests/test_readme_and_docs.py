@@ -166,8 +166,11 @@ def known_options(command: str) -> set[str]:
     from escnn_attention.training.cli import app
 
     options = {option for p in typer.main.get_command(app).commands[command].params for option in p.opts}
-    experiment = command in ("fit", "validate", "test", "predict")
-    return options | ({"--config", "--data", "--model", "--trainer"} if experiment else set())
+    if command in ("fit", "validate", "test", "predict"):
+        options |= {
+            f"--{name}" for name in ("config", "data", "folder", "images", "model", "pretrained", "trainer", "trust")
+        }
+    return options
 
 
 def unknown(words: list[str]) -> list[str]:
