@@ -1,8 +1,8 @@
 """Ablations of a recipe for training attention, on handwritten digits.
 
 The networks of `escnn-attention compare` are trained on upright digits with one part of their recipe changed at a time,
-with several seeds. Accuracies are those of upright test digits and of digits rotated by any angle; nothing was chosen on
-the test digits.
+with several seeds. Accuracies are those of upright test digits and of digits rotated by any angle; nothing was chosen
+on the test digits.
 """
 
 from __future__ import annotations
