@@ -27,7 +27,7 @@ class FrameLift(PlainModule):
 
     The outputs of all poses h are the channels of regular fields, at the places p that they belong to. No element of
     the group changes more than their order and their places, whatever the network is, so that pretrained backbones
-    enter an equivariant network as they are, at |H| times their cost. The layer is exactly equivariant to every
+    enter an equivariant network as they are, at :math:`|H|` times their cost. The layer is exactly equivariant to every
     element, since every element maps the grid onto itself; other groups are refused.
 
     A network may give feature maps ``(B, D, *grid)`` or tokens ``(B, R + N, D)``: R prefix tokens, such as class and
