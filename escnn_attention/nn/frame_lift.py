@@ -1,4 +1,4 @@
-"""Any network of images or volumes as a lifting to regular fields."""
+"""A lifting to regular fields by any network of images or volumes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["FrameLift"]
 
 
 class FrameLift(PlainModule):
-    r"""Any network :math:`\phi` of images or volumes, evaluated on its input as seen from every pose.
+    r"""An equivariant layer from any network :math:`\phi` of images or volumes, evaluated in the frame of every pose.
 
     .. math:: F(x)(p, h) = \phi(h^{-1} x)(h^{-1} p)
 
-    The outputs of all poses h are the channels of regular fields, at the places p that they belong to. No element of
-    the group changes more than their order and their places, whatever the network is, so that pretrained backbones
-    enter an equivariant network as they are, at :math:`|H|` times their cost. The layer is exactly equivariant to every
-    element, since every element maps the grid onto itself; other groups are refused.
+    The outputs for all poses h are the channels of regular fields at the positions p. A group element only permutes
+    poses and positions, for any network, so pretrained backbones can be part of equivariant networks, at :math:`|H|`
+    times their cost. The layer is exactly equivariant to every element; groups that do not map the grid onto itself are
+    refused.
 
-    A network may give feature maps ``(B, D, *grid)`` or tokens ``(B, R + N, D)``: R prefix tokens, such as class and
+    The network returns feature maps ``(B, D, *grid)`` or tokens ``(B, R + N, D)``: R prefix tokens, such as class and
     register tokens, and one token for every square patch, row by row. Networks of timm are called by their
-    ``forward_features`` and say what D and R are.
+    ``forward_features`` and declare D and R.
 
-    Dropout and batch norms in training mode, which see other values in each call, are not equivariant but in the mean;
-    ``frozen=True`` keeps the network in eval mode.
+    Dropout, and batch norms in training mode, are equivariant in expectation only; ``frozen=True`` keeps the network in
+    eval mode.
 
     Args:
         module: the network. Its parameters are those of the layer.
@@ -44,7 +44,7 @@ class FrameLift(PlainModule):
         in_type: the type of the input; by default the three colours of an image as scalars.
         prefix_tokens: R; by default the attribute ``num_prefix_tokens`` of the network, or 0.
         frozen: whether the network stays in eval mode, without gradients.
-        poses_at_once: how many poses are one batch of the network; by default all. Fewer need less memory.
+        poses_at_once: the number of poses in one batch of the network; by default all. Fewer need less memory.
 
     Attributes:
         prefix_type: the type of prefix tokens, over the sequences of the fiber group.
@@ -53,7 +53,7 @@ class FrameLift(PlainModule):
         ``(B, in_type.size, *space)`` to ``(B, D * |H|, *grid)``.
 
     Raises:
-        TypeError: an argument is of another type, or the network does not say its number of features.
+        TypeError: an argument is of another type, or the network does not declare its number of features.
         ValueError: the group does not map the grid onto itself, or a type of another gspace; on application, an output
             of the network that is neither feature maps nor tokens of square patches.
         NotImplementedError: the fiber group is continuous.
