@@ -24,8 +24,7 @@ from escnn_attention import (
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.groups.fibers import fibers, mass
 from escnn_attention.groups.random_transformation import LieElement
-from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
+from escnn_attention.nn.pointwise import FieldLinear, PoseFeedForward, PoseLinear, SiLU
 from tests import spaces
 
 

@@ -62,6 +62,6 @@ def test_exported_networks_need_no_escnn(without_escnn):
     rooms = [f"escnn_attention.{name}" for name in ("geometry", "functional", "encodings", "plain")]
     modules = [module.name for module in pkgutil.walk_packages(escnn_attention.__path__, "escnn_attention.")]
     names = [name for name in modules if name.startswith(tuple(rooms)) and "_kernels" not in name]
-    names += ["escnn_attention.groups.random_transformation", "escnn_attention.nn.activations"]
+    names += ["escnn_attention.groups.random_transformation", "escnn_attention.nn.pointwise"]
     assert len(names) > 30
-    assert without_escnn.run(IMPORT.format(names)).split() == ["escnn_attention.nn.activations"]
+    assert without_escnn.run(IMPORT.format(names)).split() == ["escnn_attention.nn.pointwise"]

@@ -16,7 +16,7 @@ from escnn_attention.models.exports import exported
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_input, check_regular
 from escnn_attention.nn.heads import is_scalar
-from escnn_attention.plain.classifier import Classifier, invariant
+from escnn_attention.plain.image_networks import Classifier, invariant
 
 __all__ = ["EquivariantClassifier", "InvariantLogits", "images_of"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from escnn_attention.geometry.cache import kept, shared_geometry
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_points
-from escnn_attention.nn.clouds import check_cloud
-from escnn_attention.nn.point_transformer import PointBlock
+from escnn_attention.nn.point_module import check_cloud
+from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean, read
 from escnn_attention.plain.point_network import PointNetwork, even_part
 

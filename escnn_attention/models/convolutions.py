@@ -21,14 +21,12 @@ from escnn.nn import (
 
 from escnn_attention._checks import check_int, check_probability, check_unused
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.nn.attentive_conv import AttentiveConv
-from escnn_attention.nn.feature_attention import FeatureAttention, check_attention_size
+from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid
-from escnn_attention.nn.pose_attention import PoseAttention
-from escnn_attention.plain.attentive_conv import AttentiveConv as PlainAttentiveConv
-from escnn_attention.plain.feature_attention import FeatureAttention as PlainFeatureAttention
-from escnn_attention.plain.kernels import PoseKernel
-from escnn_attention.plain.pose_attention import PoseAttention as PlainPoseAttention
+from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
+from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention
+from escnn_attention.plain.attentive import PoseAttention as PlainPoseAttention
+from escnn_attention.plain.attentive import PoseKernel
 
 __all__ = [
     "EPS",

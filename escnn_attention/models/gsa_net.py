@@ -18,10 +18,9 @@ from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.models.position_sum import PositionSum
-from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
-from escnn_attention.nn.options import option_names
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.arguments import option_names
+from escnn_attention.nn.norms import check_norm_kind, norm_of
+from escnn_attention.nn.pointwise import PoseLinear, SiLU
 from escnn_attention.nn.resample import HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block

@@ -13,11 +13,10 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
-from escnn_attention.nn.activations import SiLU
-from escnn_attention.nn.attention_pool import AttentionPool
-from escnn_attention.nn.batch_norm import check_norm_kind, norm_of
-from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.options import check_options
+from escnn_attention.nn.arguments import check_options
+from escnn_attention.nn.invariants import AttentionPool
+from escnn_attention.nn.norms import FieldLayerNorm, check_norm_kind, norm_of
+from escnn_attention.nn.pointwise import SiLU
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.self_attention import LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block

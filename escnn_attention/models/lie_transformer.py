@@ -17,14 +17,12 @@ from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.branches import DropPath
 from escnn_attention.nn.heads import check_scalars
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.point_lift import PointLift
-from escnn_attention.nn.point_transformer import PointBlock
-from escnn_attention.nn.pose_linear import PoseLinear
-from escnn_attention.nn.transformer import pointwise_network
+from escnn_attention.nn.pointwise import DropPath, PoseLinear, pointwise_network
+from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.point_lift import LiftedNetwork
 from escnn_attention.plain.point_network import LiftedHead, Readout
 

@@ -14,15 +14,13 @@ from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.point_transformer import in_type_of
-from escnn_attention.nn.activations import Activation, activation_of
 from escnn_attention.nn.arguments import check_type
-from escnn_attention.nn.branches import DropPath, ends_of
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
-from escnn_attention.nn.point_transformer import PointBlock
-from escnn_attention.nn.pose_linear import PoseLinear
-from escnn_attention.plain.layer_norm import NormKind
-from escnn_attention.plain.platonic import PlatonicHead, PoseWaves
+from escnn_attention.nn.pointwise import Activation, DropPath, PoseLinear, activation_of, ends_of
+from escnn_attention.nn.transformer import PointBlock
+from escnn_attention.plain.norms import NormKind
+from escnn_attention.plain.point_network import PlatonicHead, PoseWaves
 
 __all__ = ["PlatonicBlock", "PlatonicTransformer"]
 

@@ -20,14 +20,14 @@ from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
 from escnn_attention.nn.arguments import check_same_gspace, check_type
-from escnn_attention.nn.batch_norm import norm_of
-from escnn_attention.nn.branches import depth_rates
 from escnn_attention.nn.heads import is_scalar
+from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.nn.point_transformer import PointTransformerBlock, block_options
-from escnn_attention.nn.power_spectrum import PowerSpectrum
-from escnn_attention.nn.transformer import shortcut_of
+from escnn_attention.nn.norms import norm_of
+from escnn_attention.nn.pointwise import depth_rates, shortcut_of
+from escnn_attention.nn.transformer import PointTransformerBlock, block_options
 from escnn_attention.plain.cloud_pooling import Pool
+from escnn_attention.plain.invariants import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.point_network import (
     EquivariantHead,
     InvariantHead,
@@ -35,7 +35,6 @@ from escnn_attention.plain.point_network import (
     Readout,
     SymmetricTensors,
 )
-from escnn_attention.plain.power_spectrum import PowerSpectrum as PlainPowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = ["PointTransformer", "in_type_of"]

@@ -6,7 +6,7 @@ from escnn.nn import FieldType
 
 from escnn_attention.nn.arguments import check_regular, check_type
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.plain.classifier import PoseMean as PlainPoseMean
+from escnn_attention.plain.image_networks import PoseMean as PlainPoseMean
 
 __all__ = ["PoseMean"]
 

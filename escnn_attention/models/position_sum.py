@@ -6,7 +6,7 @@ from escnn.nn import FieldType
 
 from escnn_attention.nn.arguments import check_shape, check_type
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.plain.classifier import PositionSum as PlainPositionSum
+from escnn_attention.plain.image_networks import PositionSum as PlainPositionSum
 
 __all__ = ["PositionSum"]
 

@@ -17,12 +17,11 @@ from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.models.classifier import InvariantLogits, images_of
 from escnn_attention.models.convolutions import image_type
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.patch_embedding import PatchEmbedding
-from escnn_attention.nn.position_table import PositionTable
-from escnn_attention.nn.power_spectrum import PowerSpectrum
+from escnn_attention.nn.embeddings import PatchEmbedding, PositionTable
+from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.transformer import TransformerBlock, each_block
-from escnn_attention.plain.vision_transformer import ClassToken, mixed
-from escnn_attention.plain.vision_transformer import VisionTransformer as PlainVisionTransformer
+from escnn_attention.plain.image_networks import ClassToken, mixed
+from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
 
 __all__ = ["VisionTransformer"]
 

@@ -18,16 +18,12 @@ from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_types
-from escnn_attention.nn.clouds import check_edge_dim, check_points_mode
+from escnn_attention.nn.arguments import check_options, check_types, option_names
 from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
-from escnn_attention.nn.options import check_options, option_names
-from escnn_attention.nn.point_module import PointLayer
-from escnn_attention.nn.pose_terms import check_shared
-from escnn_attention.plain.convolved_values import ConvolvedValues
-from escnn_attention.plain.point_attention import PointAttention
-from escnn_attention.plain.projections import ProjectionKind
-from escnn_attention.plain.registers import padded, with_registers
+from escnn_attention.nn.point_module import PointLayer, check_edge_dim, check_points_mode
+from escnn_attention.nn.self_attention import check_shared
+from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
+from escnn_attention.plain.projections import ProjectionKind, padded, with_registers
 
 __all__ = ["PointAttentiveConv", "PointSelfAttention"]
 

@@ -14,8 +14,8 @@ from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
 from escnn_attention.groups.motion_space import MotionSpace
 from escnn_attention.nn.arguments import check_points, check_type
-from escnn_attention.nn.clouds import check_cloud
-from escnn_attention.plain.frames import Frames
+from escnn_attention.nn.point_module import check_cloud
+from escnn_attention.plain.point_lift import Frames
 from escnn_attention.plain.point_lift import PointLift as PlainPointLift
 
 __all__ = ["LiftAverage", "PointLift"]

@@ -1,4 +1,4 @@
-"""Transformer blocks around group self-attention."""
+"""Transformer blocks on grids and on point clouds."""
 
 from __future__ import annotations
 
@@ -19,24 +19,54 @@ from escnn.nn import (
 )
 from torch import Tensor
 
-from escnn_attention._checks import check_bool, check_int, check_option, check_probability
-from escnn_attention.groups.fibers import count_irreps, mass, regular_fields
+from escnn_attention._checks import check_int, check_option, check_probability, check_unused
+from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.points import where_present
+from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
-from escnn_attention.nn.activations import Activation, activation_of
-from escnn_attention.nn.arguments import REQUIRED, Required, check_input, check_mask, check_pointwise, check_type
-from escnn_attention.nn.batch_norm import BlockNorm, FieldBatchNorm, check_norm_kind, norm_of
-from escnn_attention.nn.branches import DropPath, depth_rates, ends_of
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.arguments import (
+    REQUIRED,
+    AttentionLike,
+    Required,
+    changed,
+    check_input,
+    check_mask,
+    check_options,
+    check_points,
+    check_pointwise,
+    check_type,
+    choose_attention,
+    option_names,
+)
 from escnn_attention.nn.module import GridModule
-from escnn_attention.nn.options import AttentionLike, changed, check_options, choose_attention, option_names
-from escnn_attention.nn.pose_linear import FieldLinear, PoseFeedForward, PoseLinear
+from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind, norm_of
+from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
+from escnn_attention.nn.point_module import PointModule, check_cloud
+from escnn_attention.nn.pointwise import (
+    Activation,
+    DropPath,
+    activation_of,
+    depth_rates,
+    dropout_of,
+    ends_of,
+    pointwise_network,
+    shortcut_of,
+)
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
+from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
-from escnn_attention.plain.layer_norm import NormScope
+from escnn_attention.plain.norms import NormScope
 from escnn_attention.plain.projections import ProjectionKind
 
-__all__ = ["TransformerBlock", "dropout_of", "each_block", "export_of", "pointwise_network", "shortcut_of"]
+__all__ = [
+    "PointBlock",
+    "PointTransformerBlock",
+    "TransformerBlock",
+    "block_options",
+    "each_block",
+    "export_of",
+]
 
 
 class TransformerBlock(GridModule):
@@ -227,10 +257,7 @@ class TransformerBlock(GridModule):
         return self.attention.attention_maps(self.before(x), positions, poses)
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
-
-        It gives the same values and needs no escnn, neither to run nor to be loaded.
-        """
+        """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`."""
         self.eval()
         attention = torch.nn.Sequential(self.before.export(), self.attention.export(), export_of(self.after))
         return PlainTransformerBlock(
@@ -317,67 +344,210 @@ def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:
     return bias and (len(hidden_norm.in_type) > 1 or hidden_norm.plain.kind == "rms"), bias
 
 
-def pointwise_network(
-    out_type: FieldType,
-    hidden_fields: int,
-    *,
-    activation: Activation = "silu",
-    last_activation: bool = False,
-    projection: ProjectionKind = "group",
-    bias: bool | tuple[bool, bool] = True,
-    samples: Samples | int | None = None,
-) -> list[EquivariantModule]:
-    """An equivariant map to regular fields, a nonlinearity and a map back; by way of samples of a continuous group.
-
-    Args:
-        out_type: the type of the input and of the output.
-        hidden_fields: the number of regular fields, or of functions on the samples.
-        activation: the name of the nonlinearity.
-        last_activation: whether there is one at the end, too.
-        projection: the kind of both maps.
-        bias: whether both maps have biases, or each of them.
-        samples: of a continuous group.
-    """
-    last_ones = [activation_of(out_type, activation)] if check_bool("last_activation", last_activation) else []
-    if out_type.fibergroup.continuous:
-        options: dict[str, Any] = {"samples": samples, "bias": bool(bias), "activation": activation}
-        return [PoseFeedForward(out_type, out_type, hidden_fields, **options), *last_ones]
-    first, last = bias if isinstance(bias, tuple) else (bias, bias)
-    hidden = FieldType(out_type.gspace, hidden_fields * [out_type.gspace.regular_repr])
-    return [
-        PoseLinear(out_type, hidden, projection=projection, bias=first),
-        activation_of(hidden, activation),
-        PoseLinear(hidden, out_type, projection=projection, bias=last),
-        *last_ones,
-    ]
-
-
-def shortcut_of(in_type: FieldType, out_type: FieldType, projection: ProjectionKind) -> EquivariantModule:
-    """The identity, or an equivariant pointwise map where the types differ."""
-    if in_type == out_type:
-        return IdentityModule(in_type)
-    if in_type.fibergroup.continuous:
-        return FieldLinear(in_type, out_type)
-    if len(in_type) == regular_fields(in_type) or len(out_type) == regular_fields(out_type):
-        return PoseLinear(in_type, out_type, projection=projection)
-    # Between two types that are not regular: through so few regular fields, if they have each irrep often enough.
-    fields = -(-min(in_type.size, out_type.size) // in_type.fibergroup.order())
-    between = FieldType(in_type.gspace, fields * [in_type.gspace.regular_repr])
-    sources, targets, room = map(count_irreps, (in_type, out_type, between))
-    if any(count > room[irrep] for irrep, count in (sources & targets).items()):
-        return FieldLinear(in_type, out_type)
-    return SequentialModule(PoseLinear(in_type, between, bias=False), PoseLinear(between, out_type))
-
-
-def dropout_of(field_type: FieldType, p: float) -> EquivariantModule:
-    """Dropout of channels where that is equivariant, else of whole fields; the identity for p = 0."""
-    if p == 0:
-        return IdentityModule(field_type)
-    pointwise = all("pointwise" in r.supported_nonlinearities for r in field_type.representations)
-    return PointwiseDropout(field_type, p) if pointwise else FieldDropout(field_type, p)
-
-
 def export_of(modules: SequentialModule) -> torch.nn.Sequential:
     """The export of modules without dropouts, which do nothing in eval mode: escnn's FieldDropout has no export."""
     kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout, DropPath))]
     return torch.nn.Sequential(*(m.export() for m in kept))
+
+
+class PointBlock(PointModule):
+    """What transformer blocks on points share: attention and a pointwise network, each with a shortcut; the export."""
+
+    norm: EquivariantModule
+    attention: EquivariantModule
+    after: EquivariantModule
+    shortcut: EquivariantModule
+    feed_forward: SequentialModule
+    drop_path: DropPath
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`.
+
+        The output at points that a mask hides is zero.
+        """
+        x = check_points(x, self.in_type, self)
+        if mask is None:
+            return self._of_all(x, edge_index, batch, measure, edge_attr)
+        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+
+        def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
+            return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor
+
+        y = where_present(layer, mask, x.tensor, x.coords, edge_index, batch, measure, edge_attr)
+        return GeometricTensor(y, self.out_type, x.coords)
+
+    def _of_all(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> GeometricTensor:
+        """The block on points that are all there, none of them hidden by a mask."""
+        attended = self._attend(self.norm(x), edge_index, batch, measure, edge_attr)
+        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
+        return y + self.drop_path(self.feed_forward(y), batch)
+
+    @property
+    def edge_dim(self) -> int | None:
+        """The number of features of an edge, of the attention; None without."""
+        return getattr(self.attention, "edge_dim", None)
+
+    def _attend(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> GeometricTensor:
+        """The attention of the block, which may know of no features of edges if it was given."""
+        of_edges = {} if edge_attr is None else {"edge_attr": edge_attr}
+        y: GeometricTensor = self.attention(x, edge_index, batch, measure=measure, **of_edges)
+        return y
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
+        self.eval()
+        return PlainPointTransformerBlock(
+            self.norm.export(),
+            self.attention.export(),
+            self.shortcut.export(),
+            export_of(self.feed_forward),
+            export_of(self.after) if isinstance(self.after, SequentialModule) else None,
+        ).eval()
+
+
+class PointTransformerBlock(PointBlock):
+    r"""Attention between points and a network at every point, each with a residual connection.
+
+    It is the pre-norm transformer
+
+    .. math::
+        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
+        z &= y + \mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
+
+    with LN a :class:`FieldLayerNorm`, :math:`\sigma` the activation and W equivariant maps by way of regular fields,
+    or of functions on the samples of a continuous fiber group. The shortcut is the identity where the types agree and
+    an equivariant map elsewhere.
+
+    Args:
+        in_type: the type of the input. Any fields whose representations are orthogonal.
+        out_type: the type of the output, likewise.
+        num_heads: the number of heads.
+        attention: another attention: a module from ``in_type`` to ``out_type`` that is called as
+            :class:`PointSelfAttention` is, or a function of the two types that makes one. The options of an attention
+            are then left to it.
+        kernel_features: None for self-attention; a number for :class:`PointAttentiveConv` with so many.
+        hidden_fields: the number of regular fields in the pointwise network; by default twice the output's channels, in
+            units of a regular field, and at least one.
+        activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
+        last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
+            fields of ``out_type`` then have pointwise nonlinearities.
+        projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
+        attention_dropout: the dropout of the attention probabilities.
+        dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
+        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
+            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
+        norm_eps: what the norms add to the mean square.
+        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
+        drop_path: the probability with which a branch is left out in training, for a cloud as a whole
+            (:class:`DropPath`).
+        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``,
+            ``shared_scores``, ``encoding``, ``relation``, ``length_scale``, ``normalization``, ``qk_norm``,
+            ``edge_dim`` and ``backend``, as in :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys``
+            nor ``shared_scores`` nor ``backend``.
+
+    Shape:
+        ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
+
+    Raises:
+        TypeError: there is no such option, or ``attention`` is no module and makes none, or as the layers inside raise.
+        ValueError, NotImplementedError: ``attention`` is of other types, or as the layers inside raise.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PointTransformerBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(3)
+        >>> fields = nn.FieldType(g, 4 * [g.regular_repr] + 2 * [g.irrep(1, 1)])
+        >>> block = PointTransformerBlock(fields, fields, num_heads=2, num_neighbours=6)
+        >>> block(nn.GeometricTensor(torch.randn(9, fields.size), fields, torch.randn(9, 2))).shape
+        torch.Size([9, 28])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3; Xiong et al., "On Layer Normalization in the
+    Transformer Architecture", ICML 2020.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        *,
+        attention: AttentionLike | None = None,
+        kernel_features: int | None = None,
+        hidden_fields: int | None = None,
+        activation: Activation = "silu",
+        last_activation: bool = False,
+        projection: ProjectionKind = "group",
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        norm_kind: BlockNorm | None = None,
+        norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        bias: bool = True,
+        samples: Samples | int | None = None,
+        **options: Any,
+    ):
+        super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
+        dropout = check_probability("dropout", dropout)
+        check_probability("attention_dropout", attention_dropout)
+        check_options(type(self).__name__, options, block_options())
+        shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
+        if attention is not None:
+            own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
+            own["attention_dropout"] = (attention_dropout, 0.0)
+            layer: EquivariantModule = choose_attention(attention, in_type, out_type, {**changed(own), **options})
+        elif kernel_features is None:
+            layer = PointSelfAttention(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
+        else:
+            for name, default in (("keys", "all"), ("shared_scores", False), ("backend", "auto")):
+                why = "an attentive convolution (kernel_features) has no such option"
+                check_unused(name, options.pop(name, default), default, why)
+            options["kernel_features"] = kernel_features
+            layer = PointAttentiveConv(in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options)
+        if hidden_fields is None:
+            hidden_fields = max(1, 2 * out_type.size // mass(out_type))
+        check_int("hidden_fields", hidden_fields)
+        shared |= {"activation": activation, "last_activation": last_activation}
+        network = pointwise_network(out_type, hidden_fields, **shared)
+        norm_for = partial(norm_of, kind=check_norm_kind(norm_kind), eps=norm_eps)
+        gains = ends_of(out_type, layer_scale)
+        self.attention = layer
+        self.norm = norm_for(in_type)
+        self.after: EquivariantModule = dropout_of(out_type, dropout)
+        if gains:
+            self.after = SequentialModule(self.after, *gains)
+        self.shortcut = shortcut_of(in_type, out_type, projection)
+        self.feed_forward = SequentialModule(
+            norm_for(out_type), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
+        )
+        self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
+
+
+def block_options() -> list[str]:
+    """The names of all options of a :class:`PointTransformerBlock`, those of its attention included."""
+    own = option_names(PointTransformerBlock)
+    return [*own, *(n for n in option_names(PointSelfAttention) if n not in own)]

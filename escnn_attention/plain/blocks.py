@@ -1,13 +1,77 @@
-"""Blocks with shortcuts, on plain tensors: what the blocks of ``nn`` and ``models`` export."""
+"""Blocks with residual branches, on plain tensors."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from escnn_attention.plain.point_module import PointModule
+from escnn_attention.plain.point_attention import PointModule
 
-__all__ = ["DenseBlock", "PointTransformerBlock", "ResidualBlock", "TransformerBlock"]
+__all__ = [
+    "DenseBlock",
+    "DropPath",
+    "LayerScale",
+    "PointTransformerBlock",
+    "ResidualBlock",
+    "TransformerBlock",
+]
+
+
+class LayerScale(torch.nn.Module):
+    """Multiplies ``(B, size, *space)`` by a learned gain, one of each field.
+
+    Args:
+        field: ``(size,)``, the number of the field of each channel.
+        initial: the gain at first.
+    """
+
+    field: Tensor
+
+    def __init__(self, field: np.ndarray, initial: float):
+        super().__init__()
+        self.initial = initial
+        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.gain = Parameter(torch.full((int(field.max()) + 1,), float(initial)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.gain.index_select(0, self.field).to(x.dtype)
+        return x * gain.view(-1, *[1] * (x.dim() - 2))
+
+    def extra_repr(self) -> str:
+        return f"initial={self.initial:g}"
+
+
+class DropPath(torch.nn.Module):
+    """In training, zero for some samples and the others divided by the probability of that.
+
+    Args:
+        p: the probability with which a sample is dropped.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, batch: Tensor | None = None, *, points: bool = False) -> Tensor:
+        """The samples that are left of ``(B, size, *space)``; of ``(N, size)`` at points, by their cloud in ``batch``.
+
+        Args:
+            x: features.
+            batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
+            points: whether rows are points of clouds, and not samples.
+        """
+        if not self.training or not self.p:
+            return x
+        number = len(x) if not points else 1 if batch is None else int(batch.max()) + 1 if len(batch) else 0
+        kept = torch.rand(number, device=x.device) >= self.p
+        if points:
+            kept = kept.expand(len(x)) if batch is None else kept[batch]
+        return x * (kept.to(x.dtype) / (1 - self.p)).view(-1, *[1] * (x.dim() - 1))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"
 
 
 class ResidualBlock(torch.nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,16 +21,120 @@ from escnn_attention.functional import KeyMode, QueryMode, compute
 from escnn_attention.functional.grid.call import Call, Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
+from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.points import Points, only_shown, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
-from escnn_attention.plain.convolved_values import ConvolvedValues
-from escnn_attention.plain.point_module import PointModule
-from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
-from escnn_attention.plain.registers import padded
+from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, padded
 
-__all__ = ["PointAttention"]
+__all__ = ["ConvolvedValues", "PointAttention", "PointModule"]
+
+
+class PointModule(torch.nn.Module, ABC):
+    """A module on features ``(N, in)`` at points, which leaves those out that a mask hides."""
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> Tensor:
+        """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
+        if mask is None:
+            return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
+        present = only_shown if exporting() else where_present
+        return present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
+
+    @abstractmethod
+    def of_all(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Tensor:
+        """The module on points that are all there, none of them hidden by a mask."""
+
+
+class ConvolvedValues(torch.nn.Module):
+    r"""Values that pass through a kernel.
+
+    .. math:: \sum_{j, \hat h} \alpha\, W(h^{-1}\Delta, h^{-1}\hat h)\, v(x_j, \hat h)
+
+    The kernel is :math:`W(\delta, p) = \sum_f \phi_f(\delta) W_f[p]`, with functions :math:`\phi_f` that a network
+    makes and one C × C matrix for each of them and every pose.
+
+    Args:
+        dim: the coordinates of the relation.
+        num_heads: M.
+        channels: C.
+        num_poses: the poses of the keys; 1 where they have none.
+        features: the number of functions.
+        pose_features: the number of features of a pose, where the fiber group is continuous.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, channels: int, num_poses: int, *, features: int, pose_features: int = 0
+    ):
+        super().__init__()
+        self.num_poses = num_poses
+        self.features = features
+        self.kernel = torch.nn.Sequential(
+            torch.nn.Linear(dim, 2 * features), torch.nn.SiLU(), torch.nn.Linear(2 * features, features)
+        )
+        first = cast(torch.nn.Linear, self.kernel[0])
+        torch.nn.init.normal_(first.weight, std=2.0)
+        torch.nn.init.uniform_(first.bias, -1, 1)
+        self.pose_features = pose_features
+        # Of a continuous group the kernel is a constant and a linear function of the features of the pose.
+        rows = pose_features + 1 if pose_features and num_poses > 1 else num_poses
+        weight = torch.randn(num_heads, rows, features, channels, channels)
+        self.weight = Parameter(weight * math.sqrt(4 / (features * channels)))
+
+    def bind(self, quotient: Tensor, relative: Tensor | None) -> Values:
+        """The sum of the values, each times the kernel."""
+        if self.num_poses == 1:
+            weight = self.weight.unsqueeze(1)
+        elif self.pose_features and relative is not None:
+            features = torch.nn.functional.pad(relative.to(self.weight.dtype), (1, 0), value=1.0)
+            weight = torch.einsum("hpr,mrfic->mhpfic", features, self.weight) / math.sqrt(features.shape[-1])
+        else:
+            weight = self.weight[:, quotient]
+
+        return _Bound(self.kernel, weight, self.features)
+
+
+class _Bound:
+    """The sum of the values, each times the kernel.
+
+    Args:
+        kernel: makes the functions of the location.
+        weight: ``(M, H or 1, P, F, C, C)``; their matrices for every pair of poses.
+        features: F.
+    """
+
+    def __init__(self, kernel: torch.nn.Module, weight: Tensor, features: int):
+        self._kernel, self._weight, self.features = kernel, weight, features
+
+    def __call__(self, p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        poses = seen.shape[1]
+        functions = self._kernel(seen).expand(-1, -1, -1, p.shape[-2], -1, -1)
+        # For every head and key pose of a group: the values weighted by attention and function,
+        # (A · H · F, K) · (K, C).
+        weights = torch.einsum("gmhapk,ghapkf->gmpahfk", p, functions)
+        sums = weights.flatten(3, 5) @ v.squeeze(2)
+        return torch.einsum(
+            "gmpahfc,mhpfic->gmhai",
+            sums.unflatten(3, weights.shape[3:6]),
+            self._weight.expand(-1, poses, -1, -1, -1, -1),
+        )
 
 
 class PointAttention(PointModule, HeadModule):

@@ -1,4 +1,4 @@
-"""Networks on point clouds, on plain tensors: pooling, heads, and what the point transformer exports."""
+"""Networks on point clouds and their heads, on plain tensors."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.cloud_pooling import Pool, count_clouds, offsets_from_mean, pool_clouds, read
-from escnn_attention.plain.power_spectrum import PowerSpectrum
+from escnn_attention.plain.invariants import PowerSpectrum
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = [
     "EquivariantHead",
     "InvariantHead",
     "LiftedHead",
+    "PlatonicHead",
     "PointNetwork",
     "PosePool",
+    "PoseWaves",
     "Readout",
     "SymmetricTensors",
     "even_part",
     "symmetric_basis",
 ]
+
 
 PosePool = Literal["mean", "max", "spectrum"]
 Readout = Literal["clouds", "points"]
@@ -280,3 +284,48 @@ class PointNetwork(torch.nn.Module):
 
         with shared_geometry():
             return even_part(self.signs, network, x)
+
+
+class PoseWaves(ExactBuffers):
+    r"""Regular fields of a position, :math:`f(x, h) = [\cos \Omega h^{-1}x,\; \sin \Omega h^{-1}x]`.
+
+    Maps ``(N, d)`` to ``(N, 2 * frequencies * |H|)``.
+
+    Args:
+        frequencies: the rows of :math:`\Omega`, which is learned.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        scale: the standard deviation of the entries of :math:`\Omega` at first.
+    """
+
+    inverse_action: Tensor
+
+    def __init__(self, frequencies: int, inverse_action: np.ndarray, scale: float = 1.0):
+        super().__init__()
+        self.frequencies = Parameter(scale * torch.randn(frequencies, inverse_action.shape[-1]))
+        self.register_exact("inverse_action", inverse_action)
+
+    def forward(self, coords: Tensor) -> Tensor:
+        seen = torch.einsum("hij,nj->nhi", self.inverse_action, coords.to(self.inverse_action.dtype))
+        angle = seen @ self.frequencies.T  # N, |H|, F
+        return torch.cat([angle.cos(), angle.sin()], dim=-1).transpose(1, 2).flatten(1)
+
+
+class PlatonicHead(torch.nn.Module):
+    """Pools over the points of a cloud, or does not, and then reads fields off: the parts side by side.
+
+    Args:
+        parts: of regular fields ``(B, in)`` to fields ``(B, out)``.
+        pool: over the points, or None.
+        divisor: what sums or means over the points are divided by.
+    """
+
+    def __init__(self, parts: Sequence[torch.nn.Module], pool: Literal["mean", "sum"] | None, divisor: float):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(parts)
+        self.pool: Literal["mean", "sum"] | None = pool
+        self.divisor = divisor
+
+    def forward(self, x: Tensor, batch: Tensor | None, num_clouds: int, measure: Tensor | None = None) -> Tensor:
+        if self.pool is not None:
+            x = pool_clouds(x, batch, num_clouds, self.pool, measure) / self.divisor
+        return torch.cat([part(x) for part in self.parts], dim=1)

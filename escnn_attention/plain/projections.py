@@ -22,11 +22,75 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import Columns, grouped_linear, grouped_linear_transpose, in_groups
-from escnn_attention.plain.branches import QueryKeyNorm
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.registers import Registers
 
-__all__ = ["Frames", "FromPoses", "HeadModule", "ProjectionKind", "Scalars", "Segment", "ToPoses"]
+__all__ = [
+    "Frames",
+    "FromPoses",
+    "HeadModule",
+    "ProjectionKind",
+    "QueryKeyNorm",
+    "Registers",
+    "Scalars",
+    "Segment",
+    "ToPoses",
+    "padded",
+    "with_registers",
+]
+
+
+class Registers(torch.nn.Module):
+    """More keys and values for every position, the same for all positions and all output poses.
+
+    They stand on the axis of the poses of the keys, behind those that there are.
+
+    Args:
+        num_heads: the number M of heads.
+        channels: the channels C of each.
+        number: the number R of registers.
+    """
+
+    def __init__(self, num_heads: int, channels: int, number: int):
+        super().__init__()
+        self.keys = Parameter(torch.randn(num_heads, number, channels))
+        self.values = Parameter(torch.zeros(num_heads, number, channels))
+
+    def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``(M, B, N, P + R, C)`` of those ``(M, B, N, P, C)`` of the features."""
+        return self._behind(keys, self.keys), self._behind(values, self.values)
+
+    def _behind(self, x: Tensor, more: Tensor) -> Tensor:
+        shape = (*x.shape[:3], more.shape[1], x.shape[4])
+        return torch.cat([x, more.to(x.dtype)[:, None, None].expand(shape)], dim=3)
+
+    def extra_repr(self) -> str:
+        return str(self.keys.shape[1])
+
+
+def with_registers(quotient: np.ndarray | None, number: int) -> np.ndarray | None:
+    """The table ``(|H|, P)`` of the poses of keys, as output poses see them, with registers behind: from all alike.
+
+    Example:
+        >>> import numpy as np
+        >>> from escnn_attention.plain.projections import with_registers
+        >>> with_registers(np.array([[0, 1], [1, 0]]), 1)
+        array([[0, 1, 2],
+               [1, 0, 2]])
+    """
+    if quotient is None or not number:
+        return quotient
+    more = np.broadcast_to(quotient.shape[1] + np.arange(number), (len(quotient), number))
+    return np.concatenate([quotient, more], axis=1)
+
+
+def padded(table: np.ndarray | None, num_poses: int) -> np.ndarray | None:
+    """A table of the poses of keys ``(|H|, P, F)``, or ``(P,)``, with zeros for registers behind them."""
+    if table is None:
+        return None
+    axis = 1 if table.ndim > 1 else 0
+    widths = [(0, num_poses - table.shape[axis] if i == axis else 0) for i in range(table.ndim)]
+    return np.pad(table, widths)
+
 
 ProjectionKind = Literal["group", "pointwise"]
 
@@ -43,6 +107,40 @@ class Segment(Protocol):
     def matrices(self) -> np.ndarray: ...
     @property
     def permutation(self) -> np.ndarray | None: ...
+
+
+class QueryKeyNorm(torch.nn.Module):
+    r"""Queries and keys, each divided by its root mean square over the channels of a head, at each pose by itself.
+
+    .. math:: \hat q(x, h) = \gamma_q \, q(x, h) \big/ \sqrt{\operatorname{mean}_c q_c(x, h)^2 + \epsilon}
+
+    and so for keys. Elements of the group permute the poses, and with them what is divided by; the gains
+    :math:`\gamma`, C numbers of each head, are the same for all poses.
+
+    Args:
+        num_heads: the number of heads.
+        channels: the channels C of each.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, num_heads: int, channels: int, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.queries = Parameter(torch.ones(num_heads, channels))
+        self.keys = Parameter(torch.ones(num_heads, channels))
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised queries and keys ``(M, B, N, P, C)``."""
+        return self._normalise(q, self.queries), self._normalise(k, self.keys)
+
+    def _normalise(self, x: Tensor, gain: Tensor) -> Tensor:
+        # The sum of squares of half precision numbers is taken in single precision.
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        y = F.rms_norm(wide, wide.shape[-1:], None, self.eps) * gain.to(wide.dtype)[:, None, None, None]
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.queries.shape[0]}, {self.queries.shape[1]}, eps={self.eps:g}"
 
 
 class Frames(ExactBuffers):

@@ -17,7 +17,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from escnn_attention.plain import self_attention
-from escnn_attention.plain.layer_norm import LayerNorm
+from escnn_attention.plain.norms import LayerNorm
 from escnn_attention.plain.pose_linear import PoseLinear
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 

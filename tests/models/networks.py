@@ -8,7 +8,7 @@ from escnn.nn import EquivariantModule, SequentialModule
 from hypothesis import settings
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from escnn_attention.plain.kernels import PoseKernel
+from escnn_attention.plain.attentive import PoseKernel
 
 # Each example of these tests builds a network: 2 in an ordinary run, 38 in one of everything.
 few_examples = settings(max_examples=settings.default.max_examples * 2 // 5 - 2)

@@ -2,7 +2,7 @@
 
 import torch
 
-from escnn_attention.nn.attentive_conv import AttentiveConv
+from escnn_attention.nn.attentive import AttentiveConv
 from tests import spaces
 
 EXACT = 1e-12

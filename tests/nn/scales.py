@@ -2,8 +2,7 @@
 
 import torch
 
-from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention
-from escnn_attention.nn.scales import Scales
+from escnn_attention.nn.dilation import DilationLiftingSelfAttention, DilationSelfAttention, Scales
 from tests import spaces
 from tests.spaces import mixed, scalars
 

@@ -23,10 +23,8 @@ from escnn_attention.models.dense_net import GroupDenseNet
 from escnn_attention.models.group_cnn import GroupCNN
 from escnn_attention.models.residual import ResidualBlock
 from escnn_attention.models.resnet44 import ResNet44
-from escnn_attention.nn.attentive_conv import AttentiveConv
-from escnn_attention.nn.feature_attention import FeatureAttention
-from escnn_attention.nn.pose_attention import PoseAttention
-from escnn_attention.plain.kernels import PoseKernel
+from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.plain.attentive import PoseKernel
 
 __all__ = ["from_attgconv", "from_published_attgconv"]
 

@@ -28,7 +28,7 @@ from escnn_attention.models.published.weights import (
     take_linear,
     take_matrix,
 )
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.self_attention import SelfAttention

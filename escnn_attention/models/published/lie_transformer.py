@@ -20,8 +20,8 @@ from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
 from escnn_attention.models.published.weights import load_heads, load_norm, load_values, take_linear
-from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.norms import FieldLayerNorm
+from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.point_network import Readout
 

@@ -16,7 +16,7 @@ from escnn_attention.models.published.g_selfatt import from_gevit, from_gsa
 from escnn_attention.models.published.lie_transformer import from_lie_transformer
 from escnn_attention.models.published.octic_vit import from_octic_vit
 from escnn_attention.models.published.platonic import from_platonic
-from escnn_attention.nn.options import check_options, option_names
+from escnn_attention.nn.arguments import check_options, option_names
 
 __all__ = ["from_published"]
 

@@ -15,8 +15,8 @@ from escnn_attention._checks import check_int
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.published.weights import load_heads, load_norm, load_pointwise, load_values, take_linear
 from escnn_attention.models.vision_transformer import VisionTransformer
-from escnn_attention.nn.branches import LayerScale
-from escnn_attention.nn.layer_norm import FieldLayerNorm
+from escnn_attention.nn.norms import FieldLayerNorm
+from escnn_attention.nn.pointwise import LayerScale
 from escnn_attention.nn.transformer import TransformerBlock
 from escnn_attention.plain.projections import FromPoses, HeadModule
 

@@ -19,10 +19,8 @@ from escnn_attention.groups.tetrahedral import tetraOnR3
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.published.weights import load_heads, load_values
-from escnn_attention.nn.activations import Activation
-from escnn_attention.nn.branches import LayerScale
-from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.norms import FieldLayerNorm
+from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
 from escnn_attention.plain.point_attention import PointAttention
 from escnn_attention.plain.projections import ToPoses
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.models.checkpoint import Checkpoint
-from escnn_attention.nn.layer_norm import FieldLayerNorm
-from escnn_attention.nn.pose_linear import PoseLinear
+from escnn_attention.nn.norms import FieldLayerNorm
+from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.projections import HeadModule
 
 __all__ = ["at_pose", "load_heads", "load_norm", "load_pointwise", "load_values", "take_linear", "take_matrix"]

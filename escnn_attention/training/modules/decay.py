@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding, PairKernel
-from escnn_attention.plain.layer_norm import LayerNorm
+from escnn_attention.plain.norms import LayerNorm
 
 __all__ = ["decayed_parameters", "parameter_groups"]
 

@@ -1,0 +1,272 @@
+"""Patches of images and learned positions, as fields."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import torch
+from escnn.nn import FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention._checks import check_int, check_length
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.geometry.orbits import orbit_places
+from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
+from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.nn.arguments import check_field, check_input, check_shape, check_type, check_types
+from escnn_attention.nn.heads import check_scalars
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.embeddings import InvariantTable
+from escnn_attention.plain.embeddings import PatchEmbedding as PlainPatchEmbedding
+from escnn_attention.plain.embeddings import PositionEmbedding as PlainPositionEmbedding
+from escnn_attention.plain.embeddings import PositionTable as PlainPositionTable
+from escnn_attention.plain.projections import FromPoses
+
+__all__ = ["PatchEmbedding", "PositionEmbedding", "PositionTable", "invariant_table"]
+
+
+class PatchEmbedding(PlainModule):
+    r"""Every equivariant map of the patches of an image to fields: what a transformer of patches begins with.
+
+    .. math:: y(X) = \sum_{c, u} K_c(u)\, f_c(X + u) + b, \qquad K_c(h u) = \rho(h)\, K_c(u)
+
+    for patches about X that do not overlap. The kernel is free at one pixel u of each orbit of a patch, but for what
+    the elements that leave u where it is make equal. Patches of an even and of an odd size are symmetric about their
+    middles alike. The layer commutes with the group on images whose sides are multiples of the patch.
+
+    Args:
+        in_type: the type of the input: scalar fields.
+        out_type: the type of the output: any fields.
+        size: the pixels along every axis of a patch.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n // size for n in space))``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: an input that is not scalars, no grid, or a fiber group that does not map a square onto itself; on
+            application, an axis that patches do not divide.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PatchEmbedding, assert_equivariant
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> images, fields = nn.FieldType(g, 3 * [g.trivial_repr]), nn.FieldType(g, [g.regular_repr, g.irrep(1, 1)])
+        >>> embedding = PatchEmbedding(images, fields, 4)
+        >>> embedding(images(torch.randn(1, 3, 12, 12))).shape
+        torch.Size([1, 10, 3, 3])
+        >>> assert_equivariant(embedding, (1, 3, 12, 12), tolerance=1e-12)
+
+    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021; Nordström et al., "Octic Vision
+    Transformers", 2025, for the symmetries of the square.
+    """
+
+    plain: PlainPatchEmbedding
+
+    def __init__(self, in_type: FieldType, out_type: FieldType, size: int):
+        check_types(in_type, out_type)
+        check_scalars(in_type, type(self).__name__)
+        std = 1 / math.sqrt(in_type.size * check_int("size", size) ** max(in_type.gspace.dimensionality, 1))
+        table = invariant_table(out_type, size, copies=in_type.size, std=std)
+        super().__init__(in_type, out_type, PlainPatchEmbedding(table, invariant_vectors(out_type)))
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = check_input(input, self.in_type, self)
+        self.evaluate_output_shape(tuple(x.shape))
+        return super().forward(x)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, _, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        self.plain.check_space(space)
+        return (batch, self.out_type.size, *(n // self.plain.size for n in space))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, size={self.plain.size}"
+
+
+def invariant_table(field_type: FieldType, size: int, *, copies: int = 1, std: float = 0.02) -> InvariantTable:
+    """Learned fields of a type that the group leaves as they are, on a grid as long along every axis.
+
+    Raises:
+        ValueError: there is no grid, or the group does not map it onto itself.
+        NotImplementedError: the fiber group is continuous.
+    """
+    group, gspace = fibers(field_type.gspace), field_type.gspace
+    if not group.dimension:
+        raise ValueError(f"in_type: {gspace.name} has no base space, and so no grid")
+    if not group.preserves_square:
+        raise ValueError(
+            f"in_type: {gspace.name} does not map a square grid onto itself, needed a group that does, such as that of "
+            "gspaces.flipRot2dOnR2(4)"
+        )
+    places = orbit_places(check_int("size", size), group.action)
+    alike: dict[tuple[bool, ...], list[int]] = {}
+    for orbit, stays in enumerate(places == places[:, :1]):
+        alike.setdefault(tuple(stays), []).append(orbit)
+    found = [(np.array(orbits), _basis(field_type, group, stays)) for stays, orbits in alike.items()]
+    bases = [(orbits, basis) for orbits, basis in found if basis is None or basis.shape[1]]
+    shape = (size,) * group.dimension
+    return InvariantTable(frames(field_type, dual=True), field_type.size, places, shape, bases, copies=copies, std=std)
+
+
+def _basis(field_type: FieldType, group: Fibers, stays: tuple[bool, ...]) -> np.ndarray | None:
+    """An orthonormal basis ``(size, m)`` of the vectors that some elements leave as they are; None where all are."""
+    if sum(stays) == 1:
+        return None
+    vectors = []
+    for representation, columns in columns_of(field_type):
+        chosen = [representation(h) for h, stay in zip(group.elements, stays, strict=True) if stay]
+        left, values, _ = np.linalg.svd(np.mean(chosen, axis=0))
+        for field in columns:
+            vector = np.zeros((field_type.size, int((values > 0.5).sum())))
+            vector[field] = left[:, values > 0.5]
+            vectors.append(vector)
+    return np.concatenate(vectors, axis=1)
+
+
+class PositionTable(PlainModule):
+    r"""Adds a learned field to features on a grid: the table of position embeddings of vision transformers, steerable.
+
+    .. math:: y(x) = f(x) + p(x), \qquad p(h u) = \rho(h)\, p(u)
+
+    for one position u of each orbit of the grid, where p is free, but for what the elements that leave u where it is
+    make equal. So p is any field that the group leaves as it is, :math:`\rho(g)\,p(g^{-1}x) = p(x)`, and adding it
+    commutes with the group. It tells positions apart, and does not commute with translations. On a grid of another size
+    the table is interpolated, bicubically in the plane and linearly in space, which commutes with the group as well.
+    :class:`PositionEmbedding` learns a continuous function instead, for any group, and at points too.
+
+    Args:
+        in_type: the type of the input and of the output: any fields.
+        size: the positions along every axis of the table.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: no grid, or a fiber group that does not map a square onto itself.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PositionTable, assert_equivariant
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr, g.irrep(1, 1), g.trivial_repr])
+        >>> for n in (6, 9):
+        ...     assert_equivariant(PositionTable(fields, 6), (2, 11, n, n), tolerance=1e-12)
+
+    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021; Nordström et al., "Octic Vision
+    Transformers", 2025, Section 4, for the symmetries of the square.
+    """
+
+    plain: PlainPositionTable
+
+    def __init__(self, in_type: FieldType, size: int):
+        table = invariant_table(check_type("in_type", in_type), size)
+        super().__init__(in_type, in_type, PlainPositionTable(table))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, size={self.plain.table.shape[0]}"
+
+
+class PositionEmbedding(PlainModule):
+    r"""Adds a learned field to features, the same for all inputs: an absolute position embedding that is steerable.
+
+    .. math:: y(x) = f(x) + \sum_h \rho(h)\, W\, \varphi(h^{-1} x)
+
+    with a continuous function :math:`\varphi` of the position and :math:`\rho` the representation of the features. The
+    field that is added is invariant, :math:`\rho(g)\,p(g^{-1}x) = p(x)`, whatever :math:`\varphi` is, so that adding it
+    commutes with the fiber group. It tells positions apart, and therefore does not commute with translations of an
+    image. On a grid x is measured from its centre, in units of half its longest side; at points from the mean of the
+    cloud, in units of ``length_scale``, so that translations of a cloud change nothing.
+
+    Args:
+        in_type: the type of the input and of the output: any fields.
+        encoding: the function :math:`\varphi`, by name or as an object: ``"mlp"``, ``"separable"``, ``"fourier"`` or
+            one of your own that is a function of the offset.
+        channels: the number of its channels.
+        length_scale: the length that is 1 to it, at points.
+        samples: which elements stand for a continuous fiber group; None where it is finite.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a gspace without a base space, or an encoding that is no function of the position.
+        NotImplementedError: the fiber group is continuous, and there are no ``samples``.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import PositionEmbedding, assert_equivariant
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr, g.irrep(1, 1), g.trivial_repr])
+        >>> assert_equivariant(PositionEmbedding(fields), (2, 11, 7, 7), tolerance=1e-12)
+
+    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, for the embedding; Weiler and Cesa, NeurIPS
+    2019, for functions that are steerable.
+    """
+
+    plain: PlainPositionEmbedding
+    pointwise = True
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        *,
+        encoding: Encoding | str = "mlp",
+        channels: int = 8,
+        length_scale: float = 1.0,
+        samples: Samples | int | None = None,
+    ):
+        check_type("in_type", in_type)
+        group = fibers(in_type.gspace, as_samples(samples))
+        if not group.dimension:
+            raise ValueError(f"in_type: {in_type.gspace.name} has no base space, and so no positions")
+        kernel, channels = as_encoding(encoding), check_int("channels", channels)
+        name = type(kernel).__name__
+        if type(kernel).start is not Encoding.start or type(kernel).rotations is not Encoding.rotations:
+            raise ValueError(f"encoding: got {name}, needed a function of the position: mlp, separable, fourier")
+        function = kernel.bind(group.dimension, 1, channels, 1)
+        if function.offsets(torch.zeros(1, group.dimension)) is None:
+            raise ValueError(f"encoding: got {name}, needed a function of the position: mlp, separable, fourier")
+        project_out = FromPoses(
+            frames(in_type, group=group, dual=True), in_type.size, channels, group.order, mass=mass(in_type)
+        )
+        scale = check_length("length_scale", length_scale)
+        super().__init__(in_type, in_type, PlainPositionEmbedding(function, project_out, group.inverse_action, scale))
+
+    def forward(
+        self, input: GeometricTensor, batch: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> GeometricTensor:
+        """Add the embedding.
+
+        Args:
+            input: features of type ``in_type``, on a grid or at points.
+            batch: ``(N,)``, at points the number of the cloud of each; None for a single cloud.
+            mask: ``(N,)``, at points: False for those that are not there, which are left out of the mean and zero.
+
+        Raises:
+            TypeError: ``input`` is not a GeometricTensor.
+            ValueError: another gspace or type, or a ``batch`` or ``mask`` for a grid, or of another shape.
+        """
+        x = check_field(input, self.in_type, self)
+        for name, value in (("batch", batch), ("mask", mask)):
+            if x.coords is None and value is not None:
+                raise ValueError(f"{name}: got a {type(value).__name__} for features on a grid; leave it at None")
+        return GeometricTensor(self.plain(x.tensor, x.coords, batch, mask), self.out_type, x.coords)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on features of a grid, or on those of points and coordinates."""
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, encoding={type(self.plain.encoding).__name__}"

@@ -1,0 +1,285 @@
+"""Layer and batch normalisation of feature fields."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, Literal, get_args
+
+import numpy as np
+from escnn.nn import EquivariantModule, FieldType
+
+from escnn_attention._checks import check_option, check_unused
+from escnn_attention.groups.fibers import (
+    FrameSegment,
+    columns_of,
+    frames,
+    generic_fibers,
+    invariant_vectors,
+    regular_fields,
+)
+from escnn_attention.nn.arguments import check_regular, check_type
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.plain.norms import BatchNorm, LayerNorm, NormKind, NormScope
+
+__all__ = [
+    "BlockNorm",
+    "FieldBatchNorm",
+    "FieldLayerNorm",
+    "channels_of",
+    "check_eps",
+    "check_norm_kind",
+    "field_of_channels",
+    "norm_of",
+]
+
+
+class FieldLayerNorm(PlainModule):
+    r"""Layer normalisation over all fields and poses.
+
+    Types of regular fields, of more than two channels, get the layer norm, with the mean :math:`\mu` over all fields
+    and poses:
+
+    .. math:: y = \gamma \, \frac{x - \mu}{\sqrt{\operatorname{mean}_c(x - \mu)_c^2 + \epsilon}} + \beta
+
+    All other types get the root mean square norm, which divides by one number and subtracts nothing:
+
+    .. math:: y = \gamma \, \frac{x}{\sqrt{\operatorname{mean}_c x_c^2 + \epsilon}}
+
+    A mean would take away what few scalars say: a single one is its own mean. The mean square is invariant because
+    the representations are orthogonal. :math:`\gamma` is one number a field and :math:`\beta` one a trivial component,
+    both learned, so that the layer commutes with the group.
+
+    With ``scope="pose"`` each pose of regular fields is normalised by itself, over the fields, as in Platonic
+    Transformers; elements of the group permute the poses, and with them their statistics.
+
+    Args:
+        in_type: the type of the input and of the output.
+        scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
+            sample together, as the published GSA-Nets do (there: group norm with one group), ``"pose"`` over the fields
+            of each pose at each position.
+        kind: None for the norm of the type, as above; ``"rms"`` for the second in any case; ``"layer"`` for the first:
+            :math:`\mu` is then the mean over, and from, the channels of permutation fields (regular, quotient,
+            trivial), whose sum no element changes; or ``"fields"``: :math:`\mu` is the mean over all fields of the same
+            representation, component by component, which transforms as they do. It is that of octic ViTs, for features
+            that are many fields of each irrep.
+        eps: added to the mean square.
+        affine: whether to learn :math:`\gamma` and :math:`\beta`.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points,
+        with ``scope="position"`` and ``"pose"``.
+
+    Raises:
+        ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; so few fields
+            that a field would become zero, or all of them signs: a single channel, a single scalar with
+            ``kind="layer"``; with ``kind="fields"``, a field that is the only one of its representation, or poses as
+            ``scope``; with ``scope="pose"``, a field that is not regular, which has no poses.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import FieldLayerNorm
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 8 * [g.regular_repr] + 2 * [g.irrep(1)])
+        >>> norm = FieldLayerNorm(fields)
+        >>> y = norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
+        >>> bool((y.square().mean(1) - 1).abs().max() < 1e-3)
+        True
+
+    Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1; Zhang and Sennrich, "Root Mean
+    Square Layer Normalization", NeurIPS 2019; Nordström et al., "Stronger ViTs With Octic Equivariance", 2025, for
+    ``kind="fields"``.
+    """
+
+    plain: LayerNorm
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        scope: NormScope = "position",
+        *,
+        kind: NormKind | None = None,
+        eps: float = 1e-5,
+        affine: bool = True,
+    ):
+        check_type("in_type", in_type)
+        check_option("scope", scope, get_args(NormScope))
+        kind = _kind_of(in_type, scope) if kind is None else check_option("kind", kind, get_args(NormKind))
+        poses = None
+        if scope == "pose":
+            check_regular("in_type", in_type, 'scope="pose", the norm over the fields of each pose,')
+            poses = in_type.gspace.fibergroup.order()
+        field, mean = channels_of(in_type)
+        alike = _alike(in_type, scope) if kind == "fields" else None
+        if not _over_positions(in_type, scope):
+            _check_varies(in_type, kind, int(mean.sum()), 1 if poses is None else poses)
+        invariants, eps = invariant_vectors(in_type), check_eps(eps)
+        plain = LayerNorm(
+            field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses, alike=alike
+        )
+        super().__init__(in_type, in_type, plain)
+        self.pointwise = scope != "sample"
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def _over_positions(in_type: FieldType, scope: NormScope) -> bool:
+    """Whether the statistics are over positions as well."""
+    return scope == "sample" and in_type.gspace.dimensionality > 0
+
+
+def _kind_of(in_type: FieldType, scope: NormScope) -> NormKind:
+    """The norm of a type: with a mean if that is over regular fields, and leaves more of them than a sign."""
+    several = (len(in_type) if scope == "pose" else in_type.size) > 2 or _over_positions(in_type, scope)
+    return "layer" if several and regular_fields(in_type) == len(in_type) else "rms"
+
+
+def _alike(in_type: FieldType, scope: NormScope) -> np.ndarray:
+    """For each channel the number of the component that it is, of which representation."""
+    if scope == "pose":
+        raise ValueError('kind: got "fields" with scope="pose", whose mean is over the fields as well; needed "layer"')
+    alike, start = np.zeros(in_type.size, dtype=np.int64), 0
+    for representation, columns in columns_of(in_type):
+        if len(columns) == 1:
+            raise ValueError(
+                f'in_type: got a single field of {representation.name}, which kind="fields" makes zero: it is its own '
+                "mean"
+            )
+        alike[columns] = start + np.arange(representation.size)
+        start += representation.size
+    return alike
+
+
+def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int) -> None:
+    """The statistics are of enough numbers at a position, or pose: what is left of these has a direction.
+
+    Args:
+        in_type: the type.
+        kind: of the norm.
+        permuted: the number of channels over which the mean of a layer norm is.
+        poses: how many statistics of their own a position has.
+    """
+    left = in_type.size // poses
+    if kind == "fields":
+        left -= sum(representation.size for representation, _ in columns_of(in_type))
+    elif kind == "layer":
+        left -= permuted > 0
+    if left >= 2 and not (kind == "layer" and permuted == 1):
+        return
+    made = "its only scalar, which is its own mean, zero" if left != 1 else "a sign of what it is to tell"
+    needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
+    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" makes {made}; needed more fields, or {needed}')
+
+
+def field_of_channels(in_type: FieldType) -> np.ndarray:
+    """The number of the field of each channel, ``(size,)``."""
+    return np.repeat(np.arange(len(in_type)), [r.size for r in in_type.representations])
+
+
+def channels_of(in_type: FieldType) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the field of each channel, and 1 where a mean may be taken from it, 0 where not; both ``(size,)``.
+
+    Raises:
+        ValueError: a representation is not orthogonal.
+    """
+    mean = np.zeros(in_type.size)
+    for segment in frames(in_type, group=generic_fibers(in_type.gspace)):
+        _check_orthogonal(segment, in_type)
+        if segment.permutation is not None:
+            mean[segment.columns.ravel()] = 1.0
+    return field_of_channels(in_type), mean
+
+
+def check_eps(eps: Any) -> float:
+    """``eps``, if it is a number that is not negative."""
+    if isinstance(eps, bool) or not isinstance(eps, Real) or not float(eps) >= 0:
+        raise ValueError(f"eps: got {eps!r}, needed a number that is not negative")
+    return float(eps)
+
+
+def _check_orthogonal(segment: FrameSegment, in_type: FieldType) -> None:
+    products = segment.matrices @ np.swapaxes(segment.matrices, 1, 2)
+    if not np.allclose(products, np.eye(products.shape[-1]), atol=1e-8):
+        channel = int(segment.columns[0, 0])
+        raise ValueError(
+            f"in_type: the field at channel {channel} of {in_type} is not orthogonal; its norm is not invariant"
+        )
+
+
+BlockNorm = Literal["layer", "rms", "fields", "batch"]
+"""The norms of a block: :class:`FieldLayerNorm` of any kind, or :class:`FieldBatchNorm`."""
+
+
+class FieldBatchNorm(PlainModule):
+    r"""Batch normalisation of any fields, on grids, at points and without a space.
+
+    For every field f, with the mean over the batch, the positions and the components of the field,
+
+    .. math:: y_f = \gamma_f \, \frac{x_f - \mu_f}{\sqrt{\operatorname{mean}(x_f - \mu_f)^2 + \epsilon}} + \beta
+
+    The mean :math:`\mu_f` is that of permutation fields (regular, quotient, trivial), whose sum no element changes; it
+    is 0 of other fields, whose mean square is invariant because the representations are orthogonal.
+    :math:`\gamma` is one number a field and :math:`\beta` one a trivial component, both learned. In eval mode it takes
+    the running means of both statistics. On scalars it is PyTorch's batch norm, on regular fields escnn's
+    ``InnerBatchNorm``.
+
+    Args:
+        in_type: the type of the input and of the output.
+        eps: added to the mean square.
+        momentum: the weight of a batch in the running means.
+        affine: whether to learn :math:`\gamma` and :math:`\beta`.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points.
+
+    Raises:
+        ValueError: a representation in ``in_type`` that is not orthogonal, a negative ``eps``, or a ``momentum`` that
+            is none; on application in training, a single position.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import FieldBatchNorm
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr] + [g.irrep(1)])
+        >>> y = FieldBatchNorm(fields)(fields(5 + 3 * torch.randn(8, 10, 7, 7))).tensor
+        >>> bool(y[:, :4].mean().abs() < 1e-5), bool((y[:, 8:].square().mean() - 1).abs() < 1e-3)
+        (True, True)
+
+    Source: Ioffe and Szegedy, "Batch Normalization", ICML 2015; Weiler and Cesa, "General E(2)-Equivariant Steerable
+    CNNs", NeurIPS 2019, for fields.
+    """
+
+    plain: BatchNorm
+    pointwise = True
+
+    def __init__(self, in_type: FieldType, *, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True):
+        check_type("in_type", in_type)
+        if isinstance(momentum, bool) or not isinstance(momentum, (int, float)) or not 0 < momentum <= 1:
+            raise ValueError(f"momentum: got {momentum!r}, needed a weight in (0, 1]")
+        field, mean = channels_of(in_type)
+        plain = BatchNorm(field, mean, invariant_vectors(in_type), eps=check_eps(eps), momentum=momentum, affine=affine)
+        super().__init__(in_type, in_type, plain)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.plain.extra_repr()}"
+
+
+def norm_of(
+    field_type: FieldType, kind: BlockNorm | None, scope: NormScope = "position", eps: float = 1e-5
+) -> EquivariantModule:
+    """The norm of this kind, or of the type; the scope is that of the other norms than batch norm."""
+    if kind == "batch":
+        return FieldBatchNorm(field_type, eps=eps)
+    return FieldLayerNorm(field_type, scope, kind=kind, eps=eps)
+
+
+def check_norm_kind(norm_kind: Any, norm_scope: NormScope | None = None) -> BlockNorm | None:
+    """``norm_kind``, if there is such a norm, and no scope was given for a batch norm, which has its own."""
+    if norm_kind is None:
+        return None
+    kind: BlockNorm = check_option("norm_kind", norm_kind, get_args(BlockNorm))
+    if kind == "batch":
+        check_unused("norm_scope", norm_scope, None, "batch norm is over batch and positions")
+    return kind

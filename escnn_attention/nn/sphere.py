@@ -1,0 +1,448 @@
+"""Self-attention and a transformer block on the sphere."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, cast
+
+import numpy as np
+import torch
+from escnn.group import O3, SO3, GroupElement
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+
+from escnn_attention._checks import check_int, check_length, check_probability
+from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
+from escnn_attention.encodings.pair_kernel import PairKernel
+from escnn_attention.functional import QueryMode
+from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of
+from escnn_attention.geometry.relations import Offset
+from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors
+from escnn_attention.groups.lie_algebra import represented
+from escnn_attention.nn.arguments import (
+    AttentionLike,
+    changed,
+    check_options,
+    check_points,
+    check_type,
+    check_types,
+    choose_attention,
+    option_names,
+)
+from escnn_attention.nn.heads import finished, is_scalar, made_for, normalised_needs
+from escnn_attention.nn.module import PlainModule
+from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
+from escnn_attention.nn.point_attention import bind_kernel
+from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points_mode
+from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
+from escnn_attention.nn.transformer import PointBlock
+from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.sphere_attention import Generators, LocalFrames, SphereAttention, SphereFeedForward
+from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
+
+__all__ = ["SphereSelfAttention", "SphereTransformerBlock", "Stabiliser", "check_on_sphere", "check_sphere"]
+
+
+class Stabiliser:
+    """Samples of the rotations about the north pole, and of the reflections that fix it."""
+
+    def __init__(self, field_type: FieldType, samples: int):
+        group = field_type.fibergroup
+        if not isinstance(group, (SO3, O3)) or field_type.gspace.dimensionality != 3:
+            raise ValueError(
+                f"in_type: the sphere needs a gspace on R³ with the fiber group SO(3) or O(3), "
+                f"gspaces.rot3dOnR3() or gspaces.flipRot3dOnR3(), got {field_type.gspace.name}"
+            )
+        self.reflects = isinstance(group, O3)
+        if check_int("samples", samples) % 2 and self.reflects:
+            raise ValueError(f"samples: got {samples} for {group.name}, needed an even number: half are reflections")
+        number = samples // 2 if self.reflects else samples
+        about_z = [_about("z", 2 * math.pi * s / number) for s in range(number)]
+        if self.reflects:
+            mirror = group.element((1, _about("y", math.pi)), "Q")  # y to -y
+            rotations = [group.element((0, q), "Q") for q in about_z]
+            self.elements = [*rotations, *(r @ mirror for r in rotations)]
+        else:
+            self.elements = [group.element(q, "Q") for q in about_z]
+        self.group = group
+        action = field_type.gspace.basespace_action
+        self.matrices = np.stack([np.asarray(action(h), dtype=np.float64) for h in self.elements])
+
+    def segments(self, field_type: FieldType, *, dual: bool = False) -> list[FrameSegment]:
+        r"""The matrices :math:`\rho(h_s)^{-1}`, or :math:`\rho(h_s)^T / S`, of a type."""
+        out = []
+        for representation, columns in columns_of(field_type):
+            matrices = np.stack([np.asarray(representation(h), dtype=np.float64) for h in self.elements])
+            transposed = np.swapaxes(matrices, 1, 2)
+            if not np.allclose(matrices @ transposed, np.eye(representation.size), atol=1e-8):
+                raise ValueError(f"{representation.name}: a representation on the sphere must be orthogonal")
+            out.append(FrameSegment(columns, transposed / len(matrices) if dual else transposed, None))
+        return out
+
+    def read(self, in_type: FieldType, fields: int, **options: Any) -> ToPoses:
+        """The map from fields to functions on frames, with the options of :class:`ToPoses`."""
+        return ToPoses(self.segments(in_type), in_type.size, fields, len(self.elements), **options)
+
+    def read_scalars(self, in_type: FieldType, fields: int, **options: Any) -> Scalars:
+        """The map from scalar fields to numbers, the same in every frame, with the options of :class:`Scalars`."""
+        return Scalars(in_type.size, fields, **options)
+
+    def mean(self, out_type: FieldType, fields: int, groups: int, bias: bool) -> FromPoses:
+        """The map from functions on frames to the fields whose mean they are."""
+        segments = self.segments(out_type, dual=True)
+        invariants = invariant_vectors(out_type) if bias else None
+        return FromPoses(segments, out_type.size, fields, 1, groups=groups, invariants=invariants)
+
+    def generators(self, field_type: FieldType) -> list[Generators]:
+        """What rotations about z and about y do to a type."""
+        out = []
+        for representation, columns in columns_of(field_type):
+            _, about_y, about_z = represented(representation).generators.numpy()
+            out.append(Generators(columns, about_z, about_y))
+        return out
+
+
+def _about(axis: str, angle: float) -> np.ndarray:
+    """The unit quaternion of a rotation, the real part last."""
+    quaternion = np.zeros(4)
+    quaternion["xyz".index(axis)] = math.sin(angle / 2)
+    quaternion[3] = math.cos(angle / 2)
+    return quaternion
+
+
+class SphereSelfAttention(PointLayer):
+    r"""Self-attention between points of the sphere S², equivariant to the rotations SO(3) or to O(3).
+
+    The sphere has no translations; it is the homogeneous space SO(3)/SO(2). A field on it becomes a function on the
+    group, whose elements are the frames :math:`g = R(x) h` of its points x, with h a rotation about the north pole (and
+    reflections, for O(3)). One frame sees of another the quotient :math:`g^{-1} g'`, which does not change when the
+    sphere is rotated:
+
+    .. math::
+        s(g, g') &= \langle q(g),\; k(g') + \rho(g^{-1} g') \rangle / \sqrt C + \log\mu(x') \\
+        \mathrm{out}(g) &= \sum_{x' \in N(x)} \sum_{h'} \mathrm{softmax}_{g'}(s) \; v(g')
+
+    The rotations h are sampled: :math:`q(R(x) h_s) = w\,\rho(R(x) h_s)^{-1} f(x)`, and the output is
+    :math:`\frac 1S \sum_s \rho(R(x) h_s)\, W \mathrm{out}(R(x) h_s)`. Which of the frames of a point is the first one
+    is arbitrary, and so the error under a rotation is that of the sampling, which falls quickly with ``samples``.
+
+    The encoding is a function of the offset of the key in the frame of the query, :math:`g^{-1} x' - e_z`, in units of
+    the ``length_scale``, and of the axes of the key's frame.
+
+    Args:
+        in_type: the type of the input: any fields over ``gspaces.rot3dOnR3()`` or ``gspaces.flipRot3dOnR3()``: scalars
+            (temperature), vectors in space (wind, as three components), irreps.
+        out_type: the type of the output, likewise. A layer that is followed by another keeps directions only in fields
+            that have some: scalars alone are isotropic.
+        num_heads: the number of heads.
+        samples: the number of frames of a point; with reflections an even number, of which half are mirror images: give
+            O(3) twice as many as SO(3), 16 or more.
+        head_fields: the number C of functions of a head; by default the fields of ``out_type`` divided by
+            ``num_heads``, rounded up.
+        radius: points attend to those within this angle, in radians; None for any.
+        num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
+            a point attends to the whole sphere, or to the edges given on application.
+        query: ``"own"`` or ``"all"``, as in :class:`GroupSelfAttention`, for the frames of the query.
+        encoding: the positional encoding, by name or as an object, or a :class:`PairKernel`; neither rotary nor
+            absolute.
+        length_scale: the distance that is 1 to the encoding; by default that of ``radius``, or 1.
+        normalization, dropout, qk_norm, edge_dim, bias: as in :class:`PointSelfAttention`.
+
+    Shape:
+        ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
+        coordinates. :class:`~escnn_attention.SphereGrid` turns images into that form and back; its weights are the
+        ``measure``.
+
+    Raises:
+        TypeError: a type or number is none.
+        ValueError: another gspace, a representation that is not orthogonal, an unknown option; on application, points
+            that are not on the unit sphere.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import SphereGrid, SphereSelfAttention
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot3dOnR3()
+        >>> scalars = nn.FieldType(g, 2 * [g.trivial_repr])
+        >>> vectors = nn.FieldType(g, [g.fibergroup.irrep(1)])
+        >>> grid = SphereGrid(6)
+        >>> x, batch, measure = grid.points(torch.randn(1, 2, 6, 12), scalars)
+        >>> layer = SphereSelfAttention(scalars, vectors, samples=6, radius=1.0)
+        >>> grid.image(layer(x, batch=batch, measure=measure)).shape
+        torch.Size([1, 3, 6, 12])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3 (lifting to homogeneous spaces); "Equivariant
+    Attention on Homogeneous Spaces" (slides).
+    """
+
+    plain: SphereAttention
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        *,
+        samples: int = 8,
+        head_fields: int | None = None,
+        radius: float | None = None,
+        num_neighbours: int | None = None,
+        query: QueryMode = "own",
+        encoding: Encoding | PairKernel | str | None = None,
+        length_scale: float | None = None,
+        normalization: Normalization = "softmax",
+        dropout: float = 0.0,
+        qk_norm: bool = False,
+        edge_dim: int | None = None,
+        bias: bool = True,
+    ):
+        check_types(in_type, out_type)
+        check_points_mode(query, normalization)
+        num_heads = check_int("num_heads", num_heads)
+        stabiliser = Stabiliser(in_type, samples)
+        if head_fields is None:
+            head_fields = -(-len(out_type) // num_heads)
+        fields = num_heads * check_int("head_fields", head_fields)
+        neighbourhood = _choose_neighbourhood(radius, num_neighbours)
+        if length_scale is None:
+            length_scale = _chord(radius) if radius else 1.0
+        kernel, lifts = _choose_encoding(encoding), is_scalar(in_type)
+        needs = normalised_needs(qk_norm, kernel, head_fields, 3, normalization)
+        number, made = made_for(needs, num_heads, head_fields, bool(bias))
+        project_in = (stabiliser.read_scalars if lifts else stabiliser.read)(in_type, number, **made)
+        axes = 0 if lifts else 2 if stabiliser.reflects else 1
+        plain = SphereAttention(
+            LocalFrames(stabiliser.generators(in_type)),
+            LocalFrames(stabiliser.generators(out_type)),
+            axes,
+            project_in=project_in,
+            project_out=stabiliser.mean(out_type, fields, num_heads, bool(bias)),
+            encoding=bind_kernel(kernel, normalization, 3 + 3 * axes, num_heads, head_fields, 1),
+            relation=Offset(),
+            neighbourhood=neighbourhood,
+            values=None,
+            inverse_action=np.swapaxes(stabiliser.matrices, 1, 2),
+            quotient=np.zeros((len(stabiliser.elements), 1), dtype=np.int64),
+            relative=None,
+            log_measure=None,
+            needs=needs,
+            query=query,
+            keys="all",
+            normalization=normalization,
+            dropout=check_probability("dropout", dropout),
+            length_scale=check_length("length_scale", length_scale),
+            backend="neighbours",
+            edge_dim=check_edge_dim(edge_dim),
+        )
+        super().__init__(in_type, out_type, finished(plain, qk_norm), head_fields)
+        self.samples = samples
+
+    def forward(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the layer; the arguments are those of :meth:`PointSelfAttention.forward`, with points of length 1."""
+        check_sphere(check_points(x, self.in_type, self), mask)
+        return super().forward(x, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
+
+    def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
+        """Check on random points that the layer nearly commutes with random rotations.
+
+        Args:
+            atol: the largest absolute error, in float64.
+            rtol: the largest error relative to the output.
+
+        Returns:
+            each element with the mean of its absolute errors.
+
+        Raises:
+            AssertionError: an error is too large: more ``samples`` make it smaller.
+        """
+        return check_on_sphere(self, atol, rtol)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, samples={self.samples}"
+
+
+def check_sphere(x: GeometricTensor, mask: Tensor | None = None) -> None:
+    """The points of ``x`` lie on the unit sphere."""
+    lengths = numbers_of("coords", x.coords).norm(dim=-1)
+    off = (lengths - 1).abs() > 1e-3
+    if bool((off if mask is None else off & mask).any()):
+        raise ValueError(
+            f"coords: got points of length {float(lengths.min()):.4g} to {float(lengths.max()):.4g}, needed unit "
+            "vectors: points on the sphere"
+        )
+
+
+def check_on_sphere(module: PointModule, atol: float, rtol: float) -> list[tuple[GroupElement, float]]:
+    """The errors of random rotations of random points, each of them below its limit."""
+    points = torch.nn.functional.normalize(torch.randn(24, 3, dtype=torch.float64), dim=-1)
+    return check_at_points(module, points, (module.space.fibergroup.sample() for _ in range(8)), atol, rtol)
+
+
+def _chord(radius: float) -> float:
+    """The distance between points that see each other under this angle."""
+    return 2 * math.sin(min(check_length("radius", radius), math.pi) / 2)
+
+
+def _choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> Neighbourhood:
+    """The rule by which points are neighbours."""
+    if num_neighbours is not None:
+        check_int("num_neighbours", num_neighbours)
+    # No point is further than the antipode, whatever rounding makes of its distance.
+    chord = None if radius is None or _chord(radius) == 2.0 else _chord(radius)
+    return Neighbourhood(chord, num_neighbours)
+
+
+def _choose_encoding(encoding: Encoding | PairKernel | str | None) -> Encoding | PairKernel:
+    """The encoding or kernel, if it is a function of the quotient of two frames."""
+    kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
+    if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
+        raise ValueError(
+            f"encoding: SphereSelfAttention got {type(kernel).__name__}, needed a function of the quotient of two "
+            "frames: mlp, separable, fourier, none or a PairKernel"
+        )
+    return kernel
+
+
+class SphereTransformerBlock(PointBlock):
+    r"""Attention on the sphere and a network at every point, each with a residual connection.
+
+    .. math::
+        y &= \mathrm{shortcut}(x) + \mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x))) \\
+        z &= y + \mathrm{Dropout}(N(\mathrm{LN}(y)))
+
+    with LN a :class:`FieldLayerNorm`. The network N makes functions on its frames of the fields at a point, applies a
+    SiLU there, and makes fields of them again. The shortcut is the identity where the types agree, and an equivariant
+    map elsewhere.
+
+    Args:
+        in_type, out_type, num_heads: as in :class:`SphereSelfAttention`.
+        attention: another attention: a module from ``in_type`` to ``out_type`` that is called as
+            :class:`SphereSelfAttention` is, or a function of the two types that makes one. The options of an attention
+            are then left to it.
+        samples, bias: of the attention and of the network N, as in :class:`SphereSelfAttention`.
+        hidden_fields: the number of functions in the network; by default twice the fields of ``out_type``.
+        attention_dropout: the dropout of the attention probabilities.
+        dropout: the dropout of the branches, of whole fields where a field is not a scalar.
+        norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
+            kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
+        norm_eps: what the norms add to the mean square.
+        layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
+        drop_path: the probability with which a branch is left out in training, for a sphere as a whole
+            (:class:`DropPath`).
+        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``encoding``,
+            ``length_scale``, ``normalization``, ``qk_norm`` and ``edge_dim``, as in :class:`SphereSelfAttention`.
+
+    Shape:
+        ``(N, in_type.size)`` with ``coords`` ``(N, 3)``, unit vectors, to ``(N, out_type.size)`` with the same
+        coordinates.
+
+    Raises:
+        TypeError: there is no such option, or ``attention`` is no module and makes none, or as
+            :class:`SphereSelfAttention`.
+        ValueError: ``attention`` is of other types, or as :class:`SphereSelfAttention`.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import SphereTransformerBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot3dOnR3()
+        >>> fields = nn.FieldType(g, 4 * [g.trivial_repr] + 2 * [g.fibergroup.irrep(1)])
+        >>> block = SphereTransformerBlock(fields, fields, num_heads=2, num_neighbours=6)
+        >>> coords = torch.nn.functional.normalize(torch.randn(20, 3), dim=-1)
+        >>> block(nn.GeometricTensor(torch.randn(20, 10), fields, coords)).shape
+        torch.Size([20, 10])
+
+    Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.3; de Haan et al., "Gauge Equivariant Mesh CNNs",
+    ICLR 2021, for nonlinearities on sampled frames.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        *,
+        attention: AttentionLike | None = None,
+        samples: int = 8,
+        hidden_fields: int | None = None,
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        norm_kind: BlockNorm | None = None,
+        norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        bias: bool = True,
+        **options: Any,
+    ):
+        super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
+        dropout = check_probability("dropout", dropout)
+        check_probability("attention_dropout", attention_dropout)
+        shared: dict[str, Any] = {"samples": samples, "bias": bias}
+        passed_on = [n for n in option_names(SphereSelfAttention) if n not in ("dropout", *shared)]
+        check_options(type(self).__name__, options, [*option_names(SphereTransformerBlock), *passed_on])
+        if attention is None:
+            layer: EquivariantModule = SphereSelfAttention(
+                in_type, out_type, num_heads, dropout=attention_dropout, **shared, **options
+            )
+        else:
+            own = changed({"num_heads": (num_heads, 1), "attention_dropout": (attention_dropout, 0.0)})
+            layer = choose_attention(attention, in_type, out_type, {**own, **options})
+        stabiliser = Stabiliser(in_type, samples)
+        hidden = 2 * len(out_type) if hidden_fields is None else check_int("hidden_fields", hidden_fields)
+        self.attention = layer
+        kind = check_norm_kind(norm_kind)
+        self.norms = torch.nn.ModuleList(norm_of(fields, kind, eps=norm_eps) for fields in (in_type, out_type))
+        self.gains = torch.nn.ModuleList(g for _ in range(2) for g in ends_of(out_type, layer_scale))
+        self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
+        self.shortcut = shortcut_of(in_type, out_type, "group")
+        self.dropout = dropout_of(out_type, dropout)
+        self.network = SphereFeedForward(
+            LocalFrames(stabiliser.generators(out_type)),
+            stabiliser.read(out_type, hidden, bias=hidden if bias else 0),
+            stabiliser.mean(out_type, hidden, 1, bool(bias)),
+        )
+
+    def _of_all(
+        self,
+        x: GeometricTensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> GeometricTensor:
+        attended = self.dropout(self._attend(self.norms[0](x), edge_index, batch, measure, edge_attr))
+        y = self.shortcut(x) + self._branch(attended, 0, batch)
+        z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
+        return y + self._branch(self.dropout(z), 1, batch)
+
+    def _branch(self, x: GeometricTensor, number: int, batch: Tensor | None) -> GeometricTensor:
+        """The end of a branch, the first or the second."""
+        if len(self.gains):
+            x = self.gains[number](x)
+        y: GeometricTensor = self.drop_path(x, batch)
+        return y
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
+        self.eval()
+        norms, gains = (
+            torch.nn.ModuleList(cast(PlainModule, module).export() for module in modules)
+            for modules in (self.norms, self.gains)
+        )
+        parts = (self.attention.export(), self.shortcut.export(), copy.deepcopy(self.network))
+        return PlainBlock(norms, gains, *parts).eval()
+
+    def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
+        """Check on random points that the block nearly commutes: see :meth:`SphereSelfAttention.check_equivariance`."""
+        return check_on_sphere(self, atol, rtol)

@@ -1,0 +1,180 @@
+"""Patches of images and learned positions, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention._checks import check_grid
+from escnn_attention._precision import working_precision
+from escnn_attention.encodings import Encoding
+from escnn_attention.functional.autograd import exactly
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Window
+from escnn_attention.plain.buffers import ExactBuffers
+from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean
+from escnn_attention.plain.projections import Frames, FromPoses, Segment
+
+__all__ = ["InvariantTable", "PatchEmbedding", "PositionEmbedding", "PositionTable"]
+
+
+class InvariantTable(ExactBuffers):
+    r"""Learned fields with :math:`p(h u) = \rho(h)\, p(u)`, and as free as that leaves them.
+
+    Args:
+        segments: the representation of the fields (``escnn_attention.groups.fibers.frames`` with ``dual=True``).
+        channels: of the fields.
+        places: ``(K, |H|)``, where each element takes the first position u of each orbit.
+        shape: of the grid.
+        bases: for some orbits, ``(k,)``, the basis ``(channels, m)`` of what p(u) may be; None for everything.
+        copies: how many fields there are.
+        std: the standard deviation of the numbers at first.
+    """
+
+    places: Tensor
+    stays: Tensor
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        channels: int,
+        places: np.ndarray,
+        shape: tuple[int, ...],
+        bases: Sequence[tuple[np.ndarray, np.ndarray | None]],
+        *,
+        copies: int = 1,
+        std: float = 0.02,
+    ):
+        super().__init__()
+        self.shape, self.channels, self.copies = shape, channels, copies
+        self.frames = Frames(segments)
+        self.register_buffer("places", torch.as_tensor(places), persistent=False)
+        self.register_exact("stays", (places == places[:, :1]).sum(1).astype(float))
+        self.weights = torch.nn.ParameterList()
+        for i, (orbits, basis) in enumerate(bases):
+            self.register_buffer(f"orbits_{i}", torch.as_tensor(orbits), persistent=False)
+            self.register_exact(f"basis_{i}", basis)
+            numbers = channels if basis is None else basis.shape[1]
+            self.weights.append(Parameter(std * torch.randn(copies, len(orbits), numbers)))
+
+    def forward(self) -> Tensor:
+        """The fields, ``(copies, channels, *shape)``, in the precision of the weights."""
+        with exactly(self.stays.device.type):
+            return self._fields()
+
+    def _fields(self) -> Tensor:
+        stays = self.stays
+        rows = stays.new_zeros(self.copies, len(stays), self.channels)
+        for i, weight in enumerate(self.weights):
+            basis = getattr(self, f"basis_{i}")
+            rows = rows.to(weight.dtype).index_copy(
+                1, getattr(self, f"orbits_{i}"), weight if basis is None else weight @ basis.T.to(weight.dtype)
+            )
+        seen = self.frames(rows.flatten(0, 1), 1)[0].unflatten(0, rows.shape[:2]) / stays.to(rows.dtype)[:, None, None]
+        field = rows.new_zeros(self.copies, math.prod(self.shape), self.channels)
+        return field.index_add(1, self.places.flatten(), seen.flatten(1, 2)).transpose(1, 2).unflatten(2, self.shape)
+
+    @torch.no_grad()
+    def fill(self, fields: Tensor) -> None:
+        """Take the numbers of such fields, ``(copies, channels, *shape)``."""
+        first = fields.flatten(2)[..., self.places[:, 0]].transpose(1, 2)
+        for i, weight in enumerate(self.weights):
+            basis, values = getattr(self, f"basis_{i}"), first[:, getattr(self, f"orbits_{i}")]
+            weight.copy_(values if basis is None else values @ basis.to(values.dtype))
+
+
+class PositionTable(torch.nn.Module):
+    """Adds a field that a table holds to features ``(B, channels, *space)``.
+
+    Args:
+        table: with one field.
+    """
+
+    def __init__(self, table: InvariantTable):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_grid(x.shape[2:])
+        field = self.table()
+        if x.shape[2:] != field.shape[2:]:
+            mode = "bicubic" if field.dim() == 4 else "trilinear"
+            field = F.interpolate(field, x.shape[2:], mode=mode, align_corners=False)
+        return x + field.to(x.dtype)
+
+
+class PatchEmbedding(ExactBuffers):
+    """A convolution of images ``(B, C, *space)`` by patches that do not overlap: ``(B, channels, *(n / size))``.
+
+    Args:
+        table: with a field for each channel of the images, on a patch.
+        invariants: ``(channels, k)``, the vectors along which a bias is learned.
+    """
+
+    invariants: Tensor
+
+    def __init__(self, table: InvariantTable, invariants: np.ndarray):
+        super().__init__()
+        self.table = table
+        self.size = table.shape[0]
+        self.register_exact("invariants", invariants)
+        self.bias = Parameter(torch.zeros(invariants.shape[1])) if invariants.shape[1] else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_space(x.shape[2:])
+        convolve = F.conv2d if x.dim() == 4 else F.conv3d
+        bias = None if self.bias is None else (self.invariants @ self.bias).to(x.dtype)
+        kernel = self.table().transpose(0, 1).to(x.dtype)
+        return convolve(x, kernel, bias, stride=self.size)
+
+    def check_space(self, space: Sequence[int]) -> None:
+        """Patches divide a grid of this shape."""
+        check_grid(space)
+        if any(n % self.size for n in space):
+            raise ValueError(f"input: patches of {self.size} do not divide a grid of {'×'.join(map(str, space))}")
+
+
+class PositionEmbedding(ExactBuffers):
+    """Adds a learned function of the position to features ``(B, size, *space)``, or ``(N, size)`` at points.
+
+    Args:
+        encoding: the function, bound with one head and one pose.
+        project_out: from its channels at every pose to the features.
+        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
+        length_scale: the length that is 1 to the function, between points.
+    """
+
+    inverse_action: Tensor
+
+    def __init__(self, encoding: Encoding, project_out: FromPoses, inverse_action: np.ndarray, length_scale: float):
+        super().__init__()
+        self.encoding = encoding
+        self.project_out = project_out
+        self.length_scale = length_scale
+        self.register_exact("inverse_action", inverse_action)
+
+    def forward(
+        self, x: Tensor, coords: Tensor | None = None, batch: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Features with their positions: see :meth:`escnn_attention.PositionEmbedding.forward`."""
+        if coords is None:
+            grid = Grid(tuple(x.shape[2:]), Window(), dtype=self.inverse_action.dtype, device=x.device)
+            field = self._field(grid.coordinates).to(x.dtype)
+            return x + field.T.unflatten(1, x.shape[2:])
+        precise = coords.to(working_precision(self.inverse_action.dtype))
+        offsets = offsets_from_mean(precise, batch, count_clouds(batch, coords, mask), mask)
+        y = x + self._field((offsets / self.length_scale).to(self.inverse_action.dtype)).to(x.dtype)
+        return y if mask is None else y * mask.to(y.dtype)[:, None]
+
+    def _field(self, points: Tensor) -> Tensor:
+        """The field at points ``(N, d)``: ``(N, size)``."""
+        seen = self.encoding.offsets(points @ self.inverse_action.transpose(-1, -2))  # 1, |H|, N, C
+        assert seen is not None
+        field: Tensor = self.project_out(seen.transpose(1, 2).unsqueeze(1))
+        return field.squeeze(0)

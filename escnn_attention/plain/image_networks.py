@@ -1,0 +1,143 @@
+"""Classifiers and transformers of images, on plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention.plain.buffers import ExactBuffers
+
+__all__ = ["ClassToken", "Classifier", "PoseMean", "PositionSum", "VisionTransformer", "invariant", "mixed"]
+
+
+def invariant(x: Tensor, order: int) -> Tensor:
+    """The maximum over the poses and the mean over the positions of regular fields.
+
+    Maps ``(B, fields · order, *space)`` to ``(B, fields)``.
+    """
+    return x.unflatten(1, (-1, order)).amax(dim=2).flatten(2).mean(dim=2)
+
+
+class PoseMean(torch.nn.Module):
+    """Replaces features ``(B, fields * poses, *space)`` by their mean over the poses, at every pose."""
+
+    def __init__(self, poses: int):
+        super().__init__()
+        self.poses = poses
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (-1, self.poses))
+        return x.mean(2, keepdim=True).expand_as(x).flatten(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.poses}"
+
+
+class PositionSum(torch.nn.Module):
+    """Sums features ``(B, channels, *space)`` over all positions, to ``(B, channels, 1, ..., 1)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(tuple(range(2, x.dim())), keepdim=True) if x.dim() > 2 else x
+
+
+class Classifier(torch.nn.Module):
+    """Stages that give regular fields, :func:`invariant`, and a map to the classes."""
+
+    def __init__(self, stages: torch.nn.Module, order: int, head: torch.nn.Module):
+        super().__init__()
+        self.stages = stages
+        self.order = order
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(invariant(self.stages(x), self.order))
+        return logits
+
+
+class ClassToken(ExactBuffers):
+    """Positions ``(B, C, *space)`` in a row, behind R + 1 learned tokens: ``(B, C, 1, ..., 1, 1 + R + N)``.
+
+    Args:
+        invariants: ``(C, k)``, the vectors that no element changes, of which the tokens are made.
+        there: whether there is a token that is read, in front.
+        registers: the number R of others, which are not.
+    """
+
+    invariants: Tensor
+
+    def __init__(self, invariants: np.ndarray, there: bool = True, registers: int = 0):
+        super().__init__()
+        self.register_exact("invariants", invariants)
+        self.weight = Parameter(0.02 * torch.randn(invariants.shape[1])) if there else None
+        self.registers = Parameter(0.02 * torch.randn(registers, invariants.shape[1])) if registers else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(2)
+        first = None if self.weight is None else self.weight.unsqueeze(0)
+        learned = [weight for weight in (first, self.registers) if weight is not None]
+        if learned:
+            tokens = (self.invariants @ torch.cat(learned).T).to(x.dtype)
+            rows = torch.cat([tokens.expand(x.shape[0], -1, -1), rows], dim=2)
+        return rows[(slice(None), slice(None), *[None] * (x.dim() - 3))]
+
+    def read(self, rows: Tensor) -> Tensor:
+        """The token ``(B, C)`` of features ``(B, 1 + R + N, C)``; without one the mean of the positions."""
+        if self.weight is not None:
+            return rows[:, 0]
+        return rows[:, 0 if self.registers is None else len(self.registers) :].mean(1)
+
+
+def mixed(map: torch.nn.Module, x: Tensor) -> Tensor:
+    """What a map of channels, which are its last axis, makes of features ``(B, C, *space)``."""
+    y: Tensor = map(x.movedim(1, -1)).movedim(-1, 1)
+    return y
+
+
+class VisionTransformer(torch.nn.Module):
+    """A transformer of patches: see :class:`escnn_attention.models.VisionTransformer`.
+
+    Args:
+        stem: from images to features of patches, with their positions.
+        token: puts them in a row, and reads them in the end.
+        blocks: the blocks that are equivariant.
+        invariants: what is read of their features; the identity for the features themselves.
+        leave: a linear map of this.
+        plain_blocks: the blocks behind it.
+        norm: of their features.
+        head: from the features that are read to logits.
+    """
+
+    def __init__(
+        self,
+        stem: torch.nn.Module,
+        token: ClassToken,
+        blocks: Sequence[torch.nn.Module],
+        invariants: torch.nn.Module,
+        leave: torch.nn.Module,
+        plain_blocks: Sequence[torch.nn.Module],
+        norm: torch.nn.Module,
+        head: torch.nn.Module,
+    ):
+        super().__init__()
+        self.stem = stem
+        self.token = token
+        self.blocks = torch.nn.Sequential(*blocks)
+        self.invariants = invariants
+        self.leave = leave
+        self.plain_blocks = torch.nn.Sequential(*plain_blocks)
+        self.norm = norm
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.token.read(self.tokens(x)))
+        return logits
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
+        y = self.invariants(self.blocks(self.token(self.stem(x))))
+        z: Tensor = self.norm(self.plain_blocks(mixed(self.leave, y)).flatten(2).transpose(1, 2))
+        return z

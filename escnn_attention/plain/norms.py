@@ -1,0 +1,224 @@
+"""Layer and batch normalisation of feature fields, on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from escnn_attention.functional.autograd import is_transformed
+from escnn_attention.plain.buffers import ExactBuffers
+
+__all__ = ["BatchNorm", "LayerNorm", "NormKind", "NormScope"]
+
+
+NormScope = Literal["position", "sample", "pose"]
+NormKind = Literal["layer", "rms", "fields"]
+
+
+class LayerNorm(ExactBuffers):
+    """Normalises ``(B, size, *space)`` over the channels, with ``scope="sample"`` over space too.
+
+    With ``scope="pose"`` it normalises over the fields of each pose.
+
+    Args:
+        field: ``(size,)``, the number of the field of each channel: a field shares one scale.
+        mean: ``(size,)``, 1 for the channels of fields from which a mean may be taken, 0 for the others.
+        invariants: ``(size, k)``, the vectors along which a shift is learned.
+        scope, kind, eps, affine: as in :class:`escnn_attention.FieldLayerNorm`.
+        poses: with ``scope="pose"`` the number of poses of every field.
+        alike: with ``kind="fields"`` ``(size,)``, the number of what each channel is a component of: equal for the
+            same component of all fields of one representation.
+    """
+
+    field: Tensor
+    mean: Tensor
+    invariants: Tensor
+    alike: Tensor | None
+    counts: Tensor | None
+
+    def __init__(
+        self,
+        field: np.ndarray,
+        mean: np.ndarray,
+        invariants: np.ndarray,
+        *,
+        scope: NormScope,
+        eps: float,
+        affine: bool,
+        kind: NormKind = "layer",
+        poses: int | None = None,
+        alike: np.ndarray | None = None,
+    ):
+        super().__init__()
+        self.scope = scope
+        self.kind = kind
+        self.poses = poses
+        self.eps = eps
+        self.centred = bool((mean == 1).all())
+        sizes = np.bincount(field)
+        self.equal_sizes = np.array_equal(field, np.repeat(np.arange(len(sizes)), sizes[0]))
+        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("mean", mean)
+        self.register_exact("invariants", invariants)
+        self.register_buffer("alike", None if alike is None else torch.as_tensor(alike), persistent=False)
+        self.register_exact("counts", None if alike is None else np.bincount(alike).astype(float))
+        self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
+        shifts = affine and kind != "rms" and invariants.shape[1]
+        self.bias = Parameter(torch.zeros(invariants.shape[1])) if shifts else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
+        y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if self.poses is not None:
+            return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
+        if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
+            return self._in_one_pass(y, 1).to(x.dtype)
+        if self.scope == "sample" and self.kind == "layer" and self.centred:
+            weight, bias = self._of_channels(y, 1)
+            return torch.group_norm(y, 1, weight, bias, self.eps).to(x.dtype)
+        over = tuple(range(1, x.dim())) if self.scope == "sample" else (1,)
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        if self.kind == "layer":
+            has_mean = self.mean.to(y.dtype).view(shape)
+            count = self.mean.to(y.dtype).sum() * (math.prod(y.shape[2:]) if self.scope == "sample" else 1)
+            y = y - has_mean * ((y * has_mean).sum(over, keepdim=True) / count.clamp(min=1))
+        elif self.alike is not None and self.counts is not None:
+            total = y.new_zeros(y.shape[0], len(self.counts), *y.shape[2:]).index_add(1, self.alike, y)
+            mean = total / self.counts.to(y.dtype).view(shape)
+            if self.scope == "sample":
+                mean = mean.mean(over[1:], keepdim=True)
+            y = y - mean.index_select(1, self.alike)
+        y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
+        if self.weight is not None:
+            y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)
+        if self.bias is not None:
+            y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
+        return y.to(x.dtype)
+
+    def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
+        """What torch has in one pass: the norm over axis 1, whose entries are every so many channels.
+
+        Channels last is what projections, which mostly follow, take without a copy.
+        """
+        rows, (weight, bias) = y.movedim(1, -1), self._of_channels(y, step)
+        if self.kind == "rms":
+            return F.rms_norm(rows, rows.shape[-1:], weight, self.eps).movedim(-1, 1)
+        return F.layer_norm(rows, rows.shape[-1:], weight, bias, self.eps).movedim(-1, 1)
+
+    def _of_channels(self, y: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """The scale and the shift of every so many channels, in the precision of ``y``."""
+        weight = bias = None
+        if self.weight is not None and self.equal_sizes:
+            # A view of the fields, whose gradient is one operation.
+            weight = self.weight.unsqueeze(1).expand(-1, len(self.field) // len(self.weight) // step).flatten()
+        elif self.weight is not None:
+            weight = self.weight.index_select(0, self.field[::step])
+        if self.bias is not None:
+            bias = self.invariants @ self.bias
+            bias = bias if step == 1 else bias[::step]
+        return tuple(None if t is None else t.to(y.dtype) for t in (weight, bias))  # type: ignore[return-value]
+
+    def extra_repr(self) -> str:
+        kind = "" if self.kind == "layer" else f"kind={self.kind!r}, "
+        return f"scope={self.scope!r}, {kind}eps={self.eps}, affine={self.weight is not None}"
+
+
+class BatchNorm(ExactBuffers):
+    """Normalises ``(B, size, *space)`` field by field, over the batch, the positions and the components of the field.
+
+    Args:
+        field: ``(size,)``, the number of the field of each channel.
+        mean: ``(size,)``, 1 for the channels of fields from which a mean may be taken, 0 for the others.
+        invariants: ``(size, k)``, the vectors along which a shift is learned.
+        eps, momentum, affine: as in :class:`escnn_attention.FieldBatchNorm`.
+    """
+
+    field: Tensor
+    mean: Tensor
+    invariants: Tensor
+    sizes: Tensor
+    running_mean: Tensor
+    running_square: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        field: np.ndarray,
+        mean: np.ndarray,
+        invariants: np.ndarray,
+        *,
+        eps: float,
+        momentum: float,
+        affine: bool,
+    ):
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        fields = int(field.max()) + 1
+        self.register_buffer("field", torch.as_tensor(field), persistent=False)
+        self.register_exact("mean", mean)
+        self.register_exact("invariants", invariants)
+        self.register_exact("sizes", np.bincount(field).astype(float))
+        self.register_buffer("running_mean", torch.zeros(fields))
+        self.register_buffer("running_square", torch.ones(fields))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.weight = Parameter(torch.ones(fields)) if affine else None
+        self.bias = Parameter(torch.zeros(invariants.shape[1])) if affine and invariants.shape[1] else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Statistics of half precision numbers are taken in single precision, as torch's own batch norm does.
+        y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        if self.training:
+            mean, square = self._statistics(y, shape)
+        else:
+            mean, square = self.running_mean.to(y.dtype), self.running_square.to(y.dtype)
+        gain = torch.rsqrt(square + self.eps)
+        if self.weight is not None:
+            gain = gain * self.weight.to(y.dtype)
+        y = (y - self._of_channels(mean, shape)) * self._of_channels(gain, shape)
+        if self.bias is not None:
+            y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
+        return y.to(x.dtype)
+
+    def _statistics(self, y: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The mean of each field, and its mean square about that; those of a batch are remembered for eval mode."""
+        rows = y.numel() // y.shape[1]
+        if rows < 2:
+            raise ValueError(
+                f"input: FieldBatchNorm got {rows} position in training, needed at least two to standardise over"
+            )
+        if is_transformed(y):
+            raise RuntimeError(
+                "FieldBatchNorm remembers statistics in training, which transforms of torch.func forbid: call eval() "
+                "first, or take FieldLayerNorm"
+            )
+        over = (0, *range(2, y.dim()))
+        mean = self._of_fields(y.mean(over) * self.mean.to(y.dtype))
+        square = self._of_fields((y - self._of_channels(mean, shape)).square().mean(over))
+        with torch.no_grad():
+            # As torch does: what is remembered is the estimate without bias, where a mean was taken.
+            number = rows * self.sizes.to(y.dtype)
+            centred = y.new_zeros(len(mean)).index_copy(0, self.field, self.mean.to(y.dtype))
+            unbiased = square * number / (number - centred)
+            for old, new in ((self.running_mean, mean), (self.running_square, unbiased)):
+                old.lerp_(new.to(old.dtype), self.momentum)
+            self.num_batches_tracked += 1
+        return mean, square
+
+    def _of_fields(self, values: Tensor) -> Tensor:
+        """The means over the channels of each field, ``(F,)``, of values ``(size,)``."""
+        sizes = self.sizes.to(values.dtype)
+        return values.new_zeros(len(sizes)).index_add(0, self.field, values) / sizes
+
+    def _of_channels(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return values.index_select(0, self.field).view(shape)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"

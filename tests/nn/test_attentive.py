@@ -1,0 +1,609 @@
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor, R2Conv, SequentialModule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import equivariance_report, working_memory
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.nn.kernels import complete_basis, fit_kernel
+from tests import spaces
+from tests.nn.attentive import EXACT, PLANE, VARIANTS, VOLUME, input_of, layer_on
+
+SPACES = spaces.PLANE | {n: spaces.VOLUME[n] for n in ("trivial 3D", "mirror", "C4 3D", "octahedral")}
+FEATURE_VARIANTS = {"both": {}, "channel": {"spatial": False}, "spatial": {"channel": False}}
+
+
+def attention_on(field_type, **options):
+    """A layer with those of the options that its attention has."""
+    options = {"kernel_size": 3, "channel": True, "spatial": True} | options
+    absent = [] if options["channel"] else ["ratio"]
+    absent += [] if options["spatial"] else ["kernel_size", "dilation", "basis"]
+    module = FeatureAttention(field_type, **{n: v for n, v in options.items() if n not in absent})
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def planes(gspace, maps):
+    """Spatial maps ``(B, poses, *space)`` as the field that they are."""
+    kind = gspace.regular_repr if maps.shape[1] > 1 else gspace.trivial_repr
+    return GeometricTensor(maps, FieldType(gspace, [kind]))
+
+
+# ------------------------------------------------------------------------------------------------------ the formula
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_published_conventions_of_group_layers(residual):
+    """C4: both layers of channel attention are sums over the poses, and the spatial map is a group convolution."""
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 4), residual=residual)
+    first, second = module.plain.squeeze.weight.view(2, 4, 4), module.plain.excite.weight.view(4, 2, 4)
+    psi = module.plain.spatial.weight.view(2, 4, 3, 3)
+    x = input_of(module, 6)
+    f = x.tensor.unflatten(1, (4, 4))
+
+    def group(weight, s):
+        return torch.stack([sum(s[..., j] @ weight[..., (j - i) % 4].T for j in range(4)) for i in range(4)], dim=-1)
+
+    z = sum(group(second, group(first, s).relu()) for s in (f.flatten(3).mean(3), f.flatten(3).amax(3)))
+    channel = z.sigmoid()
+    g = channel[..., None, None] * f
+    spatial = []
+    for i in range(4):
+        score = 0
+        for j in range(4):
+            statistics = torch.stack([g[:, :, j].mean(1), g[:, :, j].amax(1)], dim=1)
+            score = score + F.conv2d(statistics, psi[:, (j - i) % 4].rot90(i, (-2, -1))[None], padding=1)
+        spatial.append(score.sigmoid())
+    spatial = torch.cat(spatial, dim=1)
+    maps = module.attention_maps(x)
+    torch.testing.assert_close(maps.channel, channel)
+    torch.testing.assert_close(maps.spatial, spatial)
+    alpha = channel[..., None, None] * spatial[:, None]
+    expected = ((1 - alpha) if residual else alpha) * f
+    torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
+
+
+def test_the_published_conventions_of_images():
+    """Scalars for the channel, and the maximum over four turned kernels of dilation 4 for the positions."""
+    image = spaces.scalars(gspaces.rot2dOnR2(4), 1)
+    module = attention_on(image, ratio=1, kernel_size=7, dilation=4)
+    assert [tuple(p.shape) for p in module.plain.parameters()] == [(1, 1, 1), (1, 1, 1), (1, 2, 49)]
+    w1, w2, psi = (p.detach() for p in module.plain.parameters())
+    x = input_of(module, 28)
+    f = x.tensor
+    s = f.flatten(1).mean(1), f.flatten(1).amax(1)
+    channel = sum((t * w1.item()).relu() * w2.item() for t in s).sigmoid().view(2, 1, 1, 1)
+    g = channel * f
+    kernel = torch.stack([psi.view(2, 7, 7).rot90(i, (-2, -1)) for i in range(4)])
+    spatial = F.conv2d(torch.cat([g, g], 1), kernel, padding=12, dilation=4).amax(1, keepdim=True).sigmoid()
+    torch.testing.assert_close(module(x).tensor, (1 - channel * spatial) * f)
+    maps = module.attention_maps(x)
+    torch.testing.assert_close(maps.channel, channel.view(2, 1, 1))
+    torch.testing.assert_close(maps.spatial, spatial)
+
+
+def test_as_many_parameters_as_published():
+    """29,462 of the p4 network on rotated MNIST with attention on features, 24,610 without."""
+    gspace = gspaces.rot2dOnR2(4)
+    first = FeatureAttention(spaces.scalars(gspace, 1), ratio=1, dilation=4)
+    others = FeatureAttention(spaces.regular(gspace, 10))
+    count = [sum(p.numel() for p in m.parameters()) for m in (first, others)]
+    assert count[0] + 6 * count[1] == 29_462 - 24_610
+
+
+@pytest.mark.parametrize(("fields", "ratio", "hidden"), [(48, 16, 3), (96, 16, 6), (11, 5, 2), (3, 16, 1), (10, 1, 10)])
+def test_the_hidden_layer(fields, ratio, hidden):
+    module = FeatureAttention(spaces.scalars(gspaces.rot2dOnR2(4), fields), ratio=ratio, spatial=False)
+    assert module.plain.squeeze.weight.shape == (hidden, fields, 1)
+
+
+def test_squeeze_and_excitation_is_a_special_case():
+    images = spaces.scalars(gspaces.trivialOnR2(), 6)
+    module = attention_on(images, spatial=False, statistics="mean", residual=False, ratio=3)
+    x = input_of(module)
+    w1, w2 = module.plain.squeeze.weight[..., 0], module.plain.excite.weight[..., 0]
+    gate = ((x.tensor.mean((2, 3)) @ w1.T).relu() @ w2.T).sigmoid()
+    torch.testing.assert_close(module(x).tensor, gate[..., None, None] * x.tensor)
+
+
+@pytest.mark.parametrize("statistics", ["mean", "max", ("max", "mean")])
+def test_statistics(statistics):
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2), statistics=statistics)
+    x = input_of(module)
+    assert spaces.grid_error(module, x) < EXACT
+    number = 1 if isinstance(statistics, str) else 2
+    assert module.plain.spatial.weight.shape[1] == number
+    # What the other one would see does not matter: a spike changes the maximum, its opposite the mean.
+    if statistics == "max":
+        lower = x.tensor.clone()
+        lower[0, :, 2, 2] -= 100.0
+        before, after = (module.attention_maps(module.in_type(t)).channel for t in (x.tensor, lower))
+        assert torch.equal(before, after) == torch.equal(x.tensor.amax((2, 3)), lower.amax((2, 3)))
+
+
+# ---------------------------------------------------------------------------------------------------- equivariance
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("variant", FEATURE_VARIANTS)
+@pytest.mark.parametrize("name", SPACES)
+def test_equivariant(name, variant):
+    gspace = SPACES[name]()
+    for field_type in spaces.regular(gspace, 2), spaces.scalars(gspace, 3):
+        module = attention_on(field_type, **FEATURE_VARIANTS[variant])
+        assert spaces.grid_error(module, input_of(module, 5 if gspace.dimensionality == 2 else 3)) < EXACT
+
+
+@given(st.data())
+def test_equivariant_for_layers_drawn(data):
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    make = data.draw(st.sampled_from([spaces.regular, spaces.scalars]))
+    module = attention_on(
+        make(gspace, data.draw(st.integers(1, 5))),
+        **FEATURE_VARIANTS[data.draw(st.sampled_from(list(FEATURE_VARIANTS)))],
+        ratio=data.draw(st.integers(1, 4)),
+        kernel_size=data.draw(st.sampled_from([1, 3, 5])),
+        dilation=data.draw(st.integers(1, 3)),
+        statistics=data.draw(st.sampled_from([("mean",), ("max",), ("mean", "max")])),
+        residual=data.draw(st.booleans()),
+        basis=data.draw(st.sampled_from(["auto", "bandlimited", "complete"])),
+    )
+    assert spaces.grid_error(module, input_of(module, data.draw(st.integers(3, 6)), batch=1)) < EXACT
+
+
+def test_elements_between_the_points_act_on_the_fibers():
+    """All of C8 where space plays no part."""
+    gspace = gspaces.rot2dOnR2(8)
+    module = attention_on(spaces.regular(gspace, 3), kernel_size=1)
+    x = module.in_type(torch.randn(2, 24, 1, 1).double().expand(-1, -1, 3, 3))
+    y = module(x)
+    for g in gspace.fibergroup.elements:
+        torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
+
+
+@pytest.mark.parametrize("part", ["squeeze", "excite", "spatial"])
+def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it(part):
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2))
+    x = input_of(module)
+    assert spaces.grid_error(module, x) < EXACT
+    operator = getattr(module.plain, part)
+    places = torch.randperm(operator.orbits.numel())
+    operator.orbits = operator.orbits.flatten()[places].view_as(operator.orbits)
+    assert spaces.grid_error(module, x) > 1e-4
+
+
+@pytest.mark.parametrize("kind", [spaces.regular, spaces.scalars])
+def test_attention_maps_are_equivariant(kind):
+    gspace = gspaces.flipRot2dOnR2(4)
+    module = attention_on(kind(gspace, 2))
+    x = input_of(module)
+    maps, group = module.attention_maps(x), fibers(gspace)
+    for n, g in enumerate(group.elements):
+        turned = module.attention_maps(x.transform(g))
+        channel = maps.channel[..., group.quotient[n]] if maps.channel.shape[-1] > 1 else maps.channel
+        torch.testing.assert_close(turned.channel, channel)
+        torch.testing.assert_close(turned.spatial, planes(gspace, maps.spatial).transform(g).tensor)
+
+
+def test_in_front_of_a_convolution_of_escnn():
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 2)
+    network = SequentialModule(attention_on(fields), R2Conv(fields, fields, 3))
+    report = equivariance_report(network, (1, 8, 7, 7))
+    assert report.relative_error < 1e-6
+    assert not report.inexact_layers
+
+
+@pytest.mark.parametrize(("variant", "present"), [("both", (1, 1)), ("channel", (1, 0)), ("spatial", (0, 1))])
+def test_shapes_of_the_maps(variant, present):
+    module = attention_on(spaces.regular(gspaces.flipRot2dOnR2(2), 3), **FEATURE_VARIANTS[variant])
+    maps = module.attention_maps(input_of(module))
+    shapes = (2, 3, 4), (2, 4, 5, 5)
+    assert [m if m is None else tuple(m.shape) for m in maps] == [
+        s if p else None for s, p in zip(shapes, present, strict=True)
+    ]
+    assert all(((m > 0) & (m < 1)).all() for m in maps if m is not None)
+
+
+# ----------------------------------------------------------------------------------------------------------- duties
+
+
+def test_gradients():
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(2), 2))
+    x = input_of(module, 3, batch=1).tensor.requires_grad_()
+    torch.autograd.gradcheck(module.plain, (x,))
+    torch.autograd.gradgradcheck(module.plain, (x,))
+
+
+def test_state_and_precision():
+    module, other = (attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2)) for _ in range(2))
+    x = input_of(module)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer))
+    torch.testing.assert_close(other(x).tensor, module(x).tensor)
+    assert spaces.grid_error(module.to(torch.bfloat16).double(), x) < EXACT
+
+
+def test_export_and_shape():
+    module = attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2))
+    x = input_of(module)
+    assert module.evaluate_output_shape(tuple(x.shape)) == tuple(module(x).shape)
+    torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
+
+
+def test_repr():
+    module = FeatureAttention(spaces.regular(gspaces.rot2dOnR2(4), 2), dilation=2, residual=False, statistics="max")
+    for part in ("ratio=2", "kernel_size=7", "dilation=2", "residual=False", "statistics=('max',)"):
+        assert part in repr(module)
+
+
+def test_mistakes():
+    gspace = gspaces.rot2dOnR2(4)
+    fields = spaces.regular(gspace, 2)
+    with pytest.raises(TypeError, match="in_type: got str"):
+        FeatureAttention("fields")
+    with pytest.raises(
+        TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are float32"
+    ):
+        FeatureAttention(fields)(spaces.random_field(fields, 5, 5))
+    with pytest.raises(ValueError, match="in_type: FeatureAttention needs regular fields only, or trivial fields only"):
+        FeatureAttention(spaces.mixed(gspace))
+    with pytest.raises(ValueError, match=r"in_type: FeatureAttention .* got quotient"):
+        FeatureAttention(FieldType(gspace, [gspace.quotient_repr(2)]))
+    with pytest.raises(ValueError, match="in_type: FeatureAttention needs a grid of 2 or 3 dimensions"):
+        FeatureAttention(spaces.regular(spaces.POINT["D4 on a point"](), 1))
+    with pytest.raises(ValueError, match="channel, spatial: got False for both"):
+        FeatureAttention(fields, channel=False, spatial=False)
+    with pytest.raises(ValueError, match="kernel_size: got 6, needed an odd number"):
+        FeatureAttention(fields, kernel_size=6)
+    for argument in ("ratio", "dilation"):
+        with pytest.raises(ValueError, match=f"{argument}: got 0, needed at least 1"):
+            FeatureAttention(fields, **{argument: 0})
+    with pytest.raises(ValueError, match="statistics: got 'median', needed one of 'mean', 'max'"):
+        FeatureAttention(fields, statistics=["median"])
+    for statistics in ((), ("mean", "mean")):
+        with pytest.raises(ValueError, match=r"statistics: got .*, needed 'mean', 'max' or both"):
+            FeatureAttention(fields, statistics=statistics)
+    with pytest.raises(TypeError, match="statistics: got 2, needed 'mean', 'max' or both"):
+        FeatureAttention(fields, statistics=2)
+    for argument in ("channel", "spatial", "residual"):
+        with pytest.raises(TypeError, match=f"{argument}: got 'yes', needed True or False"):
+            FeatureAttention(fields, **{argument: "yes"})
+    for off, argument, value in (
+        ("channel", "ratio", 7),
+        ("spatial", "kernel_size", 9),
+        ("spatial", "dilation", 2),
+        ("spatial", "basis", "bandlimited"),
+    ):
+        with pytest.raises(ValueError, match=f"{argument}: got {value!r}, but there is no {off} attention; leave it"):
+            FeatureAttention(fields, **{off: False, argument: value})
+    with pytest.raises(TypeError, match="input: FeatureAttention got a tensor of float64, but its parameters are floa"):
+        FeatureAttention(fields).attention_maps(spaces.random_field(fields, 5, 5))
+    with pytest.raises(ValueError, match="basis: got 'all'"):
+        FeatureAttention(fields, basis="all")
+    with pytest.raises(ValueError, match="input: FeatureAttention got a tensor of type"):
+        FeatureAttention(fields)(spaces.random_field(spaces.regular(gspace, 3), 5, 5))
+    continuous = gspaces.rot2dOnR2(-1)
+    with pytest.raises(NotImplementedError, match=r"in_type: .*, which is continuous"):
+        FeatureAttention(FieldType(continuous, [continuous.trivial_repr]))
+
+
+def pose_attention_on(field_type, **options):
+    module = PoseAttention(field_type, **options)
+    with torch.no_grad():
+        module.plain.weight.weight.normal_()
+    return module.double()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_formula_for_a_cyclic_group(residual):
+    """The matrices of the poses are circulant."""
+    module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(4), 3), residual=residual)
+    x = input_of(module, 5)
+    f = x.tensor.unflatten(1, (3, 4))
+    weight = module.plain.weight.weight[0]  # fields, relative poses
+    circulant = torch.stack([weight.roll(i, 1) for i in range(4)], dim=1)  # fields, output poses, input poses
+    alpha = torch.einsum("cij,bcjxy->bixy", circulant, f).sigmoid()
+    torch.testing.assert_close(module.attention_maps(x), alpha)
+    expected = (1 - alpha if residual else alpha).unsqueeze(1) * f
+    torch.testing.assert_close(module(x).tensor, expected.flatten(1, 2))
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", spaces.ALL)
+def test_equivariant_pose_attention(name):
+    gspace = spaces.ALL[name]()
+    for field_type in spaces.regular(gspace, 2), spaces.scalars(gspace, 3):
+        module = pose_attention_on(field_type)
+        assert spaces.grid_error(module, input_of(module, 3)) < EXACT
+
+
+@given(st.data())
+def test_every_element_acts_on_the_fibers(data):
+    """It works position by position, so that the elements between the points of the grid are exact on the fibers."""
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    module = pose_attention_on(spaces.regular(gspace, data.draw(st.integers(1, 4))), residual=data.draw(st.booleans()))
+    x = input_of(module, 3)
+    y = module(x)
+    g = data.draw(st.sampled_from(list(gspace.fibergroup.elements)))
+    torch.testing.assert_close(module(x.transform_fibers(g)).tensor, y.transform_fibers(g).tensor)
+
+
+def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it_pose_attention():
+    module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(4), 2))
+    x = input_of(module, 3)
+    assert spaces.grid_error(module, x) < EXACT
+    orbits = module.plain.weight.orbits
+    module.plain.weight.orbits = orbits.flatten()[torch.randperm(16)].view_as(orbits)
+    assert spaces.grid_error(module, x) > 1e-3
+
+
+def test_maps_are_equivariant():
+    gspace = gspaces.flipRot2dOnR2(4)
+    module = pose_attention_on(spaces.regular(gspace, 2))
+    x = input_of(module, 5)
+    maps = FieldType(gspace, [gspace.regular_repr])(module.attention_maps(x))
+    for g in fibers(gspace).elements:
+        torch.testing.assert_close(module.attention_maps(x.transform(g)), maps.transform(g).tensor)
+
+
+def test_as_many_parameters_as_published_pose_attention():
+    """24,851 of the p4 network on rotated MNIST with attention over the poses, 24,610 without."""
+    gspace = gspaces.rot2dOnR2(4)
+    layers = [PoseAttention(spaces.scalars(gspace, 1)), *[PoseAttention(spaces.regular(gspace, 10))] * 6]
+    assert sum(p.numel() for m in layers for p in m.parameters()) == 24_851 - 24_610
+
+
+def test_gradients_pose_attention():
+    module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(2), 2))
+    x = input_of(module, 3).tensor.requires_grad_()
+    torch.autograd.gradcheck(module.plain, (x,))
+
+
+def test_state_export_and_precision():
+    module, other = (pose_attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2)) for _ in range(2))
+    x = input_of(module, 3)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other(x).tensor, module(x).tensor)
+    assert module.evaluate_output_shape(tuple(x.shape)) == tuple(module(x).shape)
+    torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
+    assert spaces.grid_error(module.to(torch.bfloat16).double(), x) < EXACT
+
+
+def test_mistakes_pose_attention():
+    gspace = gspaces.rot2dOnR2(4)
+    with pytest.raises(TypeError, match="in_type: got NoneType"):
+        PoseAttention(None)
+    with pytest.raises(ValueError, match="in_type: PoseAttention needs regular fields only, or trivial fields only"):
+        PoseAttention(spaces.mixed(gspace))
+    with pytest.raises(TypeError, match="residual: got 1, needed True or False"):
+        PoseAttention(spaces.regular(gspace, 1), residual=1)
+    fields = spaces.regular(gspace, 1)
+    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+        PoseAttention(fields).attention_maps(spaces.random_field(fields, 3, 3))
+    with pytest.raises(TypeError, match="input: PoseAttention got a tensor of float64, but its parameters are float32"):
+        PoseAttention(fields)(spaces.random_field(fields, 3, 3))
+    with pytest.raises(TypeError, match="input: PoseAttention got Tensor"):
+        PoseAttention(spaces.regular(gspace, 1))(torch.zeros(1, 4, 3, 3))
+    assert "residual=False" in repr(PoseAttention(spaces.regular(gspace, 1), residual=False))
+    continuous = gspaces.rot2dOnR2(-1)
+    with pytest.raises(NotImplementedError, match=r"in_type: .*, which is continuous"):
+        PoseAttention(FieldType(continuous, [continuous.trivial_repr]))
+
+
+# ------------------------------------------------------------------------------------------------------ the formula
+
+
+@pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular"), ("regular", "trivial")])
+def test_without_attention_it_is_the_convolution_of_escnn(kinds):
+    layer = layer_on(gspaces.rot2dOnR2(4), (2, 3), kinds, channel=False, spatial=False, padding=1)
+    theirs = R2Conv(layer.in_type, layer.out_type, 3, padding=1, initialize=False, **complete_basis(3))
+    assert fit_kernel(theirs, layer.plain.kernel().flatten(0, 1).flatten(1, 2)) < 1e-5
+    with torch.no_grad():
+        theirs.bias.zero_()
+        layer.plain.bias.zero_()
+    x = input_of(layer, dtype=torch.float32)
+    torch.testing.assert_close(theirs(x).tensor, layer.float()(x).tensor, atol=1e-4, rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------- equivariance
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", PLANE | VOLUME)
+def test_equivariant_attentive_conv(name, variant):
+    gspace = (PLANE | VOLUME)[name]()
+    for kinds in (("regular", "regular"), ("trivial", "regular"), ("regular", "trivial"), ("trivial", "trivial")):
+        layer = layer_on(gspace, (2, 1), kinds, **VARIANTS[variant])
+        assert spaces.grid_error(layer, input_of(layer, 5 if gspace.dimensionality == 2 else 3)) < EXACT
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted((spaces.PLANE | spaces.VOLUME).keys() - (PLANE | VOLUME).keys()))
+def test_equivariant_for_every_group(name):
+    gspace = (spaces.PLANE | spaces.VOLUME)[name]()
+    for kinds in (("regular", "regular"), ("trivial", "regular")):
+        layer = layer_on(gspace, (1, 1), kinds)
+        assert spaces.grid_error(layer, input_of(layer, 3)) < EXACT
+
+
+@given(st.data())
+def test_equivariant_for_layers_drawn_attentive_conv(data):
+    gspace = PLANE[data.draw(st.sampled_from(list(PLANE)))]()
+    kinds = [data.draw(st.sampled_from(["regular", "trivial"])) for _ in range(2)]
+    layer = layer_on(
+        gspace,
+        (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))),
+        kinds,
+        data.draw(st.sampled_from([1, 3, 5])),
+        **VARIANTS[data.draw(st.sampled_from(list(VARIANTS)))],
+        attention_size=data.draw(st.sampled_from([1, 3, 5])),
+        attention_dilation=data.draw(st.integers(1, 2)),
+        padding=data.draw(st.integers(1, 3)),
+        ratio=data.draw(st.integers(1, 3)),
+        residual=data.draw(st.booleans()),
+        bias=data.draw(st.booleans()),
+        basis=data.draw(st.sampled_from(["auto", "bandlimited"])),
+    )
+    assert spaces.grid_error(layer, input_of(layer, data.draw(st.integers(4, 6)), batch=1)) < EXACT
+
+
+def test_elements_between_the_points_act_on_the_fibers_attentive_conv():
+    """All of C8 where space plays no part: kernels of one place on a constant field."""
+    gspace = gspaces.rot2dOnR2(8)
+    layer = layer_on(gspace, (2, 2), size=1, attention_size=1)
+    x = layer.in_type(torch.randn(2, 16, 1, 1).double().expand(-1, -1, 3, 3))
+    y = layer(x)
+    for g in gspace.fibergroup.elements:
+        turned, expected = (t.transform_fibers(g) for t in (x, y))
+        torch.testing.assert_close(layer(turned).tensor, expected.tensor, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("part", ["squeeze", "excite", "spatial"])
+def test_theorem_1_an_attention_operator_that_is_not_equivariant_breaks_it_attentive_conv(part):
+    """The attention decides, and nothing else: the convolution under it is the same and equivariant."""
+    layer = layer_on(gspaces.rot2dOnR2(4))
+    x = input_of(layer)
+    assert spaces.grid_error(layer, x) < EXACT
+    operator = getattr(layer.plain, part)
+    places = torch.randperm(operator.orbits.numel())
+    operator.orbits = operator.orbits.flatten()[places].view_as(operator.orbits)
+    assert spaces.grid_error(layer, x) > 1e-4
+    layer.plain.squeeze = layer.plain.excite = layer.plain.spatial = None
+    assert spaces.grid_error(layer, x) < EXACT
+
+
+def test_check_equivariance_and_report():
+    layer = layer_on(gspaces.flipRot2dOnR2(4), (1, 1))
+    assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == 8
+    assert equivariance_report(layer, (1, 8, 6, 6)).relative_error < EXACT
+
+
+# --------------------------------------------------------------------------------------------------------- the maps
+
+
+def test_attention_maps():
+    layer = layer_on(gspaces.rot2dOnR2(4), (3, 2), padding=1)
+    x = input_of(layer, 5)
+    maps = layer.attention_maps(x)
+    assert maps.channel.shape == (2, 2, 4, 3, 4)
+    assert maps.spatial.shape == (2, 2, 4, 4, 5, 5)
+    # They give the output with the responses.
+    kernel = layer.plain.kernel()
+    out = layer.plain.bias.view(1, 2, 1, 1, 1).expand(2, 2, 4, 5, 5).clone()
+    for i in range(3):
+        for g in range(4):
+            response = F.conv2d(
+                x.tensor.unflatten(1, (3, 4))[:, i, g, None], kernel[:, :, i, g].flatten(0, 1)[:, None], padding=1
+            )
+            alpha = maps.channel[:, :, :, i, g, None, None] * maps.spatial[:, :, :, g]
+            out = out + (1 - alpha) * response.unflatten(1, (2, 4))
+    torch.testing.assert_close(layer(x).tensor, out.flatten(1, 2), atol=1e-11, rtol=1e-11)
+    with working_memory(2**12):
+        for a, b in zip(layer.attention_maps(x), maps, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_attention_maps_are_equivariant_attentive_conv():
+    gspace = gspaces.flipRot2dOnR2(4)
+    layer = layer_on(gspace, (2, 1), padding=1)
+    x = input_of(layer, 4)
+    maps = layer.attention_maps(x)
+    group = fibers(gspace)
+    for n, g in enumerate(group.elements):
+        back = group.quotient[n]  # the index of g⁻¹h
+        turned = layer.attention_maps(x.transform(g))
+        torch.testing.assert_close(turned.channel, maps.channel[:, :, back][..., back])
+        planes = FieldType(gspace, 64 * [gspace.trivial_repr])(maps.spatial[:, 0].flatten(1, 2)).transform(g)
+        expected = planes.tensor.unflatten(1, (8, 8))[:, back][:, :, back]
+        torch.testing.assert_close(turned.spatial[:, 0], expected)
+
+
+@pytest.mark.parametrize(("variant", "present"), [("channel", (1, 0)), ("spatial", (0, 1)), ("none", (0, 0))])
+def test_maps_that_are_turned_off(variant, present):
+    layer = layer_on(gspaces.rot2dOnR2(4), **VARIANTS[variant])
+    if variant == "none":
+        assert not layer.plain._attends
+        return
+    assert tuple(m is not None for m in layer.attention_maps(input_of(layer))) == present
+
+
+# ---------------------------------------------------------------------------------------------------- memory, state
+
+
+def test_state():
+    layer, other = (layer_on(gspaces.rot2dOnR2(8), (2, 2)) for _ in range(2))
+    x = input_of(layer)
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer))
+    torch.testing.assert_close(other(x).tensor, layer(x).tensor)
+    torch.testing.assert_close(copy.deepcopy(layer)(x).tensor, layer(x).tensor)
+    names = {n for n, _ in layer_on(gspaces.rot2dOnR2(4)).named_parameters()}
+    assert names == {"plain.bias"} | {f"plain.{p}.weight" for p in ("kernel", "squeeze", "excite", "spatial")}
+
+
+def test_equivariance_survives_changes_of_precision():
+    layer = layer_on(gspaces.rot2dOnR2(8), (2, 2)).to(torch.bfloat16).float().double()
+    assert spaces.grid_error(layer, input_of(layer)) < EXACT
+
+
+def test_repr_attentive_conv():
+    layer = layer_on(gspaces.rot2dOnR2(4), (1, 1), stride=2, residual=False, bias=False, spatial=False)
+    for part in ("kernel_size=3", "ratio=1", "spatial=False", "stride=2", "residual=False", "bias=False"):
+        assert part in repr(layer)
+
+
+def test_mistakes_attentive_conv():
+    gspace = gspaces.rot2dOnR2(4)
+    fields, vectors = spaces.regular(gspace, 2), FieldType(gspace, [gspace.irrep(1)])
+    with pytest.raises(TypeError, match="in_type: got str"):
+        AttentiveConv("fields", fields, 3)
+    with pytest.raises(ValueError, match=r"in_type: AttentiveConv needs regular fields only, or .* got irrep_1"):
+        AttentiveConv(vectors, fields, 3)
+    with pytest.raises(ValueError, match=r"out_type: AttentiveConv needs regular fields only, or trivial .* regular"):
+        AttentiveConv(fields, fields + vectors, 3)
+    with pytest.raises(ValueError, match="out_type: its gspace is C8"):
+        AttentiveConv(fields, spaces.regular(gspaces.rot2dOnR2(8), 1), 3)
+    point = spaces.regular(spaces.POINT["D4 on a point"](), 1)
+    with pytest.raises(ValueError, match="in_type: AttentiveConv needs a grid of 2 or 3 dimensions"):
+        AttentiveConv(point, point, 1)
+    for argument, value in (("ratio", 0), ("stride", 0), ("dilation", 0), ("padding", -1), ("attention_dilation", 0)):
+        with pytest.raises(ValueError, match=f"{argument}: got {value}, needed at least"):
+            AttentiveConv(fields, fields, 3, **{argument: value})
+    with pytest.raises(ValueError, match="attention_size: got 4, needed an odd number"):
+        AttentiveConv(fields, fields, 3, attention_size=4)
+    with pytest.raises(ValueError, match="basis: got 'full'"):
+        AttentiveConv(fields, fields, 3, basis="full")
+    for argument in ("channel", "spatial", "bias", "residual"):
+        with pytest.raises(TypeError, match=f"{argument}: got 'no', needed True or False"):
+            AttentiveConv(fields, fields, 3, **{argument: "no"})
+    for off, argument, value in (
+        ({"channel": False}, "ratio", 7),
+        ({"spatial": False}, "attention_size", 9),
+        ({"spatial": False}, "attention_dilation", 2),
+        (VARIANTS["none"], "residual", False),
+    ):
+        with pytest.raises(ValueError, match=rf"{argument}: got {value}, but there is no .*; leave it at"):
+            AttentiveConv(fields, fields, 3, **off, **{argument: value})
+    with pytest.raises(ValueError, match="input: a grid of 4×6 with padding 0 is smaller than the kernel, which cov"):
+        AttentiveConv(fields, fields, 5)(spaces.random_field(fields, 4, 6, dtype=torch.float32))
+    with pytest.raises(TypeError, match="input: AttentiveConv got Tensor"):
+        AttentiveConv(fields, fields, 3)(torch.zeros(1, 8, 5, 5))
+    continuous = gspaces.rot2dOnR2(-1)
+    scalars = FieldType(continuous, [continuous.trivial_repr])
+    with pytest.raises(NotImplementedError, match=r"in_type: .*, which is continuous"):
+        AttentiveConv(scalars, scalars, 3)

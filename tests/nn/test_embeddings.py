@@ -1,0 +1,180 @@
+"""Patches of images as fields."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import FourierEncoding, PatchEmbedding, PositionEmbedding, PositionTable
+from tests import spaces
+from tests.layers import BATCH, MASK
+from tests.nn.points import cloud, error_of
+
+D4 = gspaces.flipRot2dOnR2(4)
+GROUPS = [D4, gspaces.flipRot2dOnR2(4, axis=0.0), gspaces.rot2dOnR2(4), gspaces.flip2dOnR2(), gspaces.mirOnR3()]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+def test_equivariant(gspace, size):
+    layer = PatchEmbedding(spaces.scalars(gspace, 2), spaces.mixed(gspace), size).double()
+    torch.nn.init.normal_(layer.plain.bias)
+    x = spaces.random_field(layer.in_type, *[2 * size] * gspace.dimensionality)
+    assert spaces.grid_error(layer, x) < 1e-12
+    assert layer(x).tensor.std() > 0.1
+    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
+
+
+def test_any_kernel_without_its_symmetry_is_not():
+    """The negative control."""
+    layer = PatchEmbedding(spaces.scalars(D4, 2), spaces.mixed(D4), 4).double()
+    x = spaces.random_field(layer.in_type, 8, 8)
+    kernel = torch.randn(2, 11, 4, 4, dtype=torch.float64)
+    layer.plain.table.forward = lambda: kernel
+    assert spaces.grid_error(layer, x) > 0.1
+
+
+def test_without_a_group_it_is_the_embedding_of_every_vision_transformer():
+    gspace = gspaces.trivialOnR2()
+    layer = PatchEmbedding(spaces.scalars(gspace, 3), FieldType(gspace, 5 * [gspace.trivial_repr]), 4)
+    kernel, x = torch.randn(5, 3, 4, 4), torch.randn(2, 3, 8, 12)
+    layer.plain.table.fill(kernel.transpose(0, 1))
+    torch.testing.assert_close(layer(layer.in_type(x)).tensor, F.conv2d(x, kernel, stride=4))
+
+
+def test_the_kernel_of_regular_fields_is_any_kernel_rotated():
+    """As many numbers as without a group, and what was filled in comes out."""
+    layer = PatchEmbedding(spaces.scalars(D4, 3), spaces.regular(D4, 1), 4)
+    assert sum(w.numel() for w in layer.plain.table.weights) == 3 * 4 * 4
+    kernels = layer.plain.table().detach()
+    with torch.no_grad():
+        for weight in layer.plain.table.weights:
+            weight.zero_()
+    layer.plain.table.fill(kernels)
+    torch.testing.assert_close(layer.plain.table(), kernels)
+
+
+def test_bad_arguments():
+    scalars, fields = spaces.scalars(D4, 1), spaces.mixed(D4)
+    with pytest.raises(ValueError, match=r"^size: got 0"):
+        PatchEmbedding(scalars, fields, 0)
+    with pytest.raises(ValueError, match=r"^in_type: PatchEmbedding needs trivial \(scalar\) fields only"):
+        PatchEmbedding(fields, fields, 2)
+    for gspace in gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4, axis=0.3):
+        with pytest.raises(ValueError, match="does not map a square grid onto itself, needed a group that does"):
+            PatchEmbedding(spaces.scalars(gspace, 1), spaces.mixed(gspace), 2)
+    point = spaces.POINT["D4 on a point"]()
+    with pytest.raises(ValueError, match="has no base space"):
+        PatchEmbedding(spaces.scalars(point, 1), spaces.mixed(point), 2)
+    with pytest.raises(ValueError, match=r"^input: patches of 2 do not divide a grid of 4×5"):
+        PatchEmbedding(scalars, fields, 2)(scalars(torch.zeros(1, 1, 4, 5)))
+
+
+def drawn(fields, size):
+    layer = PositionTable(fields, size).double()
+    for weight in layer.plain.table.weights:
+        torch.nn.init.normal_(weight)
+    return layer
+
+
+@pytest.mark.parametrize("grid", [3, 4, 5])
+@pytest.mark.parametrize("gspace", GROUPS, ids=lambda g: g.name)
+def test_equivariant_position_table(gspace, grid):
+    fields = spaces.mixed(gspace)
+    layer, x = drawn(fields, 4), spaces.random_field(fields, *[grid] * gspace.dimensionality)
+    assert spaces.grid_error(layer, x) < 1e-12
+    assert (layer(x).tensor - x.tensor).std() > 1e-2
+    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
+
+
+def test_it_is_every_invariant_field():
+    """As many as the field averaged over the group has dimensions, and others are not equivariant."""
+    fields = spaces.mixed(D4)
+    layer = drawn(fields, 3)
+    zeros = fields(torch.zeros(1, fields.size, 3, 3, dtype=torch.float64))
+    projection = torch.stack(
+        [
+            sum(fields(e.view_as(zeros.tensor)).transform(g).tensor.flatten() for g in D4.fibergroup.elements) / 8
+            for e in torch.eye(zeros.tensor.numel(), dtype=torch.float64)
+        ]
+    )
+    # The numbers of the table are as many as such fields have dimensions, and none is without an effect.
+    dimensions = int(torch.linalg.matrix_rank(projection))
+    assert sum(p.numel() for p in layer.parameters()) == dimensions
+    columns = [torch.autograd.grad(layer(zeros).tensor.flatten()[i], [*layer.parameters()]) for i in range(99)]
+    jacobian = torch.stack([torch.cat([g.flatten() for g in found]) for found in columns])
+    assert torch.linalg.matrix_rank(jacobian) == dimensions
+    free = fields(torch.randn_like(zeros.tensor))
+    assert (free.transform(D4.fibergroup.elements[1]).tensor - free.tensor).abs().max() > 0.1
+
+
+def test_under_autocast_the_table_keeps_its_precision():
+    table = drawn(spaces.mixed(gspaces.rot2dOnR2(4)), 5)
+    expected = table.plain.table()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(table.plain.table(), expected)
+
+
+def test_bad_arguments_position_table():
+    with pytest.raises(ValueError, match=r"^size: got 0"):
+        PositionTable(spaces.mixed(D4), 0)
+    with pytest.raises(ValueError, match="does not map a square grid onto itself"):
+        PositionTable(spaces.mixed(gspaces.rot2dOnR2(3)), 4)
+
+
+C4, D3 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3)
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("make", (spaces.PLANE | spaces.VOLUME).values(), ids=spaces.PLANE | spaces.VOLUME)
+def test_equivariant_on_grids(make):
+    gspace = make()
+    fields = spaces.mixed(gspace)
+    layer = PositionEmbedding(fields, channels=3).double()
+    x = spaces.random_field(fields, *spaces.shape_of(gspace, 4))
+    assert spaces.grid_error(layer, x) < 1e-11
+    assert (layer(x).tensor - x.tensor).std() > 1e-2
+    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor)
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "separable", "fourier", FourierEncoding(3)])
+def test_equivariant_at_points(encoding):
+    for space in (D3, gspaces.rot2dOnR3(3)):
+        fields = spaces.mixed(space)
+        layer = PositionEmbedding(fields, encoding=encoding, length_scale=2.0).double()
+        x = cloud(fields, 9)
+        assert error_of(layer, x, space.fibergroup.elements, batch=BATCH, mask=MASK) < 1e-11
+        y = layer(x, BATCH, mask=MASK).tensor
+        moved = GeometricTensor(x.tensor, fields, x.coords + 3.0)
+        torch.testing.assert_close(layer(moved, BATCH, mask=MASK).tensor, y)
+        assert not y[~MASK].any()
+        torch.testing.assert_close(layer.export()(x.tensor, x.coords, BATCH, MASK), y)
+
+
+def test_equal_from_all_poses_is_not_equivariant():
+    fields = spaces.regular(C4, 2)
+    layer, x = PositionEmbedding(fields).double(), spaces.random_field(fields, 4, 4)
+    assert spaces.grid_error(layer, x) < 1e-12
+    layer.plain.inverse_action = torch.eye(2).double().expand(4, -1, -1)
+    assert spaces.grid_error(layer, x) > 1e-2
+
+
+def test_tells_positions_apart_and_takes_any_grid():
+    fields = spaces.regular(C4, 1)
+    layer = PositionEmbedding(fields)
+    y = layer(fields(torch.zeros(1, 4, 5, 7))).tensor
+    assert torch.pdist(y[0].flatten(1).T).min() > 1e-4
+    assert spaces.grid_error(layer.double(), spaces.random_field(fields, 5, 7)) < 1e-12
+
+
+def test_bad_arguments_position_embedding():
+    fields = spaces.regular(C4, 1)
+    for encoding in ("rotary", "none", "convolutional"):
+        with pytest.raises(ValueError, match="needed a function of the position"):
+            PositionEmbedding(fields, encoding=encoding)
+    with pytest.raises(ValueError, match="has no base space"):
+        PositionEmbedding(spaces.regular(spaces.POINT["D4 on a point"](), 1))
+    with pytest.raises(ValueError, match="batch: got a Tensor for features on a grid"):
+        PositionEmbedding(fields)(fields(torch.zeros(1, 4, 3, 3)), torch.zeros(1))

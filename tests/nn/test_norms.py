@@ -1,0 +1,518 @@
+"""Batch norm of fields."""
+
+import numpy as np
+import pytest
+import torch
+from escnn import group, gspaces
+from escnn.nn import FieldType, GeometricTensor, InnerBatchNorm
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from escnn_attention import (
+    FieldBatchNorm,
+    FieldLayerNorm,
+    PointTransformerBlock,
+    SphereTransformerBlock,
+    TransformerBlock,
+)
+from tests import spaces
+
+scopes = pytest.mark.parametrize("scope", ["position", "sample"])
+
+
+def drawn(module):
+    """With parameters that do something."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def offset(field_type, size=4):
+    """Features whose mean is far from zero."""
+    x = spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, size))
+    x.tensor = 2 * x.tensor + 5
+    return x
+
+
+@pytest.mark.sampled(8)
+@scopes
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant(make, scope):
+    field_type = spaces.mixed(make())
+    assert spaces.grid_error(drawn(FieldLayerNorm(field_type, scope)), offset(field_type)) < 1e-12
+
+
+@scopes
+@given(data=st.data())
+def test_equivariant_for_types_drawn(scope, data):
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    field_type = data.draw(spaces.field_types(gspace, 4))
+    assume(field_type.size > 1 or scope == "sample")
+    assert spaces.grid_error(drawn(FieldLayerNorm(field_type, scope)), offset(field_type)) < 1e-12
+
+
+def fibers_error(module, x):
+    """Of the group on the fibers alone, for elements that turn the grid by any angle."""
+    y = module(x)
+    return max(
+        (module(x.transform_fibers(g)).tensor - y.transform_fibers(g).tensor).abs().max().item()
+        for g in spaces.generators(x.type.gspace)
+    )
+
+
+@scopes
+def test_equivariant_to_elements_that_turn_the_grid(scope):
+    """The layer does not move positions: what escnn could only interpolate is seen on the fibers."""
+    for gspace in gspaces.rot2dOnR2(5), gspaces.flipRot2dOnR2(3, axis=0.3):
+        field_type = spaces.mixed(gspace)
+        x = offset(field_type)
+        assert fibers_error(drawn(FieldLayerNorm(field_type, scope)), x) < 1e-12
+
+
+def test_a_mean_of_irreps_would_break_it():
+    """The negative control: were the vectors' mean taken, the test above would see it."""
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    module = drawn(FieldLayerNorm(field_type, kind="layer"))
+    module.plain.mean.fill_(1)
+    assert spaces.grid_error(module, offset(field_type)) > 1e-2
+
+
+def test_a_bias_on_irreps_would_break_it():
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    module = drawn(FieldLayerNorm(field_type, kind="layer"))
+    module.plain.invariants.fill_(1)
+    assert spaces.grid_error(module, offset(field_type)) > 1e-2
+
+
+def test_statistics():
+    gspace = gspaces.flipRot2dOnR2(3)
+    field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1, 1), gspace.trivial_repr])
+    permuted = [*range(6), 8]
+    x = offset(field_type, 5)
+    y = FieldLayerNorm(field_type, kind="layer", affine=False).double()(x).tensor
+    torch.testing.assert_close(y[:, permuted].mean(1), torch.zeros(2, 5, 5).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(y.square().mean(1), torch.ones(2, 5, 5).double(), rtol=1e-4, atol=0)
+    y = FieldLayerNorm(field_type, "sample", kind="layer", affine=False).double()(x).tensor
+    torch.testing.assert_close(y[:, permuted].mean((1, 2, 3)), torch.zeros(2).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(y.square().mean((1, 2, 3)), torch.ones(2).double(), rtol=1e-4, atol=0)
+    assert (y.square().mean(1) - 1).abs().max() > 0.1  # position by position it is not normalised
+
+
+def test_scopes_agree_where_there_is_one_position():
+    field_type = spaces.mixed(gspaces.rot2dOnR2(4))
+    x = spaces.random_field(field_type, 1, 1)
+    one, other = FieldLayerNorm(field_type).double(), FieldLayerNorm(field_type, "sample").double()
+    torch.testing.assert_close(one(x).tensor, other(x).tensor)
+
+
+def test_vectors_keep_their_direction():
+    gspace = gspaces.rot2dOnR2(8)
+    vectors = FieldType(gspace, 3 * [gspace.irrep(1)])
+    x = offset(vectors)
+    y = FieldLayerNorm(vectors).double()(x).tensor.unflatten(1, (3, 2))
+    ratio = y / x.tensor.unflatten(1, (3, 2))
+    torch.testing.assert_close(ratio, ratio[:, :1, :1].expand_as(ratio))
+    assert (ratio > 0).all()
+
+
+def test_one_scale_a_field_and_one_shift_an_invariant():
+    gspace = gspaces.rot2dOnR2(4)
+    field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1), gspace.trivial_repr, gspace.quotient_repr(2)])
+    module = FieldLayerNorm(field_type, kind="layer")
+    assert [tuple(p.shape) for p in module.parameters()] == [(4,), (3,)]
+    with torch.no_grad():
+        module.plain.weight.zero_()
+        module.plain.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    y = module(spaces.random_field(field_type, 2, 2, dtype=torch.float32)).tensor
+    assert y[0, :, 0, 0].tolist() == pytest.approx([1, 1, 1, 1, 0, 0, 2, 3, 3])
+    assert not list(FieldLayerNorm(field_type, affine=False).parameters())
+
+
+def test_eps():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    x = 1e-3 * torch.randn(1, 8, 2, 2)
+    with torch.no_grad():
+        outputs = [FieldLayerNorm(field_type, eps=eps)(field_type(x)).tensor for eps in (0.0, 1e-5, 1.0)]
+    sizes = [y.square().mean().item() for y in outputs]
+    assert sizes[0] == pytest.approx(1, rel=1e-3)
+    assert 1 > sizes[1] > sizes[2] > 0
+    assert sizes[2] < 1e-4
+
+
+def test_wrong_arguments():
+    gspace = gspaces.rot2dOnR2(4)
+    field_type = spaces.regular(gspace, 1)
+    with pytest.raises(TypeError, match=r"in_type: got GeometricTensor, needed an escnn.nn.FieldType"):
+        FieldLayerNorm(spaces.random_field(field_type, 2, 2))
+    with pytest.raises(ValueError, match="scope: got 'batch', needed one of 'position', 'sample', 'pose'"):
+        FieldLayerNorm(field_type, "batch")
+    with pytest.raises(ValueError, match="kind: got 'batch', needed one of 'layer', 'rms'"):
+        FieldLayerNorm(field_type, kind="batch")
+    with pytest.raises(ValueError, match=r'in_type: scope="pose", .* needs regular fields only, got also irrep_1'):
+        FieldLayerNorm(FieldType(gspace, [gspace.irrep(1)]), "pose")
+    for eps in -1e-5, float("nan"), "1e-5":
+        with pytest.raises(ValueError, match="eps: got"):
+            FieldLayerNorm(field_type, eps=eps)
+
+
+def test_representations_that_are_not_orthogonal_are_refused():
+    gspace = gspaces.rot2dOnR2(4)
+    oblique = group.change_basis(gspace.irrep(1), np.array([[1.0, 1.0], [0.0, 1.0]]), name="oblique")
+    with pytest.raises(ValueError, match=r"in_type: the field at channel 4 .* is not orthogonal"):
+        FieldLayerNorm(FieldType(gspace, [gspace.regular_repr, oblique]))
+    turned = group.change_basis(gspace.irrep(1), np.array([[0.6, 0.8], [-0.8, 0.6]]), name="turned")
+    FieldLayerNorm(FieldType(gspace, [turned]))
+
+
+def test_repr():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 1)
+    assert "regular (x1)" in repr(FieldLayerNorm(field_type))
+    assert "scope='sample', eps" in repr(FieldLayerNorm(field_type, "sample"))
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    assert "scope='pose', kind='rms', eps" in repr(FieldLayerNorm(fields, "pose", kind="rms"))
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(-1), gspaces.rot3dOnR3], ids=["O(2)", "SO(3)"])
+def test_fields_of_a_continuous_group(make):
+    """No element changes the norm of an irrep, and scalars alone have a mean."""
+    gspace = make()
+    field_type = FieldType(gspace, [*gspace.fibergroup.irreps()[:4], gspace.trivial_repr])
+    norm = drawn(FieldLayerNorm(field_type, kind="layer"))
+    x = spaces.random_field(field_type, *spaces.shape_of(gspace, 3))
+    for g in list(gspace.fibergroup.testing_elements())[1:20:6]:
+        turned = norm(x.transform_fibers(g)).tensor
+        torch.testing.assert_close(turned, norm(x).transform_fibers(g).tensor, atol=1e-7, rtol=1e-7)
+    assert norm.plain.mean.tolist() == [float(c in (0, field_type.size - 1)) for c in range(field_type.size)]
+
+
+KINDS = [("layer", "pose"), ("rms", "pose"), ("rms", "position"), ("rms", "sample")]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(("kind", "scope"), KINDS)
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_kinds_and_poses_are_equivariant(make, kind, scope):
+    gspace = make()
+    field_type = spaces.regular(gspace, 3) if scope == "pose" else spaces.mixed(gspace)
+    module = drawn(FieldLayerNorm(field_type, scope, kind=kind))
+    x = offset(field_type)
+    assert spaces.grid_error(module, x) < 1e-12
+    if len(spaces.grid_elements(gspace)) > 1:
+        # A scale for each channel in place of one for the field.
+        module.plain.field, module.plain.poses = torch.arange(field_type.size), None
+        module.plain.weight = torch.nn.Parameter(torch.randn(field_type.size).double())
+        module.plain.kind, module.plain.scope = "rms", "position"
+        assert spaces.grid_error(module, x) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "scope"), KINDS)
+@pytest.mark.parametrize("space", [(), (3, 2)])
+def test_kinds_and_poses_by_the_formula(kind, scope, space):
+    """Numbers of one pose of all fields, of one position, or of a sample, by plain loops."""
+    gspace = gspaces.flipRot2dOnR2(3)
+    field_type = spaces.regular(gspace, 3)
+    module = FieldLayerNorm(field_type, scope, kind=kind, eps=0.1).double()
+    weight = torch.tensor([2.0, -3.0, 0.5], dtype=torch.float64)
+    with torch.no_grad():
+        module.plain.weight.copy_(weight)
+        if kind == "layer":
+            module.plain.bias.normal_()
+    assert (module.plain.bias is None) == (kind == "rms")
+    shift = torch.zeros(18) if kind == "rms" else module.plain.invariants @ module.plain.bias
+    x = 1 + torch.randn(2, 18, *space, dtype=torch.float64)
+    got = module.plain(x).detach().reshape(2, 3, 6, -1)
+    values = x.reshape(2, 3, 6, -1)
+    for b in range(2):
+        for h in range(6):
+            for n in range(values.shape[3]):
+                seen = {"pose": values[b, :, h, n], "position": values[b, :, :, n], "sample": values[b]}[
+                    scope
+                ].flatten()
+                mean = sum(seen.tolist()) / len(seen) if kind == "layer" else 0.0
+                root = (sum((v - mean) ** 2 for v in seen.tolist()) / len(seen) + 0.1) ** 0.5
+                for f in range(3):
+                    expected = float(weight[f]) * (float(values[b, f, h, n]) - mean) / root + float(shift[6 * f + h])
+                    assert float(got[b, f, h, n]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_poses_at_points_and_in_half_precision():
+    field_type = spaces.regular(gspaces.rot2dOnR2(4), 3)
+    module = drawn(FieldLayerNorm(field_type, "pose")).float()
+    points = GeometricTensor(torch.randn(5, 12), field_type, torch.randn(5, 2))
+    y = module(points)
+    assert y.coords is points.coords
+    torch.testing.assert_close(y.tensor, module(field_type(points.tensor[..., None, None])).tensor[..., 0, 0])
+    half = module.bfloat16()(GeometricTensor(points.tensor.bfloat16(), field_type, points.coords)).tensor
+    torch.testing.assert_close(half.float(), y.tensor, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("scope", ["position", "sample"])
+def test_means_over_fields_of_a_representation(scope):
+    gspace = gspaces.flipRot2dOnR2(4)
+    vector, sign = gspace.irrep(1, 1), gspace.irrep(1, 0)
+    fields = FieldType(gspace, [vector, sign, gspace.trivial_repr, vector, sign, gspace.trivial_repr, vector])
+    norm = FieldLayerNorm(fields, scope, kind="fields", eps=0.0).double()
+    x = spaces.random_field(fields, 3, 3)
+    with torch.no_grad():
+        norm.plain.weight.copy_(torch.randn(7))
+        norm.plain.bias.copy_(torch.randn(2))
+    assert spaces.grid_error(norm, x) < 1e-12
+    with torch.no_grad():
+        norm.plain.weight.fill_(1)
+        norm.plain.bias.zero_()
+    over = (1,) if scope == "position" else (1, 2, 3)
+    kinds = [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+    y = x.tensor.clone()
+    for channels in kinds:
+        y[:, channels] -= y[:, channels].mean(over, keepdim=True)
+    y = y / y.square().mean(over, keepdim=True).sqrt()
+    torch.testing.assert_close(norm(x).tensor, y)
+    torch.testing.assert_close(norm.export()(x.tensor), y)
+    # The mean over components of different kinds is not equivariant.
+    norm.plain.alike = norm.plain.alike.roll(1)
+    assert spaces.grid_error(norm, x) > 1e-3
+
+
+def test_means_over_fields_need_several():
+    gspace = gspaces.rot2dOnR2(4)
+    with pytest.raises(ValueError, match="single field of irrep_1"):
+        FieldLayerNorm(FieldType(gspace, [gspace.irrep(1), gspace.trivial_repr]), kind="fields")
+    with pytest.raises(ValueError, match="with scope="):
+        FieldLayerNorm(spaces.regular(gspace, 2), "pose", kind="fields")
+
+
+ROTATIONS = gspaces.rot2dOnR2(4)
+OCTAHEDRAL = gspaces.octaOnR3()
+SCALAR, SIGN, VECTOR = ROTATIONS.trivial_repr, ROTATIONS.irrep(2), ROTATIONS.irrep(1)
+
+
+def with_a_mean(module):
+    """With the mean of all permutation fields taken away, also that of few scalars."""
+    for part in module.modules():
+        if isinstance(part, FieldLayerNorm):
+            part.plain.kind = "layer"
+    return module
+
+
+@pytest.mark.parametrize("scope", ["position", "sample", "pose"])
+def test_types_of_regular_fields_have_a_mean_and_no_others(scope):
+    for gspace in (ROTATIONS, gspaces.trivialOnR2(), OCTAHEDRAL):
+        fields = spaces.regular(gspace, 3)
+        one, other = FieldLayerNorm(fields, scope), FieldLayerNorm(fields, scope, kind="layer")
+        assert one.plain.kind == "layer"
+        assert one.state_dict().keys() == other.state_dict().keys()
+        x = offset(fields)
+        assert torch.equal(one.double()(x).tensor, other.double()(x).tensor)
+    if scope != "pose":
+        for fields in (
+            [SCALAR, VECTOR],
+            3 * [SCALAR],
+            [ROTATIONS.regular_repr, VECTOR],
+            2 * [ROTATIONS.quotient_repr(2)],
+        ):
+            assert FieldLayerNorm(FieldType(ROTATIONS, fields), scope).plain.kind == "rms"
+
+
+@given(data=st.data())
+def test_scalars_are_kept_up_to_one_scale(data):
+    """The output is the input divided by one number, and so the ratios of all scalars and of all lengths."""
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    others = data.draw(spaces.field_types(gspace))
+    fields = FieldType(gspace, [gspace.trivial_repr, *others.representations])
+    x = offset(fields)
+    ratio = x.tensor / FieldLayerNorm(fields).double()(x).tensor
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
+
+
+def test_norms_that_leave_nothing_are_refused():
+    regular, one = ROTATIONS.regular_repr, gspaces.trivialOnR2().regular_repr
+    refused = [
+        ([SCALAR], {}, 'rms" makes a sign'),
+        ([SIGN], {}, 'rms" makes a sign'),
+        ([SCALAR], {"kind": "layer"}, 'layer" makes its only scalar, .* zero'),
+        ([SCALAR, VECTOR], {"kind": "layer"}, 'layer" makes its only scalar, .* zero'),
+        (2 * [SCALAR], {"kind": "layer"}, 'layer" makes a sign'),
+        ([ROTATIONS.quotient_repr(2)], {"kind": "layer"}, 'layer" makes a sign'),
+        (2 * [SCALAR], {"kind": "fields"}, 'fields" makes a sign'),
+        ([regular], {"scope": "pose"}, 'rms" makes a sign'),
+        (2 * [regular], {"scope": "pose", "kind": "layer"}, 'layer" makes a sign'),
+    ]
+    for fields, options, message in refused:
+        with pytest.raises(ValueError, match=f"^in_type: got .*{message}.*; needed more fields"):
+            FieldLayerNorm(FieldType(ROTATIONS, fields), **options)
+    with pytest.raises(ValueError, match="in_type: got"):
+        FieldLayerNorm(
+            FieldType(gspaces.no_base_space(group.cyclic_group(4)), [group.cyclic_group(4).irrep(0)]), "sample"
+        )
+    # Over positions there is more than one number, and two channels have a direction.
+    FieldLayerNorm(FieldType(ROTATIONS, [SCALAR]), "sample")
+    for fields in 2 * [SCALAR], [ROTATIONS.quotient_repr(2)]:
+        assert FieldLayerNorm(FieldType(ROTATIONS, fields)).plain.kind == "rms"
+    assert FieldLayerNorm(FieldType(gspaces.trivialOnR2(), 2 * [one])).plain.kind == "rms"
+    assert FieldLayerNorm(spaces.regular(ROTATIONS, 2), "pose").plain.kind == "rms"
+
+
+def seen(layer, x, at):
+    """How much the first channel at a position changes the others: tripled, of the other sign, and by its gradient."""
+    elsewhere = torch.ones_like(x.tensor[:, 0], dtype=torch.bool)
+    elsewhere[at] = False
+
+    def output(tensor):
+        y = layer(GeometricTensor(tensor, x.type, x.coords)).tensor.movedim(1, -1)
+        return y[elsewhere]
+
+    tensor = x.tensor.clone().requires_grad_()
+    given = output(tensor)
+    (gradient,) = torch.autograd.grad(given.square().sum(), tensor)
+    found = [gradient[:, 0][at].abs() / given.square().sum()]
+    for factor in (3.0, -1.0):
+        changed = x.tensor.clone()
+        changed[:, 0][at] *= factor
+        found.append((output(changed) - given).abs().max() / given.abs().max())
+    return min(value.item() for value in found)
+
+
+LONE = {
+    "a scalar and a vector": [SCALAR, VECTOR],
+    "two scalars": 2 * [SCALAR],
+    "two scalars and a vector": [*2 * [SCALAR], VECTOR],
+    "a sign and a scalar": [SIGN, SCALAR],
+    "a sign and a vector": [SIGN, VECTOR],
+}
+ERASED = ("a scalar and a vector", "two scalars", "a sign and a scalar")
+"""Of which a norm with a mean leaves nothing, or a sign."""
+BLOCKS = {
+    "grid": lambda f: TransformerBlock(f, f, 1, 3, norm="pre", norm_eps=1e-12),
+    "grid, sample": lambda f: TransformerBlock(f, f, 1, 3, norm="pre", norm_scope="sample"),
+    "grid, GSA-Net": lambda f: TransformerBlock(f, f, 1, 3, norm="gsa"),
+    "points": lambda f: PointTransformerBlock(f, f, norm_eps=1e-12),
+    "points, convolution": lambda f: PointTransformerBlock(f, f, kernel_features=4, norm_eps=1e-12),
+}
+
+
+@pytest.mark.parametrize("make", BLOCKS)
+@pytest.mark.parametrize("name", LONE)
+def test_blocks_tell_neighbours_of_a_lone_field(make, name):
+    if make == "grid, GSA-Net" and name != "two scalars":
+        pytest.skip("of fields with pointwise nonlinearities only")
+    torch.manual_seed(0)
+    fields = FieldType(ROTATIONS, LONE[name])
+    block = BLOCKS[make](fields).double()
+    if make.startswith("grid"):
+        x, at = spaces.random_field(fields, 4, 4), (0, 1, 2)
+        assert spaces.grid_error(block, x) < 1e-12
+    else:
+        x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, 2).double())
+        at = (1,)
+        for g in spaces.generators(ROTATIONS):
+            torch.testing.assert_close(block(x.transform(g)).tensor, block(x).transform_fibers(g).tensor)
+    assert seen(block, x, at) > 1e-5
+    if make in ("grid", "points", "points, convolution") and name in ERASED:
+        assert seen(with_a_mean(block), x, at) < 1e-8  # the negative control
+
+
+def test_blocks_on_the_sphere_tell_neighbours_of_a_lone_field():
+    torch.manual_seed(0)
+    space = gspaces.rot3dOnR3()
+    fields = FieldType(space, [space.trivial_repr, space.fibergroup.irrep(1)])
+    block = SphereTransformerBlock(fields, fields, samples=4).double()
+    coords = torch.nn.functional.normalize(torch.randn(6, 3).double(), dim=1)
+    x = GeometricTensor(torch.randn(6, 4).double(), fields, coords)
+    assert seen(block, x, (1,)) > 1e-4
+    assert seen(with_a_mean(block), x, (1,)) < 1e-6  # the negative control
+
+
+C4 = gspaces.rot2dOnR2(4)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant_batch_norm(make, training):
+    gspace = make()
+    fields = spaces.mixed(gspace)
+    norm, x = (
+        drawn(FieldBatchNorm(fields, momentum=0.5)),
+        spaces.random_field(fields, *spaces.shape_of(gspace, 3)),
+    )
+    norm(x)
+    assert spaces.grid_error(norm.train(training), x) < 1e-11
+
+
+def test_means_of_vectors_are_not_equivariant():
+    fields = FieldType(C4, [C4.irrep(1)])
+    norm, x = drawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
+    assert spaces.grid_error(norm, x) < 1e-12
+    norm.plain.mean.fill_(1)
+    assert spaces.grid_error(norm, x) > 1e-3
+
+
+def test_is_torchs_on_scalars_and_escnns_on_regular_fields():
+    scalars, regular = spaces.scalars(C4, 3), spaces.regular(C4, 3)
+    for ours, other in (
+        (FieldBatchNorm(scalars), torch.nn.BatchNorm2d(3)),
+        (FieldBatchNorm(regular), InnerBatchNorm(regular)),
+    ):
+        ours, other = ours.double(), other.double()
+        for _ in range(3):
+            x = spaces.random_field(ours.in_type, 4, 4)
+            theirs = other(x.tensor).clone() if ours.in_type == scalars else other(x).tensor
+            torch.testing.assert_close(ours(x).tensor, theirs)
+        ours.eval(), other.eval()
+        theirs = other(x.tensor) if ours.in_type == scalars else other(x).tensor
+        if ours.in_type == scalars:
+            torch.testing.assert_close(ours(x).tensor, theirs)
+        else:  # escnn's running variance counts components of a field as torch counts positions
+            torch.testing.assert_close(ours(x).tensor, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_vectors_are_divided_by_their_length():
+    vectors = FieldType(C4, 2 * [C4.irrep(1)])
+    x = spaces.random_field(vectors, 5, 5)
+    y = FieldBatchNorm(vectors, eps=0.0).double()(x).tensor.unflatten(1, (2, 2))
+    torch.testing.assert_close(y.square().mean((0, 2, 3, 4)), torch.ones(2).double())
+    torch.testing.assert_close(
+        y / y.norm(dim=2, keepdim=True), (z := x.tensor.unflatten(1, (2, 2))) / z.norm(dim=2, keepdim=True)
+    )
+
+
+def test_points_are_as_good_as_a_grid():
+    fields = spaces.mixed(C4)
+    norm, x = drawn(FieldBatchNorm(fields)), spaces.random_field(fields, 3, 3)
+    flat = GeometricTensor(x.tensor.movedim(1, -1).flatten(0, 2), fields, torch.randn(18, 2).double())
+    torch.testing.assert_close(norm(flat).tensor, norm(x).tensor.movedim(1, -1).flatten(0, 2))
+    torch.testing.assert_close(norm.eval().export()(flat.tensor), norm(flat).tensor)
+
+
+def test_half_precision_takes_its_statistics_in_single():
+    fields = spaces.scalars(C4, 1)
+    x = fields(1000 + torch.randn(4, 1, 8, 8)).tensor
+    norm = FieldBatchNorm(fields).plain
+    assert (norm(x.bfloat16()).float() - norm(x.bfloat16().float())).abs().max() < 0.02
+
+
+def test_bad_arguments():
+    fields = spaces.scalars(C4, 1)
+    with pytest.raises(ValueError, match="momentum: got 0"):
+        FieldBatchNorm(fields, momentum=0)
+    with pytest.raises(ValueError, match="eps: got -1"):
+        FieldBatchNorm(fields, eps=-1)
+    with pytest.raises(ValueError, match="got 1 position"):
+        FieldBatchNorm(fields)(fields(torch.randn(1, 1, 1, 1)))
+
+
+def test_transforms_take_it_in_eval_mode():
+    """In training it remembers statistics, which they forbid."""
+    norm = FieldBatchNorm(spaces.mixed(gspaces.rot2dOnR2(4)))
+    x = torch.randn(3, norm.in_type.size, 2, 2)
+
+    def loss(x):
+        return norm(norm.in_type(x)).tensor.square().sum()
+
+    with pytest.raises(RuntimeError, match=r"FieldBatchNorm remembers statistics.*call eval\(\)"):
+        torch.func.grad(loss)(x)
+    norm.eval()
+    expected = x.clone().requires_grad_()
+    loss(expected).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected.grad)

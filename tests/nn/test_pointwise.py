@@ -1,0 +1,380 @@
+"""The ends of branches, and blocks, layers and networks with them."""
+
+import math
+
+import pytest
+import torch
+from escnn import gspaces, nn
+from escnn.nn import FieldType, GeometricTensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+import escnn_attention as ea
+from escnn_attention import GELU, PoseLinear, SiLU
+from escnn_attention.models import GSANet, HybridNet, PointTransformer
+from escnn_attention.nn.pointwise import activation_of, depth_rates, plain_activation
+from tests import spaces
+from tests.layers import BATCH, CASES, drawn
+from tests.nn.points import cloud, error_of
+
+FORMULAS = {
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu": lambda x: x * (1 + (x / math.sqrt(2)).erf()) / 2,
+    "relu": lambda x: x * (x > 0),
+}
+every_activation = pytest.mark.parametrize("name", FORMULAS)
+
+
+def permutation_fields(gspace):
+    fields = [gspace.regular_repr, gspace.regular_repr]
+    if "pointwise" in gspace.trivial_repr.supported_nonlinearities:  # not of escnn's products of groups
+        fields.insert(1, gspace.trivial_repr)
+    return FieldType(gspace, fields)
+
+
+@pytest.mark.sampled(8)
+@every_activation
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant(make, name):
+    field_type = permutation_fields(make())
+    x = spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, 4))
+    assert spaces.grid_error(activation_of(field_type, name), x) < 1e-12
+
+
+@every_activation
+def test_is_the_formula(name):
+    gspace = gspaces.rot2dOnR2(4)
+    field_type = FieldType(gspace, [gspace.quotient_repr(2), gspace.regular_repr])
+    x = spaces.random_field(field_type, 3, 3)
+    expected = FORMULAS[name](x.tensor)
+    torch.testing.assert_close(activation_of(field_type, name)(x).tensor, expected)
+    torch.testing.assert_close(plain_activation(name)(x.tensor), expected)
+    torch.testing.assert_close(activation_of(field_type, name).export()(x.tensor), expected)
+    assert (x.tensor < 0).any()  # and the input is left as it was
+
+
+def test_names():
+    fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
+    assert isinstance(activation_of(fields, "silu"), SiLU)
+    assert isinstance(activation_of(fields, "gelu"), GELU)
+    for make in (lambda name: activation_of(fields, name), plain_activation):
+        with pytest.raises(ValueError, match="activation: got 'tanh', needed one of 'silu', 'gelu', 'relu'"):
+            make("tanh")
+
+
+def test_fields_without_pointwise_nonlinearities_are_refused():
+    """Rightly: on them the function does not commute with the group."""
+    gspace = gspaces.flipRot2dOnR2(4)
+    field_type = FieldType(gspace, [gspace.regular_repr, gspace.irrep(1, 0), gspace.irrep(1, 1)])
+    with pytest.raises(
+        ValueError, match="in_type: SiLU acts on every channel by itself, which irrep_1,0, irrep_1,1 does"
+    ):
+        SiLU(field_type)
+    for name in FORMULAS:
+        with pytest.raises(ValueError, match="acts on every channel by itself, which irrep_1,0, irrep_1,1 does not"):
+            activation_of(field_type, name)
+    module = SiLU(spaces.regular(gspace, 1))
+    module.in_type = module.out_type = FieldType(gspace, [gspace.irrep(1, 1)])
+    assert spaces.grid_error(module, spaces.random_field(module.in_type, 3, 3)) > 1e-2
+
+
+def test_wrong_type_is_refused():
+    with pytest.raises(TypeError, match="in_type: got int"):
+        SiLU(3)
+
+
+def redrawn(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+def field(field_type):
+    return spaces.random_field(field_type, *spaces.shape_of(field_type.gspace, 3))
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant_to_and_from_regular_fields(make):
+    gspace = make()
+    mixed, regular = spaces.mixed(gspace), spaces.regular(gspace, 2)
+    for types in (mixed, regular), (regular, mixed), (regular, regular):
+        assert spaces.grid_error(redrawn(PoseLinear(*types)), field(types[0])) < 1e-12
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("make", spaces.ALL.values(), ids=spaces.ALL)
+def test_equivariant_pointwise(make):
+    regular = spaces.regular(make(), 2)
+    assert spaces.grid_error(redrawn(PoseLinear(regular, regular, projection="pointwise")), field(regular)) < 1e-12
+
+
+@given(st.data())
+def test_equivariant_for_types_drawn(data):
+    gspace = data.draw(st.sampled_from(list(spaces.PLANE.values())))()
+    other, regular = data.draw(spaces.field_types(gspace)), spaces.regular(gspace, data.draw(st.integers(1, 3)))
+    for types in (other, regular), (regular, other):
+        assert spaces.grid_error(redrawn(PoseLinear(*types)), field(types[0])) < 1e-12
+
+
+def test_a_weight_of_its_own_for_every_pose_would_break_it():
+    """The negative control: an ordinary 1×1 convolution is not equivariant."""
+
+    class Ordinary(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.linear = torch.nn.Linear(size, size)
+
+        def forward(self, x):
+            return self.linear(x.movedim(1, -1)).movedim(-1, 1)
+
+    regular = spaces.regular(gspaces.rot2dOnR2(4), 2)
+    module = PoseLinear(regular, regular).double()
+    module.plain = Ordinary(8).double()
+    assert spaces.grid_error(module, field(regular)) > 1e-2
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.flipRot2dOnR2(3), lambda: gspaces.rot2dOnR2(8)])
+def test_as_many_parameters_as_the_complete_basis_of_escnn(make):
+    gspace = make()
+    mixed, regular = spaces.mixed(gspace), spaces.regular(gspace, 2)
+    for types in (mixed, regular), (regular, mixed), (regular, regular):
+        theirs = nn.R2Conv(*types, 1, bias=False).basisexpansion.dimension()
+        assert sum(p.numel() for p in PoseLinear(*types, bias=False).parameters()) == theirs
+
+
+def test_biases():
+    gspace = gspaces.rot2dOnR2(4)
+    regular, vectors = spaces.regular(gspace, 2), FieldType(gspace, [gspace.irrep(1)])
+    assert PoseLinear(vectors, regular).plain.projection.bias.shape == (2,)
+    assert PoseLinear(regular, spaces.mixed(gspace)).plain.projection.bias.shape == (2,)
+    assert len(list(PoseLinear(regular, vectors).parameters())) == 1  # nothing invariant to add
+    for types in (vectors, regular), (regular, spaces.mixed(gspace)):
+        module = PoseLinear(*types, bias=False)
+        assert len(list(module.parameters())) == 1
+        zero = types[0](torch.zeros(1, types[0].size, 2, 2))
+        assert not module(zero).tensor.any()
+
+
+def test_wrong_arguments():
+    gspace, other = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(3)
+    regular, mixed = spaces.regular(gspace, 1), spaces.mixed(gspace)
+    with pytest.raises(TypeError, match="in_type: got str"):
+        PoseLinear("regular", regular)
+    with pytest.raises(TypeError, match="out_type: got NoneType"):
+        PoseLinear(regular, None)
+    with pytest.raises(ValueError, match=r"out_type: its gspace is C3.*, needed that of in_type, C4"):
+        PoseLinear(regular, spaces.regular(other, 1))
+    with pytest.raises(ValueError, match=r"in_type: a map to .*, which is not regular, needs regular fields only"):
+        PoseLinear(mixed, mixed)
+    with pytest.raises(
+        ValueError, match='in_type: projection="pointwise" needs regular fields only, got also irrep_0, irrep_2'
+    ):
+        PoseLinear(mixed, regular, projection="pointwise")
+    with pytest.raises(ValueError, match='out_type: projection="pointwise" needs regular'):
+        PoseLinear(regular, mixed, projection="pointwise")
+    with pytest.raises(ValueError, match="projection: got 'none', needed one of 'group', 'pointwise'"):
+        PoseLinear(regular, regular, projection="none")
+    continuous = gspaces.rot2dOnR2(-1)
+    vectors = FieldType(continuous, [continuous.irrep(1)])
+    with pytest.raises(NotImplementedError, match=r"gspace: .* continuous"):
+        PoseLinear(vectors, vectors)
+
+
+C4, D3 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(3)
+PARTS = {"layer_scale": 0.5, "drop_path": 0.5, "qk_norm": True}
+KINDS = pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
+
+
+@pytest.mark.sampled(4)
+@KINDS
+@pytest.mark.parametrize("make", spaces.PLANE.values(), ids=spaces.PLANE)
+def test_blocks_on_grids_are_equivariant_and_exported(make, kind):
+    fields = spaces.mixed(make())
+    block = drawn(ea.TransformerBlock(fields, fields, 1, 3, head_fields=2, norm="pre", norm_kind=kind, **PARTS))
+    x = spaces.random_field(fields, 4, 4)
+    block.train()(x)  # running statistics that are not those of the beginning
+    assert spaces.grid_error(block.eval(), x) < 1e-11
+    torch.testing.assert_close(block.export()(x.tensor), block(x).tensor)
+
+
+@pytest.mark.sampled(2)
+@KINDS
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_blocks_at_points_are_equivariant_and_exported(query, kind):
+    for space in (D3, gspaces.rot2dOnR3(3)):
+        fields = spaces.mixed(space)
+        block = drawn(ea.PointTransformerBlock(fields, fields, 1, head_fields=2, query=query, norm_kind=kind, **PARTS))
+        x = cloud(fields, 9)
+        block.train()(x, batch=BATCH)
+        assert error_of(block.eval(), x, spaces.generators(space), batch=BATCH) < 1e-11
+        torch.testing.assert_close(block.export()(x.tensor, x.coords, batch=BATCH), block(x, batch=BATCH).tensor)
+
+
+def test_a_gain_of_each_channel_is_not_equivariant():
+    fields = spaces.mixed(C4)
+    scale, x = drawn(ea.LayerScale(fields)), spaces.random_field(fields, 3, 3)
+    assert spaces.grid_error(scale, x) < 1e-12
+    scale.plain.gain = torch.nn.Parameter(torch.randn(fields.size).double())
+    scale.plain.field = torch.arange(fields.size)
+    assert spaces.grid_error(scale, x) > 1e-2
+
+
+def test_gains_of_poses_are_not_equivariant():
+    """Queries and keys are normalised at each pose by itself: over the poses together they would be, too; but gains of
+    poses are not the same from every pose.
+    """
+    fields = spaces.regular(C4, 2)
+    layer, x = drawn(ea.GroupSelfAttention(fields, fields, 1, 3, qk_norm=True)), spaces.random_field(fields, 3, 3)
+    assert spaces.grid_error(layer, x) < 1e-12
+    plain = layer.plain.qk_norm.forward
+
+    def by_pose(q, k):
+        q, k = plain(q, k)
+        return q * torch.tensor([1.0, 2.0, 3.0, 4.0]).double()[:, None], k
+
+    layer.plain.qk_norm.forward = by_pose
+    assert spaces.grid_error(layer, x) > 1e-2
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+def test_normalised_scores_are_the_formula(backend):
+    """The size of queries and keys is no matter: that of their gains is."""
+    fields = spaces.regular(C4, 4)
+    layer = drawn(
+        ea.GroupSelfAttention(fields, fields, 2, 3, qk_norm=True, bias=False, encoding="none", backend=backend)
+    )
+    x = spaces.random_field(fields, 3, 3)
+    y = layer(x).tensor
+    q, k, _ = layer.plain.to_heads(x.tensor.movedim(1, -1))
+    for normed, gain in ((q, layer.plain.qk_norm.queries), (k, layer.plain.qk_norm.keys)):
+        unit = normed / gain[:, None, None, None]
+        torch.testing.assert_close(unit.square().mean(-1), torch.ones_like(unit[..., 0]), rtol=1e-2, atol=0)
+    with torch.no_grad():
+        for rows in (slice(0, 4), slice(8, 12)):  # queries and keys of both heads
+            layer.plain.project_in.weight[rows] *= 1e3
+        torch.testing.assert_close(layer(x).tensor, y, rtol=1e-4, atol=1e-4)
+        layer.plain.qk_norm.queries.mul_(3)
+        assert (layer(x).tensor - y).abs().max() > 1e-3
+
+
+def test_keys_have_a_bias_where_they_are_normalised():
+    fields = spaces.regular(C4, 4)
+    with_norm, without = (ea.GroupSelfAttention(fields, fields, 2, 3, qk_norm=on).plain for on in (True, False))
+    assert len(with_norm.project_in.bias) - len(without.project_in.bias) == 4
+    assert without.qk_norm is None
+    state = with_norm.state_dict()
+    assert {n for n in state if n not in without.state_dict()} == {"qk_norm.queries", "qk_norm.keys"}
+
+
+def test_stochastic_depth_drops_samples_and_clouds():
+    fields = spaces.mixed(C4)
+    torch.manual_seed(0)
+    drop = ea.DropPath(fields, 0.25)
+    y = drop(fields(torch.ones(4000, fields.size, 1, 1))).tensor.flatten(1)
+    assert torch.equal(y, y[:, :1].expand_as(y))
+    assert (y == 0).double().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert y.unique().tolist() == pytest.approx([0, 4 / 3])
+    batch = torch.arange(4000) // 4
+    z = drop(GeometricTensor(torch.ones(4000, fields.size), fields, torch.randn(4000, 2)), batch).tensor.flatten(1)
+    assert torch.equal(z, z[::4].repeat_interleave(4, 0))
+    assert (z == 0).double().mean().item() == pytest.approx(0.25, abs=0.05)
+    alone = GeometricTensor(torch.ones(9, fields.size), fields, torch.randn(9, 2))
+    assert {len(drop(alone).tensor.unique()) for _ in range(20)} == {1}
+    assert torch.equal(drop.eval()(alone).tensor, alone.tensor)
+
+
+@pytest.mark.parametrize("points", [False, True])
+def test_blocks_drop_both_branches_by_sample(points):
+    torch.manual_seed(0)
+    fields = spaces.regular(C4, 2)
+    if points:
+        block, x = ea.PointTransformerBlock(fields, fields, drop_path=0.5), cloud(fields, 40)
+        x = GeometricTensor(x.tensor.float(), fields, x.coords.float())
+        arguments, rows = {"batch": torch.arange(40) // 4}, 10
+    else:
+        block, x = ea.TransformerBlock(fields, fields, 1, 3, norm="pre", drop_path=0.5), None
+        x, arguments, rows = spaces.random_field(fields, 2, 2, batch=10, dtype=torch.float32), {}, 10
+    with torch.no_grad():
+        change = [(block(x, **arguments).tensor - x.tensor).view(rows, -1).abs().amax(1) for _ in range(20)]
+    same = (torch.cat(change) == 0).double().mean().item()
+    assert same == pytest.approx(0.25, abs=0.1)  # neither branch
+
+
+def test_networks_take_the_parts_of_blocks():
+    x = torch.randn(3, 2, 9, 9)
+    block = {**PARTS, "norm_kind": "batch"}
+    gsa = GSANet(
+        C4, 2, 3, channels=6, blocks=(2, 1), pool=(True, False), num_heads=2, kernel_size=3, block=block,
+        norm_between=True,
+    )  # fmt: skip
+    hybrid = HybridNet(C4, 2, 3, widths=(2, 2), convolutions=(1, 0), attention=(0, 3), num_heads=1, block=block)
+    points = PointTransformer(
+        C4, 2, 3, fields=2, num_blocks=3, num_heads=1, attention={**block, "layer_scale": 0.25, "drop_path": 0.5}
+    )
+    for network, arguments in ((gsa, (x,)), (hybrid, (x,)), (points, (torch.randn(9, 2), torch.randn(9, 2)))):
+        parts = list(network.modules())
+        assert not any(isinstance(m, ea.FieldLayerNorm) for m in parts)
+        assert any(isinstance(m, ea.FieldBatchNorm) for m in parts)
+        assert len([m for m in parts if isinstance(m, ea.LayerScale)]) == 6
+        rates = [m.plain.p for m in parts if isinstance(m, ea.DropPath)]
+        assert sorted({0.0, *rates}) == [0.0, 0.25, 0.5]
+        assert sum(getattr(m, "qk_norm", None) is not None for m in parts) == 3
+        network(*arguments)
+        torch.testing.assert_close(network.eval().export()(*arguments), network(*arguments), rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_parts_nothing_is_added():
+    for name in ("TransformerBlock", "PointTransformerBlock", "SphereTransformerBlock", "GSANet", "PointTransformer"):
+        module = CASES[name].make()
+        assert not any(isinstance(m, (ea.LayerScale, ea.FieldBatchNorm)) for m in module.modules())
+        assert not any("gain" in key or "qk_norm" in key for key in module.state_dict())
+
+
+def test_rates_rise_by_equal_steps():
+    assert depth_rates(0.3, 4) == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert depth_rates(0.3, 1) == [0.3]
+
+
+FIELDS = spaces.regular(C4, 2)
+
+
+@pytest.mark.parametrize(
+    ("message", "make"),
+    [
+        (
+            "layer_scale: got 0.*positive gain",
+            lambda: ea.TransformerBlock(FIELDS, FIELDS, layer_scale=0, kernel_size=None),
+        ),
+        ("drop_path: got 1", lambda: ea.TransformerBlock(FIELDS, FIELDS, drop_path=1, kernel_size=None)),
+        ("drop_path: got 1", lambda: ea.PointTransformerBlock(FIELDS, FIELDS, drop_path=1)),
+        ("norm_kind: got 'group'", lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="group", kernel_size=None)),
+        (
+            "norm_scope: got 'pose'",
+            lambda: ea.TransformerBlock(FIELDS, FIELDS, norm_kind="batch", norm_scope="pose", kernel_size=None),
+        ),
+        ("initial: got -1", lambda: ea.LayerScale(FIELDS, -1)),
+        ("p: got 2", lambda: ea.DropPath(FIELDS, 2)),
+        (
+            "qk_norm: got True, but the scores of this PairKernel",
+            lambda: ea.PointSelfAttention(FIELDS, FIELDS, encoding=ea.PairKernel("none"), qk_norm=True),
+        ),
+        (
+            "qk_norm: got True, but a ConvolutionalEncoding begins",
+            lambda: ea.GroupSelfAttention(FIELDS, FIELDS, 1, 3, encoding="convolutional", qk_norm=True),
+        ),
+    ],
+)
+def test_bad_arguments(message, make):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_unknown_parts():
+    with pytest.raises(TypeError, match="qk_norm: got 1, needed True or False"):
+        ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1, kernel_size=None)
+    with pytest.raises(TypeError, match="gain: block has no such option"):
+        HybridNet(C4, 1, 2, block={"gain": 1})
+    with pytest.raises(TypeError, match="encoding: block has no such option"):
+        GSANet(C4, 1, 2, channels=6, blocks=(1,), block={"encoding": "mlp"})

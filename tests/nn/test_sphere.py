@@ -1,0 +1,300 @@
+"""Attention on the sphere: the formula, equivariance that improves with the samples, errors."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+
+from escnn_attention import (
+    FourierEncoding,
+    MLPEncoding,
+    PairKernel,
+    SphereGrid,
+    SphereSelfAttention,
+    SphereTransformerBlock,
+)
+from escnn_attention.nn.sphere import Stabiliser
+from escnn_attention.plain.sphere_attention import frames_at
+from tests.nn.spheres import ALL, ROTATIONS, SPACES, error, irrep, mixed, on_sphere, scalars
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("lifts", [True, False])
+def test_the_error_of_rotations_falls_with_the_samples(space, lifts):
+    space = SPACES[space]
+    in_type = scalars(space) if lifts else mixed(space)
+    x = on_sphere(in_type, 10)
+    errors = []
+    for samples in (4, 16, 32):
+        torch.manual_seed(1)
+        # Twice as many where half are reflections.
+        samples *= 1 + (space is ALL)
+        errors.append(error(SphereSelfAttention(in_type, mixed(space), samples=samples, head_fields=2).double(), x))
+    assert errors[1] < errors[0] / 8
+    assert errors[2] < errors[1] / 8
+    assert errors[2] < 1e-4
+
+
+def test_with_wrong_frames_it_does_not_fall(monkeypatch):
+    in_type = scalars(ROTATIONS)
+    x = on_sphere(in_type, 10)
+    torch.manual_seed(1)
+    layer = SphereSelfAttention(in_type, mixed(ROTATIONS), samples=32, head_fields=2).double()
+    assert error(layer, x) < 1e-4
+    monkeypatch.setattr(
+        "escnn_attention.plain.sphere_attention.frames_at", lambda a, b: frames_at(a, b).transpose(-1, -2)
+    )
+    assert error(layer, x) > 1e-2
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.parametrize("lifts", [True, False])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel"])
+def test_the_formula(space, query, lifts, encoding):
+    """Scores from the quotients of the frames, one by one."""
+    space = SPACES[space]
+    torch.manual_seed(2)
+    encodings = {"mlp": MLPEncoding(hidden=4), "fourier": FourierEncoding(3), "kernel": PairKernel(hidden=4)}
+    in_type = scalars(space) if lifts else mixed(space)
+    layer = SphereSelfAttention(
+        in_type, mixed(space), samples=4, head_fields=2, query=query, encoding=encodings[encoding], length_scale=0.8
+    ).double()
+    x = on_sphere(in_type, 4)
+    measure = torch.rand(4, dtype=torch.float64) + 0.5
+    core, stabiliser = layer.plain, Stabiliser(in_type, 4)
+    group = space.fibergroup
+    out = torch.zeros(4, mixed(space).size, dtype=torch.float64)
+    # Every frame as an element of the group, and the features that it sees.
+    frames, seen = [], []
+    for point, features in zip(x.coords.numpy(), x.tensor, strict=True):
+        theta, phi = math.acos(point[2]), math.atan2(point[1], point[0])
+        turns = []
+        for axis, angle in ((2, phi), (1, theta)):
+            q = np.zeros(4)
+            q[axis], q[3] = math.sin(angle / 2), math.cos(angle / 2)
+            turns.append(group.element(q if space is ROTATIONS else (0, q), "Q"))
+        own = [turns[0] @ turns[1] @ h for h in stabiliser.elements]
+        frames.append(own)
+        seen.append(torch.stack([torch.as_tensor(in_type.representation(~g)) @ features for g in own]))
+    frame_features = torch.stack(seen)  # N, S, size
+    weight = core.project_in.weight  # 3 · C, size
+    bias = torch.cat([core.project_in.bias, torch.zeros(2, dtype=torch.float64)])
+    q, v, k = ((frame_features @ weight.T) + bias).unflatten(-1, (3, 2)).unbind(-2)  # N, S, C
+    if lifts:
+        q, v, k = (t[:, :1] for t in (q, v, k))
+    matrices = [[torch.as_tensor(space.basespace_action(g)) for g in own] for own in frames]
+    axes = 0 if lifts else 1 if space is ROTATIONS else 2
+    for i in range(4):
+        for s in range(4):
+            value = torch.zeros(2, dtype=torch.float64)
+            for t in [s] if query == "own" else range(q.shape[1]):
+                scores, values, masses = [], [], []
+                for j in range(4):
+                    for u in range(q.shape[1]):
+                        quotient = matrices[i][s].T @ matrices[j][u]
+                        offset = (quotient[:, 2] - torch.tensor([0, 0, 1.0]).double()) / 0.8
+                        sees = torch.cat([offset, quotient[:, :axes].T.flatten()])
+                        query_vector = q[i, t if q.shape[1] > 1 else 0]
+                        if encoding == "kernel":
+                            a = query_vector.view(1, 1, 1, 1, 1, 2)
+                            b = k[j, u].view(1, 1, 1, 1, 1, 1, 2)
+                            terms = core.encoding.score(a, lambda b=b: b, sees.view(1, 1, 1, 1, 1, -1), None)
+                            scores.append(terms.scores(lambda b=b: b).flatten()[0])
+                        else:
+                            rho = core.encoding.offsets(sees)[0]
+                            scores.append(query_vector @ (k[j, u] + rho) / math.sqrt(2))
+                        values.append(v[j, u])
+                        masses.append(measure[j])
+                p = (torch.stack(scores) + torch.stack(masses).log()).softmax(0)
+                value = value + p @ torch.stack(values)
+            read = torch.as_tensor(mixed(space).representation(frames[i][s])) @ (core.project_out.weight.T @ value)
+            out[i] += read / 4
+    out += core.project_out.invariants @ core.project_out.bias
+    torch.testing.assert_close(layer(x, measure=measure).tensor, out, rtol=1e-9, atol=1e-10)
+
+
+def test_a_field_and_its_grid():
+    """With the weights of the quadrature the output is that of the field, whatever the grid."""
+    torch.manual_seed(3)
+    in_type = scalars(ROTATIONS, 1)
+    layer = SphereSelfAttention(in_type, in_type, samples=4, encoding=MLPEncoding(hidden=3)).double()
+
+    def field(coords):
+        return (3 * coords[:, 2:].square() + coords[:, :1]).contiguous()
+
+    outs = []
+    query = torch.nn.functional.normalize(torch.tensor([[0.3, -0.5, 0.7]]).double(), dim=-1)
+    for grid in (SphereGrid(14), SphereGrid(12, 24, "Gauss-Legendre"), SphereGrid(17, 34, "Clenshaw-Curtis")):
+        coords = torch.cat([query, grid.coords])
+        measure = torch.cat([torch.full((1,), 1e-12).double(), grid.weights])
+        x = GeometricTensor(field(coords), in_type, coords)
+        outs.append(layer(x, measure=measure).tensor[0])
+        outs.append(layer(x).tensor[0])
+    torch.testing.assert_close(outs[2], outs[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outs[4], outs[0], rtol=1e-4, atol=1e-5)
+    assert (outs[1] - outs[0]).abs().max() > 1e-3  # Without them the poles weigh too much.
+
+
+def test_edges_masks_and_export():
+    torch.manual_seed(5)
+    in_type = mixed(ROTATIONS)
+    layer = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, radius=0.9).double()
+    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    y = layer(x, batch=batch).tensor
+    buffer = io.BytesIO()
+    torch.save(layer.export(), buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.load(buffer, weights_only=False)(x.tensor, x.coords, batch=batch), y)
+    angle = torch.acos((x.coords @ x.coords.T).clamp(-1, 1))
+    edges = ((angle <= 0.9) & (batch[:, None] == batch)).nonzero().T
+    by_edges = SphereSelfAttention(in_type, in_type, samples=6, head_fields=2, length_scale=layer.plain.length_scale)
+    by_edges.double().load_state_dict(layer.state_dict())
+    torch.testing.assert_close(by_edges(x, edges).tensor, y, rtol=1e-9, atol=1e-10)
+    mask = torch.tensor([True] * 7 + [False])
+    x.tensor[7] = torch.nan
+    masked = layer(x, batch=batch, mask=mask).tensor
+    alone = layer(GeometricTensor(x.tensor[:7], in_type, x.coords[:7]), batch=batch[:7]).tensor
+    torch.testing.assert_close(masked[:7], alone)
+    assert not masked[7].any()
+
+
+def test_the_antipode_is_within_the_largest_radius():
+    in_type = scalars(ROTATIONS)
+    for radius in (math.pi, 4.0):
+        layer = SphereSelfAttention(in_type, in_type, radius=radius)
+        assert layer.plain.length_scale == 2.0
+        assert layer.plain.neighbourhood.is_global
+
+
+def test_near_points_keep_their_offsets_in_half_precision():
+    """The offset is small, and both positions are not."""
+    torch.manual_seed(7)
+    in_type = mixed(ROTATIONS)
+    layer = SphereSelfAttention(in_type, in_type, samples=4, head_fields=2, radius=1e-2)
+    coords = torch.nn.functional.normalize(torch.tensor([0.5, -0.3, 0.8]) + 2e-3 * torch.randn(8, 3), dim=-1)
+    points = GeometricTensor(torch.randn(8, in_type.size), in_type, coords)
+    expected = layer(points).tensor
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(points).tensor.float()
+    half = layer.bfloat16()(GeometricTensor(points.tensor.bfloat16(), in_type, coords)).tensor.float()
+    assert float(((half - expected).norm() / expected.norm()).detach()) < 0.03
+    assert float(((y - expected).norm() / expected.norm()).detach()) < 0.03
+
+
+def test_made_on_the_meta_device():
+    in_type = mixed(ROTATIONS)
+    with torch.device("meta"):
+        block = SphereTransformerBlock(in_type, in_type, samples=4)
+    assert all(p.is_meta for p in block.parameters())
+
+
+def test_errors():
+    in_type = scalars(ROTATIONS)
+    for error_type, message, arguments in (
+        (ValueError, "samples", {"samples": 0}),
+        (ValueError, "radius", {"radius": -1.0}),
+        (ValueError, "encoding", {"encoding": "rotary"}),
+        (ValueError, "encoding", {"encoding": "absolute"}),
+        (ValueError, "query", {"query": "some"}),
+        (ValueError, "normalization", {"normalization": "some"}),
+        (TypeError, "num_neighbours", {"num_neighbours": 1.5}),
+        (ValueError, "head_fields", {"head_fields": 0}),
+        (ValueError, "length_scale", {"length_scale": 0}),
+    ):
+        with pytest.raises(error_type, match=message):
+            SphereSelfAttention(in_type, in_type, **arguments)
+    with pytest.raises(ValueError, match="even"):
+        SphereSelfAttention(scalars(ALL), scalars(ALL), samples=5)
+    for space in (gspaces.octaOnR3(), gspaces.rot2dOnR2(-1)):
+        other = FieldType(space, [space.trivial_repr])
+        with pytest.raises(ValueError, match=r"SO\(3\) or O\(3\)"):
+            SphereSelfAttention(other, other)
+    layer = SphereSelfAttention(in_type, in_type)
+    x = on_sphere(in_type, 3)
+    with pytest.raises(ValueError, match="unit vectors"):
+        layer(GeometricTensor(x.tensor.float(), in_type, 2 * x.coords.float()))
+    with pytest.raises(ValueError, match="coords"):
+        layer(GeometricTensor(torch.randn(1, 2, 3, 3, 3), in_type))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("space", SPACES)
+def test_the_block(space):
+    space = SPACES[space]
+    torch.manual_seed(4)
+    fields = mixed(space)
+    x = on_sphere(fields, 6)
+    for out_type in (fields, FieldType(space, [irrep(space, 1)])):
+        errors = []
+        for samples in (4, 32):
+            torch.manual_seed(4)
+            samples *= 1 + (space is ALL)
+            block = SphereTransformerBlock(fields, out_type, samples=samples, num_heads=2, num_neighbours=5).double()
+            errors.append(error(block, x))
+        assert errors[1] < 1e-3
+        assert errors[1] < errors[0] / 20
+    block.check_equivariance()
+
+
+def test_masks_and_export_of_the_block():
+    torch.manual_seed(6)
+    in_type = mixed(ROTATIONS)
+    x, batch = on_sphere(in_type, 8), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    measure, mask = torch.rand(8).double() + 0.5, torch.tensor([True] * 6 + [False, True])
+    everyone = torch.cartesian_prod(torch.arange(8), torch.arange(8)).T
+    for out_type in (in_type, scalars(ROTATIONS)):
+        block = SphereTransformerBlock(in_type, out_type, samples=4, dropout=0.3).double().eval()
+        y = block(x, batch=batch, measure=measure).tensor
+        buffer = io.BytesIO()
+        torch.save(block.export(), buffer)
+        buffer.seek(0)
+        exported = torch.load(buffer, weights_only=False)
+        torch.testing.assert_close(exported(x.tensor, x.coords, batch=batch, measure=measure), y)
+        holes = GeometricTensor(x.tensor.clone(), in_type, x.coords.clone())
+        holes.tensor[6] = holes.coords[6] = torch.nan
+        masked = block(holes, batch=batch, mask=mask, measure=measure).tensor
+        alone = GeometricTensor(x.tensor[mask], in_type, x.coords[mask])
+        expected = block(alone, batch=batch[mask], measure=measure[mask]).tensor
+        torch.testing.assert_close(masked[mask], expected)
+        assert not masked[6].any()
+        torch.testing.assert_close(exported(holes.tensor, holes.coords, None, batch, mask, measure), masked)
+        torch.testing.assert_close(block(holes, everyone, mask=mask).tensor, block(holes, mask=mask).tensor)
+    with pytest.raises(ValueError, match="batch"):
+        block(x, batch=batch[:3], mask=mask)
+
+
+def test_any_attention_in_a_block():
+    in_type = mixed(ROTATIONS)
+    options = {"head_fields": 2, "num_neighbours": 6}
+
+    def attention(*types):
+        return SphereSelfAttention(*types, 2, samples=6, **options)
+
+    blocks = []
+    for given in ({"attention": attention}, {"num_heads": 2, **options}):
+        torch.manual_seed(0)
+        blocks.append(SphereTransformerBlock(in_type, in_type, samples=6, **given).eval())
+    coords = torch.nn.functional.normalize(torch.randn(9, 3), dim=-1)
+    x = GeometricTensor(torch.randn(9, in_type.size), in_type, coords)
+    assert torch.equal(blocks[0](x).tensor, blocks[1](x).tensor)
+    with pytest.raises(ValueError, match="num_neighbours: got 6 beside an attention"):
+        SphereTransformerBlock(in_type, in_type, attention=attention, num_neighbours=6)
+    with pytest.raises(TypeError, match="keys: SphereTransformerBlock has no such option"):
+        SphereTransformerBlock(in_type, in_type, keys="own")
+
+
+def test_norms_of_the_block_have_an_epsilon():
+    fields = mixed(ROTATIONS)
+    block = SphereTransformerBlock(fields, fields, samples=4, norm_eps=0.2)
+    assert [norm.plain.eps for norm in block.norms] == [0.2, 0.2]
+    with pytest.raises(ValueError, match=r"^eps: got -1"):
+        SphereTransformerBlock(fields, fields, samples=4, norm_eps=-1)

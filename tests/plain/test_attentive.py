@@ -1,0 +1,256 @@
+"""Attentive convolutions on tensors: the formula written out, what is held in memory, derivatives, export."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from escnn import gspaces
+
+from escnn_attention import working_memory
+from escnn_attention.functional.responses import attentive, responses
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
+from tests import spaces
+from tests.nn.attentive import VARIANTS, drawn, input_of, layer_on
+
+
+def written_out(layer, x):
+    """The formula, one output field and one pair of poses at a time, with all responses at once."""
+    plain, gspace = layer.plain, layer.in_type.gspace
+    group = fibers(gspace)
+    kernel = plain.kernel()
+    outs, out_poses, ins, in_poses = kernel.shape[:4]
+    conv = [F.conv2d, F.conv3d][gspace.dimensionality - 2]
+    x = x.unflatten(1, (ins, in_poses))
+    shared = min(out_poses, in_poses) == 1
+    rows = []
+    for c in range(outs):
+        poses = []
+        for h in range(out_poses):
+            total = 0
+            for g in range(in_poses):
+                f = torch.cat(
+                    [
+                        conv(
+                            x[:, i, g, None],
+                            kernel[c, h, i, g][None, None],
+                            stride=plain.stride,
+                            padding=plain.padding,
+                            dilation=plain.dilation,
+                        )
+                        for i in range(ins)
+                    ],
+                    dim=1,
+                )
+                alpha = torch.ones_like(f)
+                relative = 0 if shared else int(group.quotient[h, g])
+                if plain.squeeze is not None:
+                    first = plain.squeeze.weight.unflatten(0, (outs, -1))[c, :, :, relative]
+                    second = plain.excite.weight.unflatten(0, (outs, -1))[c, :, :, relative]
+                    z = sum((s @ first.T).relu() @ second.T for s in (f.flatten(2).mean(2), f.flatten(2).amax(2)))
+                    alpha = alpha * z.sigmoid().view(*z.shape, *[1] * gspace.dimensionality)
+                if plain.spatial is not None:
+                    attended = alpha * f
+                    statistics = torch.stack([attended.mean(1), attended.amax(1)], dim=1)
+                    psi = plain.spatial()[c, h, :, g][None]
+                    padding = plain.attention_dilation * (psi.shape[-1] // 2)
+                    alpha = alpha * conv(statistics, psi, padding=padding, dilation=plain.attention_dilation).sigmoid()
+                if plain.squeeze is None and plain.spatial is None:
+                    alpha = 0 * f if plain.residual else alpha
+                total = total + ((1 - alpha if plain.residual else alpha) * f).sum(1)
+            poses.append(total)
+        rows.append(torch.stack(poses, dim=1) + (0 if plain.bias is None else plain.bias[c]))
+    return torch.stack(rows, dim=1).flatten(1, 2)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_and_gradients_are_those_of_the_formula(variant, residual):
+    layer = layer_on(gspaces.flipRot2dOnR2(2), (3, 2), residual=residual, ratio=2, **VARIANTS[variant])
+    x = input_of(layer).tensor.requires_grad_()
+    inputs = [x, *layer.parameters()]
+    with working_memory(2**14):  # many chunks
+        y = layer.plain(x)
+        weight = torch.randn_like(y)
+        got = torch.autograd.grad((y * weight).sum(), inputs)
+    expected = written_out(layer, x)
+    torch.testing.assert_close(y, expected, atol=1e-11, rtol=1e-11)
+    for a, b in zip(got, torch.autograd.grad((expected * weight).sum(), inputs), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2},
+        {"padding": 2},
+        {"dilation": 2, "padding": 1},
+        {"size": 4},
+        {"attention_dilation": 2},
+        {"size": 1},
+        {"bias": False},
+        {"attention_size": 5},
+    ],
+)
+@pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular"), ("regular", "trivial")])
+def test_options_are_those_of_the_formula(kinds, options):
+    layer = layer_on(gspaces.rot2dOnR2(4), (2, 2), kinds, **options)
+    x = input_of(layer, 6)
+    y = layer(x)
+    assert y.shape == layer.evaluate_output_shape(tuple(x.shape))
+    torch.testing.assert_close(y.tensor, written_out(layer, x.tensor), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("kinds", [("regular", "regular"), ("trivial", "regular")])
+def test_the_formula_in_space(kinds):
+    layer = layer_on(gspaces.mirOnR3(), (2, 2), kinds)
+    x = input_of(layer, 4)
+    torch.testing.assert_close(layer(x).tensor, written_out(layer, x.tensor), atol=1e-11, rtol=1e-11)
+
+
+def test_the_published_conventions():
+    """C4, with the weights as published: ψ, W1, W2 and ψ^X indexed by the relative pose, and turned by rot90."""
+    layer = layer_on(gspaces.rot2dOnR2(4), (4, 3), ratio=2, bias=False)
+    psi = layer.plain.kernel.weight.view(3, 4, 4, 3, 3)
+    first, second = layer.plain.squeeze.weight.view(3, 2, 4, 4), layer.plain.excite.weight.view(3, 4, 2, 4)
+    psi_x = layer.plain.spatial.weight.view(3, 2, 4, 3, 3)
+    x = input_of(layer, 6)
+    f = x.tensor.unflatten(1, (4, 4))
+    out = torch.zeros(2, 3, 4, 4, 4, dtype=torch.float64)
+    for c in range(3):
+        for h in range(4):
+            for g in range(4):
+                p = (g - h) % 4
+                kernel = psi[c, :, p].rot90(h, (-2, -1))[:, None]
+                responses = F.conv2d(f[:, :, g], kernel, groups=4)
+                s = responses.flatten(2)
+                z = sum((t @ first[c, :, :, p].T).relu() @ second[c, :, :, p].T for t in (s.mean(2), s.amax(2)))
+                attended = z.sigmoid()[..., None, None] * responses
+                statistics = torch.stack([attended.mean(1), attended.amax(1)], dim=1)
+                spatial = F.conv2d(statistics, psi_x[c, :, p].rot90(h, (-2, -1))[None], padding=1).sigmoid()
+                out[:, c, h] += (responses - spatial * attended).sum(1)
+    torch.testing.assert_close(layer(x).tensor, out.flatten(1, 2), atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize(("ratio", "numbers"), [(2, (48_630 - 24_610, 49_110 - 24_610))])
+def test_as_many_parameters_as_published(ratio, numbers):
+    """What the attention adds to the seven layers of the p4 network on rotated MNIST."""
+    gspace = gspaces.rot2dOnR2(4)
+    image, fields = spaces.scalars(gspace, 1), spaces.regular(gspace, 10)
+
+    def attention(**options):
+        ratios = [{"ratio": n} if options.get("channel", True) else {} for n in (1, ratio)]
+        first = AttentiveConv(image, fields, 3, bias=False, **ratios[0], **options)
+        second = AttentiveConv(fields, fields, 3, bias=False, **ratios[1], **options)
+        layers = [first, *[second] * 6]
+        return sum(p.numel() for m in layers for n, p in m.named_parameters() if not n.startswith("plain.kernel"))
+
+    assert (attention(spatial=False), attention(channel=False)) == numbers
+    assert attention() == sum(numbers)
+
+
+def test_responses_are_never_all_there(monkeypatch):
+    layer = layer_on(gspaces.rot2dOnR2(4), (4, 4)).float()
+    x = input_of(layer, 12, batch=8, dtype=torch.float32)
+    everything, sizes = 8 * 16 * 16 * 100, []
+    make = responses._Chunk.__init__
+
+    def watched(chunk, *arguments):
+        make(chunk, *arguments)
+        sizes.append(chunk.responses.numel())
+
+    monkeypatch.setattr(responses._Chunk, "__init__", watched)
+    with working_memory(attentive.COPIES * 4 * 10_000):
+        layer(x).tensor.sum().backward()
+    assert max(sizes) <= 10_000
+    assert sum(sizes) == 2 * everything  # forward, and again in the backward pass
+    assert len(sizes) > 1
+
+
+def test_autograd_keeps_no_responses():
+    """What is saved for the backward pass does not grow with the number of pairs of poses and fields."""
+    layer = layer_on(gspaces.rot2dOnR2(4), (4, 4)).float()
+    x = input_of(layer, 12, batch=8, dtype=torch.float32).tensor.requires_grad_()
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = layer.plain(x)
+    assert y.requires_grad
+    assert sum(kept.values()) < 4 * (8 * 16 * 16 * 100) / 4
+
+
+def test_chunks_do_not_change_the_result():
+    layer = layer_on(gspaces.rot2dOnR2(4), (3, 3))
+    x = input_of(layer, 6, batch=5)
+    y = layer(x).tensor
+    for limit in (1, 2**12, 2**16, 2**20):
+        with working_memory(limit), torch.no_grad():
+            torch.testing.assert_close(layer(x).tensor, y)
+
+
+@pytest.mark.sampled(1, of="compiled graphs")
+def test_compiles_in_one_graph():
+    exported = layer_on(gspaces.rot2dOnR2(4), (2, 2)).eval().export()
+    x = input_of(layer_on(gspaces.rot2dOnR2(4), (2, 2)), 6).tensor.requires_grad_()
+    compiled = torch.compile(exported, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), exported(x))
+    got, expected = (
+        torch.autograd.grad(f(x).square().sum(), [x, *exported.parameters()]) for f in (compiled, exported)
+    )
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives():
+    layer = layer_on(gspaces.rot2dOnR2(2), (1, 1))
+    x = input_of(layer, 3, batch=1).tensor.requires_grad_()
+    torch.autograd.gradgradcheck(layer.plain, (x,))
+
+
+def test_exports_need_no_escnn(without_escnn):
+    """Neither this layer nor the other two of the paper."""
+    layer = layer_on(gspaces.rot2dOnR2(8), (2, 2))
+    x = input_of(layer)
+    for module in (layer, drawn(FeatureAttention(layer.in_type, kernel_size=3)), drawn(PoseAttention(layer.in_type))):
+        exported = module.eval().export()
+        torch.testing.assert_close(exported(x.tensor), module(x).tensor)
+        torch.testing.assert_close(without_escnn(exported, x.tensor), module(x).tensor)
+
+
+def test_autocast():
+    layer = layer_on(gspaces.rot2dOnR2(4), (2, 2)).float()
+    x = input_of(layer, dtype=torch.float32)
+    expected = layer(x).tensor
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x).tensor
+        y.float().sum().backward()
+    assert (y - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("variant", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("residual", [True, False])
+def test_derivatives_in_forward_mode_are_finite_differences(variant, residual):
+    layer = layer_on(gspaces.rot2dOnR2(4), padding=1, residual=residual, **VARIANTS[variant])
+    x, direction = (input_of(layer, batch=1).tensor for _ in range(2))
+    step = 1e-6
+    with torch.no_grad():
+        expected = (layer.plain(x + step * direction) - layer.plain(x - step * direction)) / (2 * step)
+    got = torch.func.jvp(layer.plain, (x,), (direction,))[1]
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    assert (got - layer.plain(direction)).abs().max() > 1e-2  # it is not linear
+
+
+def test_a_tensor_of_another_precision_is_named():
+    layer = layer_on(gspaces.rot2dOnR2(4)).float()
+    x = input_of(layer)
+    for call in (layer, layer.attention_maps):
+        with pytest.raises(TypeError, match="input: AttentiveConv got a tensor of float64, but its parameters are fl"):
+            call(x)
+    layer.double()(x)
+    with torch.autocast("cpu", torch.bfloat16):  # which mixes precisions
+        layer.float()(layer.in_type(x.tensor.bfloat16()))

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import torch
+
+from escnn_attention.plain.norms import LayerNorm
+
+
+def layer_norm(field=(0, 0, 0, 1, 1, 2), mean=(1, 1, 1, 0, 0, 1), scope="position", affine=True, eps=1e-5):
+    """A regular field of three poses, a vector and a scalar."""
+    invariants = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1.0]]).T
+    field, mean = np.array(field), np.array(mean, dtype=float)
+    invariants = invariants if len(field) == 6 else np.zeros((len(field), 0))
+    return LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine)
+
+
+@pytest.mark.parametrize("has_mean", [[0, 1, 2, 5], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("scope", ["position", "sample"])
+@pytest.mark.parametrize("space", [(), (4,), (4, 3), (2, 3, 2)])
+def test_is_the_formula(scope, space, has_mean):
+    module = layer_norm(mean=[float(c in has_mean) for c in range(6)], scope=scope, eps=0.1).double()
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([2.0, 3.0, 5.0]))
+        module.bias.copy_(torch.tensor([0.75, -0.25]))
+    x = 3 + 2 * torch.randn(2, 6, *space).double()
+    y = module(x).detach().flatten(2) if space else module(x).detach()[..., None]
+    x = x.flatten(2) if space else x[..., None]
+    scale, shift = [2, 2, 2, 3, 3, 5], [0.75, 0.75, 0.75, 0, 0, -0.25]
+    for b in range(2):
+        for n in range(x.shape[2]):
+            seen = x[b, :, n : n + 1] if scope == "position" else x[b]
+            mean = sum(v.item() for c in has_mean for v in seen[c]) / (len(has_mean) * seen.shape[1])
+            centred = seen.clone()
+            centred[has_mean] -= mean
+            variance = sum(v.item() ** 2 for v in centred.flatten()) / centred.numel()
+            for c in range(6):
+                value = (x[b, c, n].item() - (mean if c in has_mean else 0)) / (variance + 0.1) ** 0.5
+                assert y[b, c, n].item() == pytest.approx(scale[c] * value + shift[c], abs=1e-12)
+
+
+def test_agrees_with_torch_on_permutation_fields():
+    module = layer_norm(field=(0, 0, 1, 1), mean=(1, 1, 1, 1), affine=False)
+    x = torch.randn(3, 4, 5, 6)
+    expected = torch.nn.functional.layer_norm(x.movedim(1, -1), (4,)).movedim(-1, 1)
+    torch.testing.assert_close(module(x), expected)
+    module = layer_norm(field=(0, 0, 1, 1), mean=(1, 1, 1, 1), affine=False, scope="sample")
+    torch.testing.assert_close(module(x), torch.nn.functional.group_norm(x, 1))
+
+
+@pytest.mark.parametrize("scope", ["position", "sample"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_half_precision_are_taken_in_single(dtype, scope):
+    """Many channels far from zero, whose sum half precision cannot hold, nor the square of one of them."""
+    size = 301
+    module = layer_norm(field=range(size), mean=[1] * size, scope=scope, affine=False)
+    x = (3000 + 100 * torch.randn(2, size, 3, 3)).to(dtype)
+    expected = module(x.float())
+    y = module.to(dtype)(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, atol=0.01, rtol=0.01)
+
+
+def test_affine_in_half_precision():
+    module = layer_norm().bfloat16()
+    with torch.no_grad():
+        module.weight.normal_()
+        module.bias.normal_()
+    x = torch.randn(2, 6, 3, 3, dtype=torch.bfloat16)
+    y = module(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), module.float()(x.float()), atol=0.03, rtol=0.03)
+
+
+def test_float64_keeps_its_precision():
+    module = layer_norm(affine=False).double()
+    x = torch.randn(2, 6, 3, 3).double()
+    assert module(x).dtype == torch.float64
+    assert (module(x) - module.float()(x.float())).abs().max() > 1e-9
+    torch.testing.assert_close(
+        module.double()(3 * x), layer_norm(affine=False, eps=1e-5 / 9).double()(x), rtol=1e-12, atol=0
+    )
+
+
+def test_affine_starts_as_the_identity_and_can_be_left_out():
+    x = torch.randn(2, 6, 3, 3)
+    torch.testing.assert_close(layer_norm()(x), layer_norm(affine=False)(x))
+    assert not list(layer_norm(affine=False).parameters())
+    assert [tuple(p.shape) for p in layer_norm().parameters()] == [(3,), (2,)]
+    assert layer_norm(field=(0, 0), mean=(0, 0)).bias is None
+
+
+def test_constant_input_gives_zero_and_not_nan():
+    x = torch.full((1, 6, 2, 2), 5.0)
+    x[:, 3:5] = 0
+    assert layer_norm()(x).abs().max() < 1e-3
+    x.requires_grad_()
+    layer_norm()(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_gradients_numerically():
+    module = layer_norm().double()
+    for scope in "position", "sample":
+        module.scope = scope
+        assert torch.autograd.gradcheck(module, torch.randn(2, 6, 2, 2, dtype=torch.float64, requires_grad=True))
+
+
+def test_repr():
+    assert "scope='sample', eps=0.1, affine=False" in repr(layer_norm(scope="sample", eps=0.1, affine=False))
