@@ -41,21 +41,21 @@ class PointSelfAttention(PointLayer):
         \mathrm{out}_i(h) &= \sum_{\tilde h \in Q(h)} \; \sum_{j \in N(i),\, \hat h}
             \mathrm{softmax}_{(j, \hat h)}(s_h) \; v_j(\hat h)
 
-    and an equivariant projection of all heads together to ``out_type``. It is :class:`GroupSelfAttention` with the
-    positions of points in place of a grid. Points are moved and never resampled, so that the layer is exact for every
-    element of the fiber group, under translations, and under permutations of the points.
+    and an equivariant projection of all heads to ``out_type``. It is :class:`GroupSelfAttention` between points. Points
+    are transformed and never resampled, so the layer is exact for every element of the fiber group, for translations,
+    and for permutations of the points.
 
-    Scalar fields (atoms, masses) look the same from every pose: from trivial fields alone queries and keys have no
-    poses, and lifting costs :math:`|H|` times less.
+    Scalar fields (atoms, masses) are the same in every pose: for trivial fields alone queries and keys have no poses,
+    and lifting costs :math:`|H|` times less.
 
     Args:
         in_type: the type of the input. Any fields, over a gspace on R² or R³.
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
         head_fields: the number C of regular fields of a head: see :class:`GroupSelfAttention`.
-        radius: points attend to those within this distance, in the units of the coordinates, or of lifted points by
+        radius: points attend to points within this distance, in the units of the coordinates, or for lifted points by
             :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`; None for any distance.
-        num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
+        num_neighbours: points attend to this number of nearest points, themselves included; None for all. Without both
             a point attends to its whole cloud, or to the edges given on application.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
@@ -63,23 +63,22 @@ class PointSelfAttention(PointLayer):
         bias: likewise. Keys have a bias with ``normalization="count"``, too, and in a :class:`PairKernel` where it does
             not drop out: unless that is a sum with :math:`\langle q, k \rangle`.
         encoding: the positional encoding, as in :class:`GroupSelfAttention`, or a :class:`PairKernel`.
-        relation: what the encoding sees of two points: :class:`~escnn_attention.geometry.relations.Offset` (None),
+        relation: the argument of the encoding, a function of two points:
+            :class:`~escnn_attention.geometry.relations.Offset` (None),
             :class:`~escnn_attention.geometry.relations.Pair`, :class:`~escnn_attention.geometry.relations.LogPolar`,
             :class:`~escnn_attention.geometry.relations.LogMotion`, or one of your own.
-        length_scale: the length that is 1 to the encoding, in the units of the coordinates; by default ``radius``, or
-            1. Choose the distances that matter: the encodings vary on lengths of about 1.
-        edge_dim: the number of features :math:`e_{ij}` of an edge from key j to query i, which no element of the
-            group changes, such as the kind of a bond or the product of two charges: ``edge_attr`` on application. For
-            each head m they add :math:`w_m \cdot e_{ij}` to the scores and multiply the weight of the value by
-            :math:`1 + u_m \cdot e_{ij}`, which may turn attraction into repulsion; w and u are learned. None without.
-        samples: which elements stand for a continuous fiber group, as :class:`Samples` or as their number; None where
-            it is finite.
+        length_scale: the unit of length of the encoding, in the units of the coordinates; by default ``radius``, or 1.
+            Encodings vary on lengths of about 1, so choose the distance that matters.
+        edge_dim: the number of invariant features :math:`e_{ij}` of an edge from key j to query i, such as the type of
+            a bond or the product of two charges: ``edge_attr`` on application. For each head m they add :math:`w_m
+            \cdot e_{ij}` to the scores and multiply the weight of the value by :math:`1 + u_m \cdot e_{ij}`, which may
+            change its sign; w and u are learned. None for no features.
+        samples: for a continuous fiber group, its :class:`Samples` or their number; None for a finite one.
         normalization: ``"softmax"``, or ``"count"``: scores divided by the number of keys, which may be negative.
-        backend: ``"auto"``; ``"native"``, queries and the keys they see, on the CPU by a loop that is compiled for it;
-            ``"neighbours"``, the same by operations of PyTorch, on every device; ``"dense"``, PyTorch's fused
-            attention, for whole clouds with an encoding that factorises (Fourier, rotary, absolute, none), and without
-            second derivatives, so that ``"auto"`` leaves it alone where ``coords`` require a gradient; ``"reference"``,
-            the formula written out for whole clouds.
+        backend: ``"auto"``; ``"native"``, a compiled loop on the CPU over queries and their keys; ``"neighbours"``, the
+            same by PyTorch operations on every device; ``"dense"``, PyTorch's fused attention, for whole clouds with an
+            encoding that factorises (Fourier, rotary, absolute, none), without second derivatives, so that ``"auto"``
+            does not choose it if ``coords`` require a gradient; ``"reference"``, the formula for whole clouds.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -199,10 +198,10 @@ class PointAttentiveConv(PointSelfAttention):
         \mathrm{out}_i(h) = \sum_{\tilde h \in Q(h)} \; \sum_{j \in N(i),\, \hat h}
             \alpha_h(i, \tilde h; j, \hat h) \; W(h^{-1}\Delta,\, h^{-1}\hat h) \, v_j(\hat h)
 
-    with the attention :math:`\alpha` of :class:`PointSelfAttention`. The kernel of a head is
-    :math:`W(\delta, p) = \sum_f \phi_f(\delta)\, W_f[p]`, with functions :math:`\phi_f` that a small network makes and
-    matrices :math:`W_f[p]` of C × C numbers. With constant attention it is a continuous group convolution, with a
-    constant kernel self-attention.
+    with the attention :math:`\alpha` of :class:`PointSelfAttention`. The kernel of a head is :math:`W(\delta, p) =
+    \sum_f \phi_f(\delta)\, W_f[p]`, with functions :math:`\phi_f` computed by a small network and matrices
+    :math:`W_f[p]` of size C × C. With constant attention it is a continuous group convolution, with a constant kernel
+    self-attention.
 
     Args:
         in_type, out_type, num_heads: as in :class:`PointSelfAttention`.

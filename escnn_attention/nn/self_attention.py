@@ -167,70 +167,67 @@ class GroupSelfAttention(MaskedModule):
         \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
             \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
 
-    and an equivariant projection of all heads together to ``out_type``. Queries, keys and values are regular fields,
-    made from ``in_type`` by the complete space of equivariant pointwise maps: scalars, vectors, quotient and regular
-    fields come in and go out alike, and vector fields are lifted as they are. The positional encoding
-    :math:`\rho` is a continuous function, evaluated at the offset as h sees it.
+    and an equivariant projection of all heads to ``out_type``. Queries, keys and values are regular fields, computed
+    from ``in_type`` by all equivariant pointwise maps, so scalar, vector, quotient and regular fields are supported as
+    input and output. The positional encoding :math:`\rho` is a continuous function, evaluated at the offset in the
+    frame of h.
 
-    Scalar fields look the same from every pose. From trivial fields alone keys differ from pose to pose by the pose
-    term of the encoding only, which drops out of the softmax:
+    Scalar fields are the same in every pose. For trivial fields alone, keys of different poses differ only by the pose
+    term of the encoding, which the softmax cancels:
 
     .. math::
         s_h(x; x') = \langle q(x),\; k(x') + \rho_x(h^{-1}\Delta) \rangle / \sqrt C, \qquad
         \mathrm{out}(x, h) = |Q(h)| \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
 
-    The scores of the content are computed once and shared by all poses, :math:`|H|^2` times fewer than of other fields.
-    (With rotary encodings, unless ``keys="own"``, and with absolute ones, unless ``query="own"``, the term does not
-    drop out, and poses stay.)
+    The content scores are computed once for all poses, :math:`|H|^2` times fewer than for other fields. (With rotary
+    encodings, unless ``keys="own"``, and with absolute ones, unless ``query="own"``, the term does not cancel, and the
+    poses remain.)
 
-    It is GSA-Nets' Eq. 16 with one correction: as printed, the encoding sees :math:`h^{-1}(\tilde h^{-1}\hat h)`,
-    which is not invariant to the group.
+    This is Eq. 16 of GSA-Nets with one correction: as printed, the encoding is evaluated at :math:`h^{-1}(\tilde
+    h^{-1}\hat h)`, which is not invariant under the group.
 
-    Equivariance is exact (to the precision of the arithmetic) under translations away from the border, and about the
-    centre of the grid under every element of H that maps the grid onto itself. On a grid that is not square, an
-    element that swaps the sides maps features of shape (n, m) to features of shape (m, n), and the layer commutes with
-    it too; as a symmetry of one given grid only the elements that keep its shape remain.
+    Equivariance is exact (to the precision of the arithmetic) under translations away from the border, and under every
+    element of H that maps the grid onto itself, about its centre. On a grid that is not square, an element that swaps
+    the sides maps features of shape (n, m) to features of shape (m, n), and the layer commutes with it; symmetries of
+    the grid itself are only the elements that preserve its shape.
 
-    Of a continuous fiber group there are :class:`Samples`: queries, keys and values are taken at :math:`h_1, \dots,
-    h_S`, with quadrature weights :math:`\mu_s` whose logarithms are added to the scores, the way back is the
-    quadrature of :math:`\int f(h)\,\rho(h)\,w\,dh`, and the pose term of the encoding is a network of the matrix of
-    :math:`h^{-1}\hat h`. The layer is exactly equivariant to the elements of a subgroup that is sampled, and to the
-    others up to an error that falls with S. Parameters do not depend on S: a trained layer may be loaded with more
-    samples.
+    A continuous fiber group is sampled (:class:`Samples`): queries, keys and values are evaluated at :math:`h_1, \dots,
+    h_S`, with quadrature weights :math:`\mu_s` whose logarithms are added to the scores, the output is the quadrature
+    of :math:`\int f(h)\,\rho(h)\,w\,dh`, and the pose term of the encoding is a network of the matrix of
+    :math:`h^{-1}\hat h`. The layer is exactly equivariant to a sampled subgroup, and to other elements up to an error
+    that falls with S. Parameters do not depend on S: a trained layer can be loaded with more samples.
 
     Args:
         in_type: the type of the input. Any fields, over any gspace.
         out_type: the type of the output, over the same gspace.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window in positions; None attends to the whole grid, at a cost that grows with
-            the square of its positions, and has to be said. Outside the grid there is nothing to attend to, so the size
-            of the grid stays as it is, whatever it is. Without a base space it is left out.
+        kernel_size: the odd width of the window in positions, or None for global attention, whose cost grows with the
+            square of the positions; must be given. Positions outside the grid are masked, and the output has the grid
+            of the input. Omitted without a base space.
         head_fields: the number C of regular fields of a head. By default the regular fields of ``out_type`` divided by
-            ``num_heads``, or, where it has none, the least number with which all heads together have as many channels.
+            ``num_heads``, or, if it has none, the least number for which all heads have as many channels.
         query: the query poses Q(h) that contribute to a pose. ``"own"`` is h itself, at a cost in :math:`|H|^2`, the
             form of LieSelfAttention; ``"all"`` is H, at a cost in :math:`|H|^3`, the form of GSA-Nets.
         keys: the key poses that a query pose :math:`\tilde h` attends to: ``"all"``, or ``"own"``, only
             :math:`\tilde h` itself, at the cost of :math:`|H|` ordinary attentions.
-        shared_scores: with ``query="own"`` and ``keys="own"``: whether all poses attend to the same positions, by
-            the sum of their scores, :math:`\sum_h \langle q(x, h),\, k(x', h) + \rho(h^{-1}\Delta) \rangle /
-            \sqrt{C |H|}`, which no element changes. There are :math:`|H|` times fewer scores than for every pose by
-            itself, as in transformers whose features are irreps.
+        shared_scores: with ``query="own"`` and ``keys="own"``: whether all poses share one score, the sum of their
+            scores, :math:`\sum_h \langle q(x, h),\, k(x', h) + \rho(h^{-1}\Delta) \rangle / \sqrt{C |H|}`, which is
+            invariant. There are :math:`|H|` times fewer scores, as in transformers whose features are irreps.
         encoding: the positional encoding, as an object or as one of ``"mlp"``, ``"separable"``, ``"fourier"``,
             ``"rotary"``, ``"absolute"``, ``"convolutional"``, ``"none"``; None is :class:`MLPEncoding`.
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
-            where the group maps it onto itself, which is for subgroups of D4 and of the full octahedral group, the
-            disc elsewhere.
+            if the group preserves it (subgroups of D4 and of the full octahedral group), otherwise the disc.
         dilation: the step between the positions of the window.
-        projection: ``"group"`` for every equivariant pointwise map, ``"pointwise"`` to mix fields and leave poses
-            alone, as in the published GSA-Nets (regular fields only).
-        dropout: the probability with which an attention probability is dropped during training.
-        registers: a number of constant fields, learned, which are attended to besides the features: their keys and
-            values are the same at every position and from every pose. With ``keys="all"``.
+        projection: ``"group"`` for all equivariant pointwise maps, ``"pointwise"`` for maps that mix fields but not
+            poses, as in the published GSA-Nets (regular fields only).
+        dropout: the probability of dropping an attention weight in training.
+        registers: the number of learned constant fields that queries also attend to: their keys and values are equal at
+            every position and pose. With ``keys="all"``.
         qk_norm: whether queries and keys are divided by their root mean square over the channels of a head, at each
-            pose by itself, and multiplied by learned gains of each head and channel: scores stay in bounds.
-        bias: whether queries, keys, values and the output have biases, where they are invariant. A bias of the keys
-            adds the same to all scores of a query, which drops out of the softmax; keys have one only where the
-            encoding rotates it by the offset (:class:`RotaryEncoding`), or with ``qk_norm``.
+            pose, and multiplied by learned gains of each head and channel, which bounds the scores.
+        bias: whether queries, keys, values and the output have biases, where these are invariant. Keys have a bias only
+            where the softmax does not cancel it: with :class:`RotaryEncoding`, which rotates it by the offset, or with
+            ``qk_norm``.
         backend: ``"auto"`` or a name from ``escnn_attention.functional.BACKENDS``.
         samples: for a continuous fiber group, its :class:`Samples` or their number, for example 8 in the plane and 24
             in space; None for a finite one.
@@ -413,8 +410,8 @@ class LiftingSelfAttention(GroupSelfAttention):
         s_h(x; x') &= \langle q(x),\; k(x') + \rho(h^{-1}\Delta) \rangle / \sqrt C \\
         \mathrm{out}(x, h) &= \sum_{x' \in N(x)} \mathrm{softmax}_{x'}(s_h) \; v(x')
 
-    It is :class:`GroupSelfAttention` on scalars, with every encoding and without a term for the poses. The output
-    differs from pose to pose by what the encoding sees of the offset alone: with ``encoding="none"`` all are equal.
+    It is :class:`GroupSelfAttention` on scalars, with every encoding and without a pose term. Outputs of different
+    poses differ only by the encoding of the offset: with ``encoding="none"`` all are equal.
 
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
