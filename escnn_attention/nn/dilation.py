@@ -128,11 +128,11 @@ def check_scales(scales: object) -> Scales:
 
 
 class PerScale(GridModule):
-    """A module on every scale by itself, with the same parameters for all.
+    """A module applied to every scale separately, with the same parameters.
 
-    A layer norm with the statistics of a position, or a batch norm, that knows nothing of scales mixes them, or learns
-    parameters for each: where features move on to the next scale, from beyond the range come others, and the layer does
-    not commute with that. This one does, exactly. (Nonlinearities that act on every channel by itself need no help.)
+    A layer norm over a position, or a batch norm, mixes scales or learns parameters for each. Dilations move features
+    to the next scale and bring others in at the ends, so such a layer is not equivariant. This one is, exactly.
+    (Nonlinearities of single channels need no change.)
 
     Args:
         module: any module of escnn's, or of this package, on the fields of one scale.
@@ -197,7 +197,7 @@ class PerScale(GridModule):
 
 
 class ScalePooling(PlainModule):
-    """The maximum over scales: what comes of a dilation is only that space is enlarged.
+    """The maximum over scales, which a dilation changes by enlarging space only.
 
     Args:
         in_type: the type of the input: the same fields at every scale, with pointwise nonlinearities.
@@ -244,31 +244,30 @@ class DilationSelfAttention(PlainModule):
         \mathrm{out}(x, s, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{x' \in x + sN,\; t \in T,\; \hat h}
             \mathrm{softmax}_{(x', t, \hat h)}(a) \; v(x', st, \hat h)
 
-    The window sN grows with the scale of the query, and the encoding sees it at its original size. t runs over
-    ``interval`` scales from 1 on. Keys beyond the last scale do not exist and are left out, as positions outside the
-    grid are.
+    The window sN grows with the scale of the query, and the encoding is evaluated at its original size. t runs over
+    ``interval`` scales from 1 on. Keys beyond the last scale are left out, like positions outside the grid.
 
-    **The measure.** Attention is an average over the keys, against a measure, and the measure that G leaves as it is is
-    Haar's, :math:`dx\, ds / s^{d+1}`. For scales in equal ratios, and relative to the scale of the query, that is
+    **The measure.** Attention is an average over the keys with respect to a measure, and the invariant measure of G is
+    Haar's, :math:`dx\, ds / s^{d+1}`. For scales in equal ratios, and relative to the scale of the query, this is
     :math:`t^{-d} dx'`: ``measure="haar"`` adds its logarithm to the scores, where dx' is the share of a position that
-    lies in the window. Eqs. 20 and 21 print the factor of the query's scale, in front of a softmax that is normalised
-    already. There it balances nothing; the response to an image enlarged by b is smaller by :math:`b^{-(d+1)}`.
+    lies in the window. Eqs. 20 and 21 print the factor of the query's scale outside a softmax that is already
+    normalised; with it the response to an image enlarged by b is smaller by :math:`b^{-(d+1)}`.
 
-    **Equivariance.** To translations and to H as in :class:`GroupSelfAttention`. To dilations away from the end of the
-    range of scales: an image enlarged by b has at scale bs what the image has at scale s. With ``windows="dilated"``
-    this is exact at the positions that the two grids have in common; with ``"scaled"`` it holds for smooth features to
-    the error of a sum over the window, away from the border.
+    **Equivariance.** To translations and to H as in :class:`GroupSelfAttention`. To dilations away from the last
+    scales: the features of an image enlarged by b at scale bs are those of the image at scale s. With
+    ``windows="dilated"`` this is exact at the positions that both grids have; with ``"scaled"`` it holds for smooth
+    features to the error of a sum over the window, away from the border.
 
     Args:
         in_type: the type of the input, with the same fields at every scale: see :meth:`Scales.repeat`.
         out_type: the type of the output, likewise, over the same gspace.
         scales: S.
         num_heads: the number of heads.
-        kernel_size: the odd width of the window at scale 1, in positions. Attention to the whole grid, which has no
-            scale, is not offered.
+        kernel_size: the odd width of the window at scale 1, in positions. Global attention has no scale and is not
+            supported.
         head_fields: the number C of regular fields of a head; by default from the output of one scale, as in
             :class:`GroupSelfAttention`.
-        interval: the number of scales that a query sees, from its own on; by default 2, or 1 where there is one only.
+        interval: the number of scales of the keys, from that of the query on; by default 2, or 1 if there is one scale.
         query: the query poses Q(h) in H: ``"own"`` or ``"all"``.
         encoding: a relative positional encoding, as in :class:`GroupSelfAttention`. Its table over the poses has a row
             for every t and pose of H.
@@ -277,8 +276,8 @@ class DilationSelfAttention(PlainModule):
             scale, for whole bases (App. E.1); or ``"fixed"``, the window of scale 1 at every scale, which gives up the
             equivariance and is there to compare with.
         window: ``"square"``, ``"disc"`` or ``"auto"``, as in :class:`GroupSelfAttention`.
-        measure: ``"haar"``; ``"counting"``, where all keys weigh the same; or ``"printed"``, the same with the output
-            multiplied by :math:`s^{-(d+1)}` in front of the projection, as printed.
+        measure: ``"haar"``; ``"counting"``, with equal weights of all keys; or ``"printed"``, the same with the output
+            multiplied by :math:`s^{-(d+1)}` before the projection, as printed.
         projection, dropout, bias, backend: as in :class:`GroupSelfAttention`.
 
     Shape:

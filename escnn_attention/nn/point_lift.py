@@ -22,29 +22,29 @@ __all__ = ["LiftAverage", "PointLift"]
 
 
 class PointLift(torch.nn.Module):
-    r"""Lifts points to motions: every point gets S rotations of its own.
+    r"""Lifts points to motions: every point gets S rotations.
 
-    A point x becomes the motions :math:`g_s = (x, R_s)` of SE(2) or SE(3), and a cloud of N points one of N · S points
-    in the group, with its features as they look from there, :math:`\rho(R_s)^{-1} f`: copies of scalars, and of vectors
-    their components in the frame of each lift. What one motion sees of another, :math:`g^{-1} g'`
-    (:class:`~escnn_attention.LiftedMotion`), is the same wherever both are moved to: a layer on lifted points is
-    exactly invariant when the rotations move along with the points. Its features are values of functions on the group;
-    a mean over the lifts of a point is a scalar there, and :class:`LiftAverage` makes fields of any type of them.
+    A point x becomes the motions :math:`g_s = (x, R_s)` of SE(2) or SE(3), and a cloud of N points a cloud of N · S
+    points in the group, with features :math:`\rho(R_s)^{-1} f`: copies of scalars, and components of vectors in the
+    frame of each lift. The quotient of two motions, :math:`g^{-1} g'` (:class:`~escnn_attention.LiftedMotion`), is
+    invariant under motions, so a layer on lifted points is exactly invariant if the rotations are transformed with the
+    points. Its features are functions on the group; their mean over the lifts of a point is a scalar, and
+    :class:`LiftAverage` computes fields of any type from them.
 
-    The rotations are drawn here and belong to the coordinates from then on, so that all layers behind have the same. In
-    training they are random, from torch's generator: in the plane one angle for each point, from which the S lifts are
-    equally far apart, in space uniform and independent. What comes of them is invariant in expectation, with any number
-    S. In evaluation mode nothing is random: they are the first members of a sequence that fills the rotations evenly,
-    for each cloud from its beginning, so that the output of a cloud depends on the order of its points, and on nothing
-    else in its batch. Give ``lifts`` to choose them, such as to average over several.
+    The rotations are drawn here and are part of the coordinates, so all following layers share them. In training they
+    are random, from torch's generator: in the plane one angle for each point, from which the S lifts are equally
+    spaced, in space uniform and independent. The outputs are invariant in expectation, for any S. In evaluation mode
+    they are the first members of a sequence that fills the rotations evenly, for each cloud from its beginning, so the
+    output of a cloud depends on the order of its points, but not on its batch. ``lifts`` sets them, for instance to
+    average over several.
 
     Args:
         in_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.
         num_samples: the number S of lifts of a point.
-        positive_quaternions: of the two quaternions of a rotation that is drawn take that with the positive real part,
-            in place of any. For layers that see :class:`~escnn_attention.LiftedMotion` ``("quaternion")``, to which
-            both are not the same: the half of them is no set that rotations keep, so that the mean over the lifts is an
-            invariant only as far as the layers learn that. What is given as ``lifts`` stays as it is.
+        positive_quaternions: draw the quaternion with a positive real part of the two that represent a rotation,
+            instead of either. For layers with :class:`~escnn_attention.LiftedMotion` ``("quaternion")``, which
+            distinguish them: rotations do not preserve this half, so the mean over the lifts is invariant only as far
+            as the layers learn it. Given ``lifts`` are not changed.
 
     Attributes:
         in_type: the type of the input.
@@ -124,13 +124,13 @@ class PointLift(torch.nn.Module):
 
 
 class LiftAverage(torch.nn.Module):
-    r"""The way back from lifted points: fields at the points from what their lifts have.
+    r"""The inverse of lifting: fields at the points from the features of their lifts.
 
     .. math:: y_i = \frac{1}{S} \sum_{s=1}^S \rho(R_{is})\, f_i(s)
 
-    The lifts of a point have numbers that no motion changes, which are the components of the fields in their frames. It
-    takes back what :class:`PointLift` does to features of the same type, and behind layers on lifted points its output
-    is as equivariant as they are invariant.
+    The features of the lifts are invariant: the components of the fields in their frames. It inverts the action of
+    :class:`PointLift` on features of the same type, and after layers on lifted points its output is as equivariant as
+    they are invariant.
 
     Args:
         out_type: any fields over ``gspaces.rot2dOnR2(-1)`` or ``gspaces.rot3dOnR3()``.

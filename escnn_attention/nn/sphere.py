@@ -117,14 +117,15 @@ class SphereSelfAttention(PointLayer):
 
     The sphere has no translations; it is the homogeneous space SO(3)/SO(2). A field on it becomes a function on the
     group, whose elements are the frames :math:`g = R(x) h` of its points x, with h a rotation about the north pole (and
-    reflections, for O(3)). One frame sees of another the quotient :math:`g^{-1} g'`, which does not change when the
-    sphere is rotated:
+    reflections, for O(3)). The quotient of two frames, :math:`g^{-1} g'`, does not change when the sphere is rotated:
 
     .. math::
         s(g, g') &= \langle q(g),\; k(g') + \rho(g^{-1} g') \rangle / \sqrt C + \log\mu(x') \\
         \mathrm{out}(g) &= \sum_{x' \in N(x)} \sum_{h'} \mathrm{softmax}_{g'}(s) \; v(g')
 
-    The rotations h are sampled: :math:`q(R(x) h_s) = w\,\rho(R(x) h_s)^{-1} f(x)`, and the output is
+    The rotations h are sampled: :math:`q(R(x) h_s) = w\,\rho(R(x) h_s)^{-1} f(x)`, and the output is :math:`\frac 1S
+        \sum_s \rho(R(x) h_s)\, W \mathrm{out}(R(x) h_s)`. The first frame of a point is arbitrary, so the error under a
+        rotation is that of the sampling, which falls quickly with ``samples``.
     :math:`\frac 1S \sum_s \rho(R(x) h_s)\, W \mathrm{out}(R(x) h_s)`. Which of the frames of a point is the first one
     is arbitrary, and so the error under a rotation is that of the sampling, which falls quickly with ``samples``.
 
@@ -134,20 +135,20 @@ class SphereSelfAttention(PointLayer):
     Args:
         in_type: the type of the input: any fields over ``gspaces.rot3dOnR3()`` or ``gspaces.flipRot3dOnR3()``: scalars
             (temperature), vectors in space (wind, as three components), irreps.
-        out_type: the type of the output, likewise. A layer that is followed by another keeps directions only in fields
-            that have some: scalars alone are isotropic.
+        out_type: the type of the output, likewise. Fields between layers need types with directions: scalars alone are
+            isotropic.
         num_heads: the number of heads.
-        samples: the number of frames of a point; with reflections an even number, of which half are mirror images: give
-            O(3) twice as many as SO(3), 16 or more.
+        samples: the number of frames of a point; with reflections an even number, half of which are mirror images: use
+            twice as many for O(3) as for SO(3), 16 or more.
         head_fields: the number C of functions of a head; by default the fields of ``out_type`` divided by
             ``num_heads``, rounded up.
         radius: points attend to those within this angle, in radians; None for any.
-        num_neighbours: points attend to the nearest so many, themselves included; None for all. Where neither is given
+        num_neighbours: points attend to this number of nearest points, themselves included; None for all. Without both
             a point attends to the whole sphere, or to the edges given on application.
         query: ``"own"`` or ``"all"``, as in :class:`GroupSelfAttention`, for the frames of the query.
         encoding: the positional encoding, by name or as an object, or a :class:`PairKernel`; neither rotary nor
             absolute.
-        length_scale: the distance that is 1 to the encoding; by default that of ``radius``, or 1.
+        length_scale: the unit of length of the encoding; by default the distance of ``radius``, or 1.
         normalization, dropout, qk_norm, edge_dim, bias: as in :class:`PointSelfAttention`.
 
     Shape:
