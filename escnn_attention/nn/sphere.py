@@ -126,8 +126,6 @@ class SphereSelfAttention(PointLayer):
     The rotations h are sampled: :math:`q(R(x) h_s) = w\,\rho(R(x) h_s)^{-1} f(x)`, and the output is :math:`\frac 1S
     \sum_s \rho(R(x) h_s)\, W \mathrm{out}(R(x) h_s)`. The first frame of a point is arbitrary, so the error under a
     rotation is that of the sampling, which falls quickly with ``samples``.
-    :math:`\frac 1S \sum_s \rho(R(x) h_s)\, W \mathrm{out}(R(x) h_s)`. Which of the frames of a point is the first one
-    is arbitrary, and so the error under a rotation is that of the sampling, which falls quickly with ``samples``.
 
     The encoding is a function of the offset of the key in the frame of the query, :math:`g^{-1} x' - e_z`, in units of
     the ``length_scale``, and of the axes of the key's frame.
