@@ -25,7 +25,7 @@ GAIN = 1 / 3
 
 
 class FeatureAttention(PlainModule):
-    r"""Attention on features: what an attentive group convolution does to its input, for any convolution behind it.
+    r"""Attention on features: multiplies the input of any following convolution by attention maps.
 
     .. math::
         \alpha^C &= \sigma\Big( \sum_{s} W_2 \star_H [W_1 \star_H s]^+ \Big), \quad
@@ -39,8 +39,8 @@ class FeatureAttention(PlainModule):
     and pose, and a spatial map for each pose. On trivial fields (images) :math:`W_1` and :math:`W_2` are matrices and
     the spatial map is one, the maximum over the poses of a lifting convolution.
 
-    The maps are what is suppressed (the residual attention branch, Section 3.3), and the published networks have it so;
-    Eq. 20 of the paper prints :math:`\alpha^X \alpha^C f`, which is ``residual=False``.
+    The maps say what is suppressed (the residual attention branch, Section 3.3), as in the published networks; Eq. 20
+    of the paper prints :math:`\alpha^X \alpha^C f`, which is ``residual=False``.
 
     Args:
         in_type: the type of the input and of the output: regular fields only, or trivial fields only.
@@ -147,7 +147,7 @@ class FeatureAttention(PlainModule):
         self.kernel_size = kernel_size
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
-        """The maps, between 0 and 1: with ``residual`` what is suppressed is where they are large.
+        """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
 
         Args:
             input: features of type ``in_type``.
@@ -178,23 +178,23 @@ class FeatureAttention(PlainModule):
 
 
 def check_attention_size(name: str, kernel_size: int) -> int:
-    """``kernel_size``, if it is odd: padded with zeros the map then has the size of the features."""
+    """``kernel_size``, if it is odd, so that the padded map has the size of the features."""
     if check_int(name, kernel_size) % 2 == 0:
         raise ValueError(f"{name}: got {kernel_size}, needed an odd number")
     return kernel_size
 
 
 class PoseAttention(PlainModule):
-    r"""Attention over the poses, at every position by itself (co-attention).
+    r"""Attention over the poses, separately at every position (co-attention).
 
     .. math::
         \alpha(x, h) = \sigma\Big( \sum_c \sum_{\tilde h} w_c(h^{-1}\tilde h)\, f_c(x, \tilde h) \Big), \qquad
         \mathrm{out}(x, h) = (1 - \alpha(x, h))\, f(x, h)
 
     For cyclic groups the matrices :math:`w_c(h^{-1}\tilde h)` are the circulant ones of the original; here the group is
-    any. It has :math:`|H|` weights a field, and one a field on trivial fields, whose single map depends on the position
-    alone. This is the form in which Romero et al. (2020) compare with it (:math:`\alpha_{RH}`, in front of every
-    convolution): a sigmoid where the original has a softmax over the poses, and one map for all fields.
+    arbitrary. It has :math:`|H|` weights a field, and one a field on trivial fields, whose single map depends on the
+    position only. This is the form with which Romero et al. (2020) compare (:math:`\alpha_{RH}`, before every
+    convolution): a sigmoid instead of the original softmax over the poses, and one map for all fields.
 
     Args:
         in_type: the type of the input and of the output: regular fields only, or trivial fields only. Any base space,
@@ -235,7 +235,7 @@ class PoseAttention(PlainModule):
         super().__init__(in_type, in_type, PlainPoseAttention(poses, weight, residual))
 
     def attention_maps(self, input: GeometricTensor) -> Tensor:
-        """The maps, between 0 and 1: with ``residual`` what is suppressed is where they are large.
+        """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
 
         Args:
             input: features of type ``in_type``.
@@ -270,17 +270,17 @@ class AttentiveConv(PlainModule):
         \mathrm{out}_c(x, h) &= \sum_{\tilde c, \tilde h} (1 - \alpha^X_c\, \alpha^C_{c,\tilde c})\,
             \tilde f_{c,\tilde c}(x, h, \tilde h) + b_c
 
-    Each output field has attention of its own, and both kinds act for each pair of poses by itself. The maps are what
-    is suppressed (the residual attention branch, Section 3.3).
+    Each output field has its own attention, and both kinds act separately for each pair of poses. The maps say what is
+    suppressed (the residual attention branch, Section 3.3).
 
     From trivial fields (lifting) there is no :math:`\tilde h`, and :math:`W_1, W_2` are shared by all poses h; to
     trivial fields there is no h. ``channel`` and ``spatial`` give the variants of the paper: :math:`\alpha` with both,
     :math:`\alpha_{CH}` and :math:`\alpha_{SP}` with one of them. With neither it is the group convolution itself, in
     float64 equivariant to rounding error, where escnn's is to the single precision of its bases.
 
-    The responses, :math:`|H|^2` for each pair of fields, are never stored: the forward pass makes those of one
-    input pose and a few images at a time, and the backward pass makes them again.
-    :class:`~escnn_attention.working_memory` bounds how many there are at once.
+    The responses, :math:`|H|^2` for each pair of fields, are never stored: the forward pass computes those of one input
+    pose and a few images at a time, and the backward pass computes them again. :class:`~escnn_attention.working_memory`
+    bounds their number.
 
     Args:
         in_type: the type of the input: regular fields only, or trivial fields only.
@@ -411,7 +411,7 @@ class AttentiveConv(PlainModule):
         return (batch, self.out_type.size, *((n + 2 * plain.padding - reach - 1) // plain.stride + 1 for n in space))
 
     def attention_maps(self, input: GeometricTensor) -> AttentionMaps:
-        """The maps, between 0 and 1: with ``residual`` what is suppressed is where they are large.
+        """The maps, between 0 and 1; with ``residual``, features are suppressed where they are large.
 
         Args:
             input: features of type ``in_type``.
@@ -443,7 +443,7 @@ class AttentiveConv(PlainModule):
 def _check_unused_options(
     channel: bool, spatial: bool, ratio: int, attention_size: int, attention_dilation: int, residual: bool
 ) -> None:
-    """No option is set of an attention that is not there."""
+    """No option of a disabled kind of attention is set."""
     if not channel:
         check_unused("ratio", ratio, 2, "there is no channel attention")
     if not spatial:

@@ -28,7 +28,7 @@ __all__ = ["PatchEmbedding", "PositionEmbedding", "PositionTable", "invariant_ta
 
 
 class PatchEmbedding(PlainModule):
-    r"""Every equivariant map of the patches of an image to fields: what a transformer of patches begins with.
+    r"""Every equivariant map of the patches of an image to fields: the first layer of a transformer of patches.
 
     .. math:: y(X) = \sum_{c, u} K_c(u)\, f_c(X + u) + b, \qquad K_c(h u) = \rho(h)\, K_c(u)
 
@@ -90,7 +90,7 @@ class PatchEmbedding(PlainModule):
 
 
 def invariant_table(field_type: FieldType, size: int, *, copies: int = 1, std: float = 0.02) -> InvariantTable:
-    """Learned fields of a type that the group leaves as they are, on a grid as long along every axis.
+    """Learned invariant fields of a type, on a grid with sides of equal length.
 
     Raises:
         ValueError: there is no grid, or the group does not map it onto itself.
@@ -176,7 +176,7 @@ class PositionTable(PlainModule):
 
 
 class PositionEmbedding(PlainModule):
-    r"""Adds a learned field to features, the same for all inputs: an absolute position embedding that is steerable.
+    r"""Adds a learned field to features, equal for all inputs: a steerable absolute position embedding.
 
     .. math:: y(x) = f(x) + \sum_h \rho(h)\, W\, \varphi(h^{-1} x)
 

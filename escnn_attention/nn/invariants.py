@@ -31,16 +31,16 @@ _Plain = TypeVar("_Plain", PlainAttentionPool, PlainPointAttentionPool)
 
 
 class AttentionPool(MaskedModule):
-    r"""Class tokens: learned queries attend to all positions and poses of a feature map, and give invariants.
+    r"""Class tokens: learned queries attend to all positions and poses of a feature map, and compute invariants.
 
     .. math::
         y_t = W \Big( \sum_{x, \hat h} \mathrm{softmax}_{(x, \hat h)}\big( \langle q_t, k(x, \hat h) \rangle / \sqrt C
             \big)\, v(x, \hat h) \Big)_{\text{heads}} + b
 
-    with keys and values as of :class:`GroupSelfAttention`. A token is the same from every pose, so that an element
-    permutes what it sees, positions and poses, and changes nothing. As the last stage of an
-    :class:`~escnn_attention.models.EquivariantClassifier` it takes the place of the maximum over the poses and the mean
-    over the positions.
+    with keys and values as in :class:`GroupSelfAttention`. A token is equal in every pose, so a group element permutes
+    its keys, positions and poses, and the output is invariant. As the last stage of an
+    :class:`~escnn_attention.models.EquivariantClassifier` it replaces the maximum over the poses and the mean over the
+    positions.
 
     Args:
         in_type: the type of the input: any fields.
@@ -118,15 +118,14 @@ class AttentionPool(MaskedModule):
 
 
 class PointAttentionPool(torch.nn.Module):
-    r"""Class tokens of clouds: learned queries attend to all points and poses of a cloud, and give invariants.
+    r"""Class tokens of clouds: learned queries attend to all points and poses of a cloud, and compute invariants.
 
     .. math::
         y_t = W \Big( \sum_{i, \hat h} \mathrm{softmax}_{(i, \hat h)}\big( \langle q_t, k_i(\hat h) \rangle / \sqrt C
             + \log\mu_i \big)\, v_i(\hat h) \Big)_{\text{heads}} + b
 
-    with keys and values as of :class:`PointSelfAttention`. It is :class:`AttentionPool` between points: a pooling that
-    chooses, in place of a mean over points and poses. Where the points are is no matter to a token but for what the
-    features say of it.
+    with keys and values as in :class:`PointSelfAttention`. It is :class:`AttentionPool` between points: a pooling that
+    selects, instead of a mean over points and poses. Positions enter only through the features.
 
     Args:
         in_type: the type of the input: any fields.
@@ -240,15 +239,15 @@ def _pool(
 
 
 class PowerSpectrum(PlainModule):
-    r"""The length of every irreducible part of every field, which no element changes.
+    r"""The length of every irreducible part of every field, which is invariant.
 
     A field of type :math:`\rho = Q\,(\bigoplus_i \psi_i)\,Q^{-1}` has the parts :math:`\hat f_i` of
     :math:`Q^{-1} f`, and
 
     .. math:: y_i = \hat f_i \ \text{ where } \psi_i \text{ is trivial}, \qquad y_i = \|\hat f_i\| \ \text{ elsewhere.}
 
-    Of regular fields it is the power spectrum of a function on the group; of fields that are irreps their norms. A
-    linear map of the invariants, or a network of them, is a head for features of any type.
+    For regular fields it is the power spectrum of a function on the group, for irreps the norm. A linear map or a
+    network of the invariants is a head for features of any type.
 
     Args:
         in_type: the type of the input: any fields whose representations are orthogonal.

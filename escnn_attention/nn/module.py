@@ -36,13 +36,13 @@ class FieldModule(EquivariantModule):
 
 
 class GridModule(FieldModule):
-    """An equivariant module on feature fields that are sampled on a grid, and that leaves the grid as it is."""
+    """An equivariant module on feature fields on a grid, whose output has the grid of its input."""
 
     pointwise: bool = False
-    """Whether every position is treated by itself, so that features at scattered points are as welcome as a grid."""
+    """Whether positions are processed separately, so that features at scattered points are accepted too."""
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output for an input of this shape: the grid stays as it is."""
+        """The shape of the output for an input of this shape, with the same grid."""
         shape = tuple(input_shape)
         if self.pointwise and len(shape) == 2 and shape[1] == self.in_type.size:
             return (shape[0], self.out_type.size)
@@ -77,7 +77,7 @@ class GridModule(FieldModule):
 
 
 class PlainModule(GridModule):
-    """An equivariant module around a plain torch module, which does the work on tensors.
+    """An equivariant module around a plain torch module, which computes on tensors.
 
     Attributes:
         plain: the torch module, from ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
@@ -118,7 +118,7 @@ class PlainModule(GridModule):
 
 
 class MaskedModule(PlainModule):
-    """An equivariant module around a plain one that can do without positions which a mask hides."""
+    """An equivariant module around a plain one that supports a mask of positions."""
 
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
         """Apply the module to a feature field.

@@ -45,12 +45,12 @@ class FieldLayerNorm(PlainModule):
 
     .. math:: y = \gamma \, \frac{x}{\sqrt{\operatorname{mean}_c x_c^2 + \epsilon}}
 
-    A mean would take away what few scalars say: a single one is its own mean. The mean square is invariant because
-    the representations are orthogonal. :math:`\gamma` is one number a field and :math:`\beta` one a trivial component,
-    both learned, so that the layer commutes with the group.
+    Subtracting a mean would remove the information of few scalars: a single one is its own mean. The mean square is
+    invariant because the representations are orthogonal. :math:`\gamma` is one number a field and :math:`\beta` one a
+    trivial component, both learned, so the layer commutes with the group.
 
-    With ``scope="pose"`` each pose of regular fields is normalised by itself, over the fields, as in Platonic
-    Transformers; elements of the group permute the poses, and with them their statistics.
+    With ``scope="pose"`` each pose of regular fields is normalised separately, over the fields, as in Platonic
+    Transformers; group elements permute the poses with their statistics.
 
     Args:
         in_type: the type of the input and of the output.

@@ -148,9 +148,9 @@ def plain_activation(name: Activation) -> torch.nn.Module:
 class PoseLinear(PlainModule):
     r"""A linear map at every position, to or from regular fields: escnn's 1×1 convolution, exact in any precision.
 
-    To regular fields :math:`y(h) = W \rho(h)^{-1} x + b`, from regular fields :math:`y = \sum_h \rho(h) W x(h) + b`,
-    which are all the equivariant maps there are. escnn expands a basis that it holds in float32; here the group acts on
-    the weight itself, so that ``.double()`` is equivariant to 1e-15.
+    To regular fields :math:`y(h) = W \rho(h)^{-1} x + b`, from regular fields :math:`y = \sum_h \rho(h) W x(h) + b`;
+    these are all equivariant maps. escnn expands a basis stored in float32; here the group acts on the weight itself,
+    so ``.double()`` is equivariant to 1e-15.
 
     Args:
         in_type: the type of the input.
@@ -351,7 +351,7 @@ def _irreps(field_type: FieldType) -> dict[tuple, list[tuple[np.ndarray, np.ndar
 
 
 class LayerScale(PlainModule):
-    r"""A learned gain for every field, which begins small: :math:`y_f = \lambda_f x_f`.
+    r"""A learned gain for every field, initially small: :math:`y_f = \lambda_f x_f`.
 
     All components of a field, and so all poses of a regular field, have the same gain, which commutes with every
     representation.
@@ -441,7 +441,7 @@ class DropPath(PlainModule):
 
 
 def ends_of(out_type: FieldType, layer_scale: float | None, drop_path: float = 0.0) -> list[EquivariantModule]:
-    """What a branch ends in: gains, unless they are None, and stochastic depth, unless its rate is 0.
+    """The end of a branch: gains, unless they are None, and stochastic depth, unless its rate is 0.
 
     Raises:
         ValueError: the gain is not positive, or the rate not in [0, 1).

@@ -18,7 +18,7 @@ __all__ = ["AntialiasedPool", "Crop", "HalvingPool"]
 
 
 class Crop(PlainModule):
-    """Takes the same margin off every side of the grid, which keeps its centre.
+    """Crops the same margin from every side of the grid, keeping its centre.
 
     Args:
         in_type: the type of the input and of the output.
@@ -66,7 +66,7 @@ class Crop(PlainModule):
 
 
 class HalvingPool(PlainModule):
-    """Pools to half the size, exactly, whatever the size.
+    """Halves the grid by pooling, exactly equivariant at every size.
 
     A pooling commutes with the group only where the windows are placed symmetrically about the centre: windows of 2
     with stride 2 on an axis of even length, of 3 with stride 2 on one of odd length. (Windows of 2 leave the last
@@ -125,7 +125,7 @@ class HalvingPool(PlainModule):
 
 
 class AntialiasedPool(HalvingPool):
-    r"""Blurs and halves the grid, exactly, whatever the size.
+    r"""Blurs and halves the grid, exactly equivariant at every size.
 
     Along each axis the features are averaged with binomial weights and read at every second position: weights
     (1, 3, 3, 1) between pairs of positions on an axis of even length, (1, 4, 6, 4, 1) at the second, fourth, ...

@@ -65,7 +65,7 @@ def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: Qu
 
 
 def tables_of(group: Fibers, num_poses: int, registers: int, *, poses: bool, weighs: bool) -> GroupTables:
-    """What a layer knows of a group.
+    """The tables of a group for a layer.
 
     Args:
         group: the group.
@@ -119,7 +119,7 @@ def has_pose_term(encoding: Encoding, query: QueryMode, keys: KeyMode, *, lifts:
 
 
 def query_weight(out_type: FieldType, group: Fibers, query: QueryMode, *, lifts: bool) -> float:
-    """What the sum over the query poses is multiplied by.
+    """The factor of the sum over the query poses.
 
     All query poses together weigh as many poses as there are; without poses there is one query for them.
     """
@@ -324,7 +324,7 @@ class GroupSelfAttention(MaskedModule):
         positions: Sequence[Sequence[int]] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
     ) -> Tensor:
-        r"""What chosen queries attend to.
+        r"""The attention of chosen queries.
 
         Args:
             input: features of type ``in_type``.

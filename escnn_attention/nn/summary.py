@@ -27,7 +27,7 @@ _CHUNK = 1 << 20  # pairs of positions that are looked at at once
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """What a layer holds and does.
+    """Parameters, memory and operations of a layer.
 
     Example:
         >>> from escnn_attention import FieldLayerNorm, summary
@@ -215,7 +215,7 @@ def _keeper(name: str, outputs: dict[str, Tensor]) -> Any:
 
 @contextmanager
 def _counted(network: torch.nn.Module, counter: FlopCounterMode) -> Iterator[None]:
-    """Have every attention of a network counted, and not computed, while the block runs."""
+    """Count the attentions of a network in this block instead of computing them."""
 
     def attention(call: Call) -> Tensor:
         for module in set(counter.mod_tracker.parents):
@@ -249,7 +249,7 @@ def _operations(call: Call) -> int:
 
 
 def _pairs(positions: Positions) -> int:
-    """How many pairs of a query and a key there are."""
+    """The number of pairs of a query and a key."""
     if isinstance(positions, Points):
         chunks = positions.neighbours().chunks(_CHUNK)
         return sum(int(((c.queries >= 0).sum(-1) * (c.keys >= 0).sum(-1)).sum()) for c in chunks)

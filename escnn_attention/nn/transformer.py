@@ -244,7 +244,7 @@ class TransformerBlock(GridModule):
         positions: Sequence[Sequence[int]] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
     ) -> Tensor:
-        """What chosen queries of the block's attention attend to, for an input of the block.
+        """The attention of chosen queries of the block, for an input of the block.
 
         See :meth:`GroupSelfAttention.attention_maps`.
 
