@@ -1,4 +1,4 @@
-"""Places of a window that a group maps onto each other, and which of them heads look at."""
+"""The orbits of the positions of a window under a group, and their distribution over heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Orbits", "Views", "orbit_places", "orbits_of"]
 
 
 def orbits_of(points: Tensor, action: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The first point of each orbit under a group, and how many elements leave it where it is.
+    """The first point of each orbit under a group, and the order of its stabiliser.
 
     Args:
         points: ``(n, d)``; the group may map them elsewhere, too.
@@ -70,7 +70,7 @@ def orbit_places(size: int, action: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Views:
-    """What each of M heads looks at.
+    """The place and pose to which each of M heads attends.
 
     Attributes:
         places: ``(M, d)``, offsets in units of the window's reach.
@@ -85,11 +85,11 @@ class Views:
 
 @dataclass(frozen=True, eq=False)
 class Orbits:
-    r"""The orbits of the positions of a window under a finite group H: what there is to look at.
+    r"""The orbits of the positions of a window under a finite group H.
 
-    A head whose output pose h looks at :math:`x + h\Delta` sees, over all poses, the whole orbit :math:`H\Delta`. So
-    one place of each orbit is enough where the projections tell poses apart; where they do not, every place counts,
-    with every pose.
+    A head whose output pose h attends to :math:`x + h\Delta` covers, over all poses, the whole orbit :math:`H\Delta`.
+    So one place of each orbit suffices if the projections distinguish poses; otherwise every place counts, with every
+    pose.
 
     Attributes:
         window: of the layer.
@@ -116,9 +116,9 @@ class Orbits:
     def spread(self, num_heads: int, width: int | None = None, reach: float | None = None) -> Views:
         """The views of heads that together cover the window.
 
-        The places stand in the order of their distance from the middle. Where there are fewer heads than places, they
-        take some at equal distances in this order, from the first on; where there are more, every place has one, and
-        the rest begin again. Poses go round with the places, by one further each time they begin again.
+        The places are sorted by their distance from the centre. If there are fewer heads than places, heads take places
+        at equal distances in this order, from the first on; if there are more, every place has one and the others start
+        again, with the next pose.
 
         Args:
             num_heads: M.

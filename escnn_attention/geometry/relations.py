@@ -1,12 +1,12 @@
-r"""What the encoding sees of a pair of points.
+r"""The arguments of encodings between points: functions of two positions.
 
-A layer evaluates its encoding at a function of the two positions as they look from an output pose,
-:math:`r(h^{-1}x, h^{-1}x')`. Every function there is equivariant to the fiber group; which one is chosen decides what
-else the layer is equivariant to, and with it the group that acts on the points.
+A layer evaluates its encoding at a function of the two positions in the frame of an output pose, :math:`r(h^{-1}x,
+h^{-1}x')`. Every function is equivariant to the fiber group; the choice determines the other equivariances, and so the
+group that acts on the points.
 
-Points may be motions of the plane and of space themselves. A motion :math:`g = (x, R)` of SE(2) is the numbers
-:math:`(x, \theta)`, with the angle of its rotation; of SE(3) the numbers :math:`(x, q)`, with a unit quaternion, real
-part first. Both quaternions q and -q are the same rotation.
+Points may be motions of the plane or of space. A motion :math:`g = (x, R)` of SE(2) is given by the numbers :math:`(x,
+\theta)`, with the angle of its rotation, and one of SE(3) by :math:`(x, q)`, with a unit quaternion, real part first; q
+and -q are the same rotation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Relation(ABC):
-    """Base class: a function of the position of the query and of the key, both seen from one pose.
+    """Base class: a function of the positions of the query and of the key, both in the frame of one pose.
 
     Example:
         >>> import torch
@@ -111,7 +111,7 @@ class Offset(Relation):
 class Pair(Relation):
     """Both positions: the fiber group H about the origin, and no translations, as for SO(2) and SO(3) in LieConv.
 
-    The origin is where the coordinates are zero: subtract what is to be the centre.
+    The origin is at coordinates zero: subtract the centre.
 
     Example:
         >>> import torch
@@ -216,17 +216,18 @@ class LiftedMotion(Relation):
         V^{-1} = 1 - \tfrac12 [\omega]_\times
             + \tfrac{1}{\theta^2}\left(1 - \tfrac{\theta}{2}\cot\tfrac{\theta}{2}\right) [\omega]_\times^2 .
 
-    It jumps where :math:`\theta = \pi`, in the plane 0.007 beyond, so that half turns are all alike. In space there is
-    the quaternion in its place, which jumps nowhere: :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part first.
+    It is discontinuous at :math:`\theta = \pi`, in the plane 0.007 beyond, so that all half turns are treated alike. In
+    space the quaternion can replace it, which is continuous: :math:`(t, q)` with :math:`q = q_k^{-1} q_q`, real part
+    first.
 
     What is seen, r, may be limited in its length, so that far away points do not look unlike all others:
     :math:`\tanh(\lVert r \rVert / l)\, r / \lVert r \rVert`, with :math:`10^{-6}` added to the length.
 
-    Neighbours are the nearest by :meth:`distance`, which no motion changes either.
+    Neighbours are the nearest by :meth:`distance`, which is invariant under motions too.
 
     Args:
         rotation: ``"vector"`` for the logarithm, ``"quaternion"``.
-        limit: the length l beyond which the lengths of what is seen hardly grow, to 1; None for no limit.
+        limit: the length l beyond which lengths hardly grow, up to 1; None for no limit.
 
     Raises:
         ValueError: an unknown rotation; a limit that is not positive; points that are not motions, or a quaternion in
@@ -296,9 +297,8 @@ class LogPolar(Relation):
     r"""The logarithm of the ratio of the distances from the origin, and the angle between the two directions as its
     cosine and sine: scalings and rotations of the plane about the origin, :math:`R_{>0} \times SO(2)`.
 
-    Both groups act on the plane without its origin as on themselves, so that the fiber group may be the trivial one.
-    Scalings do not change the relation, from the smallest to the largest numbers of the precision; with a neighbourhood
-    by radius they change who is a neighbour.
+    Both groups act on the plane without its origin as on themselves, so the fiber group may be trivial. Scalings do not
+    change the relation, at all magnitudes of the precision; a neighbourhood by radius is not invariant.
 
     Raises:
         ValueError: on application, when a point is the origin, which has no direction.

@@ -22,8 +22,8 @@ GridKind = Literal["equiangular", "Clenshaw-Curtis", "Gauss-Legendre"]
 class SphereGrid:
     r"""Latitudes and longitudes on the sphere S², as points of R³ and their quadrature weights.
 
-    Meridians meet at the poles, so that the points of such a grid are denser there. Attention that is to be that of the
-    field and not of the grid integrates against the area, and so each point gets its weight as a measure.
+    Meridians meet at the poles, so the points of such a grid are denser there. To be independent of the grid, attention
+    integrates over the area, and each point has its weight as a measure.
 
     Longitudes start at 0, where y = 0 and x > 0, and go east. Latitudes start at the north pole, z = 1:
 
