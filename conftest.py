@@ -28,5 +28,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 collect_ignore_glob = (
-    [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/backends/triton_kernels*.py"]
+    [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/grid/triton_kernels*.py"]
 )

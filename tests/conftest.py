@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,14 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, obj: Any) -> list[pyt
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"rerun with --seed={config.option.hypothesis_seed} to draw the same examples"
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew() -> None:
+    """Let no test compute by a backend that was chosen where another had changed something."""
+    if functional := sys.modules.get("escnn_attention.functional"):
+        functional.ON_GRIDS.forget()
+        functional.BETWEEN_POINTS.forget()
 
 
 @pytest.fixture(autouse=True)

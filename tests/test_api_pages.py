@@ -121,7 +121,7 @@ def test_what_is_missing_is_noticed(on_pages):
         """Nothing to see."""
 
     assert not has_example(without_example)
-    assert is_described(escnn_attention.functional.compute)
+    assert is_described(escnn_attention.functional.attention)
     assert not is_described(escnn_attention.functional.QueryMode)
     assert has_example(escnn_attention.GroupSelfAttention)
 

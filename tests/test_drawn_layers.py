@@ -15,9 +15,7 @@ from escnn.nn import GeometricTensor
 from torch import Tensor
 
 from escnn_attention import GroupSelfAttention
-from escnn_attention.functional import BACKENDS, backends_for
-from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.points import Points
+from escnn_attention.functional import BACKENDS, BETWEEN_POINTS, ON_GRIDS
 from tests import spaces
 from tests.drawing import KINDS, Draw, Drawn, Layer
 from tests.nn.attention import turned_error
@@ -26,7 +24,7 @@ from tests.sampling import seeds
 FEW = 3
 TOLERANCE = 1e-10
 # Interpreted, "triton" takes seconds for each of these.
-NAMES = sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"})
+NAMES = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from escnn_attention.functional import backends_for
-from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.points import Points
+from escnn_attention import functional
 from tests.layers import CASES, Case
 
 ON_GRIDS = {name: case for name, case in CASES.items() if not case.points}
@@ -29,7 +27,7 @@ ONE_BY_ONE = (
     "GELU",
 )
 # Interpreted, "triton" takes seconds for each of these.
-BACKENDS = ("auto", *sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"}))
+BACKENDS = ("auto", *sorted({*functional.ON_GRIDS.backends, *functional.BETWEEN_POINTS.backends} - {"triton"}))
 
 
 def gradients(case: Case, module: nn.Module, inputs: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

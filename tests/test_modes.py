@@ -20,10 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 
 from escnn_attention import models
-from escnn_attention.functional import backends_for
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.points import Points
 from tests.layers import CASES, Case
 
 Function = Callable[..., Tensor]
@@ -154,7 +152,7 @@ MODES = (eager, no_grad, inference, autocast, another_default_device, fake, *TRA
 
 
 # Interpreted, "triton" takes seconds for each layer.
-BACKENDS = sorted({*backends_for(Grid), *backends_for(Points)} - {"triton"})
+BACKENDS = sorted({*ON_GRIDS.backends, *BETWEEN_POINTS.backends} - {"triton"})
 CACHES = [found for found in gc.get_objects() if type(found) is functools._lru_cache_wrapper]
 
 

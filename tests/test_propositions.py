@@ -16,7 +16,7 @@ from escnn.nn import GeometricTensor
 
 from escnn_attention import Encoding, GroupSelfAttention, LiftingSelfAttention, NoEncoding
 from escnn_attention.encodings.quadratic import QuadraticEncoding
-from escnn_attention.functional import compute
+from escnn_attention.functional import ON_GRIDS
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import fibers
@@ -217,7 +217,7 @@ def equation_16(layer, x, matrix, printed):
         seen = quotient[:, quotient[pose]] if printed else quotient
         bias = replace(call.bias, pose=plain.encoding.poses()[:, seen])
         one = replace(call, q=call.q[..., pose : pose + 1, :], bias=bias, query="all")
-        total = total + compute(one, "reference")
+        total = total + ON_GRIDS.compute(one, "reference")
     y = plain.project_out(total)
     return y.transpose(1, 2).unflatten(2, x.shape[2:])
 

@@ -8,7 +8,7 @@ from escnn import gspaces
 from escnn.nn import FieldType
 
 from escnn_attention import FourierEncoding, GroupSelfAttention
-from escnn_attention.functional import PositionalBias, attention, registry
+from escnn_attention.functional import ON_GRIDS, PositionalBias, attention
 from escnn_attention.functional.grid import native
 from escnn_attention.functional.native import build
 from escnn_attention.geometry.grid import Grid
@@ -34,14 +34,14 @@ def no_compiler(monkeypatch, tmp_path):
 @pytest.fixture
 def served(monkeypatch):
     """The backends that calls have been served by."""
-    choose, names = registry._choose, []
+    plan, names = ON_GRIDS.plan, []
 
     def watched(call, backend):
-        name, left = choose(call, backend)
-        names.append(name)
-        return name, left
+        found = plan(call, backend)
+        names.append(found.name)
+        return found
 
-    monkeypatch.setattr(registry, "_choose", watched)
+    monkeypatch.setattr(ON_GRIDS, "plan", watched)
     return names
 
 

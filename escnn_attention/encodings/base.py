@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.encodings.networks import coordinate_mlp, last_linear
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
-from escnn_attention.geometry.points import Cloud
-from escnn_attention.geometry.windows import Positions
+from escnn_attention.geometry.grid import Grid
 
 __all__ = ["EncodingBias", "Offers", "positional_bias"]
 
@@ -48,13 +48,13 @@ class Offers(Protocol):
 
 def positional_bias(
     encoding: Offers,
-    positions: Positions | None,
+    positions: Grid | None,
     inverse: Tensor,
     quotient: Tensor | None,
     relative: Tensor | None = None,
     log_measure: Tensor | None = None,
 ) -> PositionalBias:
-    """What an encoding and a measure add to the scores at the positions of a grid or of one cloud.
+    """What an encoding and a measure add to the scores at the positions of a grid.
 
     Args:
         encoding: a bound encoding.
@@ -116,13 +116,13 @@ class EncodingBias(PairBias):
     def why_no_table(self) -> str | None:
         return None if self.tables.offsets else "it is for the offsets between all points of a cloud"
 
-    def table(self, points: Tensor) -> tuple[Cloud, PositionalBias]:
+    def table(self, points: Tensor) -> PositionalBias:
         encoding, tables = self._encoding, self.tables
-        cloud = Cloud((points if encoding.absolute else points - points.mean(-2, keepdim=True)).flatten(0, -2))
-        seen = None
-        if encoding.absolute or not self.factorises:
-            seen = Cloud(cloud.coordinates.to(tables.inverse_action.dtype))
-        return cloud, positional_bias(encoding, seen, tables.inverse_action, tables.quotient, tables.relative)
+        inverse = tables.inverse_action
+        bias = positional_bias(encoding, None, inverse, tables.quotient, tables.relative)
+        if not encoding.absolute:
+            return bias
+        return replace(bias, spatial=encoding.offsets(points.to(inverse.dtype) @ inverse.transpose(-1, -2)))
 
     def _pose_term(self) -> Tensor | None:
         """What poses add to the keys, ``(M or 1, |H|, J or 1, P, C)``."""

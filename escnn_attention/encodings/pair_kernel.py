@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings.needs import Needs
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairScores, PairTables, in_rows, products

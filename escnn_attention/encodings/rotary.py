@@ -9,7 +9,7 @@ from torch import Tensor
 from escnn_attention._checks import check_bool
 from escnn_attention.encodings.frequencies import FrequencyEncoding
 from escnn_attention.encodings.needs import Needs
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 
 __all__ = ["RotaryEncoding"]
 

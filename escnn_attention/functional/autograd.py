@@ -19,7 +19,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-__all__ = ["Operator", "Passes", "exactly", "is_transformed", "recompute"]
+from escnn_attention._export import exporting
+
+__all__ = ["Operator", "Passes", "exactly", "is_transformed", "needs_operators", "recompute"]
 
 Arguments = TypeVar("Arguments", bound=tuple)  # type: ignore[type-arg]
 
@@ -35,12 +37,22 @@ _TYPES: dict[Any, str] = {
 }
 
 
-def is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether derivatives in forward mode or transforms of ``torch.func`` have to see what is done with the tensors.
+_ORDINARY = {Tensor, torch.nn.Parameter, type(None)}
 
-    What has a derivative of its own, in reverse mode only, is not for them: they would take its tangent for zero, or
-    stop.
+
+def needs_operators(*tensors: Tensor | None) -> bool:
+    """Whether each operation on the tensors has to be one of PyTorch's own.
+
+    An export follows all of them. Derivatives in forward mode and transforms of ``torch.func`` know no derivatives in
+    reverse mode of our own: they would take a tangent for zero, or stop.
     """
+    if exporting() or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and is_transformed(*tensors)
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether derivatives in forward mode or transforms of ``torch.func`` follow what is done with the tensors."""
     if torch._C._are_functorch_transforms_active():
         return True
     if forward_ad._current_level < 0:
@@ -113,7 +125,7 @@ class Operator(Generic[Arguments]):
         fields = ", ".join(f"{t} {field}" for t, field in zip(types, kind._fields, strict=True))  # type: ignore[attr-defined]
 
         def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-            out, kept = self._pass_forward(kind(*arguments))
+            out, kept = self.run_forward(kind(*arguments))
             return out.contiguous(), kept
 
         def backward(grad: Tensor, out: Tensor | None, kept: Tensor, needed: list[bool], *rest: Any) -> list[Tensor]:
@@ -138,20 +150,23 @@ class Operator(Generic[Arguments]):
 
     def __call__(self, arguments: Arguments) -> Tensor:
         """The output of the loop."""
-        if is_transformed(*tuple(arguments)[: self._tensors]):
+        tensors = arguments[: self._tensors]
+        if needs_operators(*tensors):
             return self.passes.plainly(arguments)
-        # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it.
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not self._holds_memory(arguments):
+        # What PyTorch does for an operator takes as long as a small layer: it is for those who follow it, and for
+        # tensors that stand for something else.
+        followed = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+        if followed or not _ORDINARY.issuperset(map(type, tensors)):
             out: Tensor = self.forward(*arguments)[0]
         else:
-            out = _Direct.apply(self, arguments[self._tensors :], *arguments[: self._tensors])[0]
+            out = _Direct.apply(self, arguments[self._tensors :], *tensors)[0]
         return out
 
-    def _holds_memory(self, arguments: Arguments) -> bool:
-        """Whether all tensors are ordinary ones, and none stands for something else."""
-        return all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in arguments[: self._tensors])
-
-    def _pass_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+    def run_forward(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        """The forward pass, in the precision of the arguments."""
+        # The devices of loops; of which of them a call is takes as long to find out.
+        if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+            return self.passes.forward(arguments)
         with exactly(self._device(arguments)):
             return self.passes.forward(arguments)
 
@@ -230,7 +245,7 @@ class _Direct(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.operator = operator
         arguments = operator.kind(*tensors, *options)
-        out, kept = operator._pass_forward(arguments)
+        out, kept = operator.run_forward(arguments)
         operator.save(ctx, arguments, (out, kept))
         ctx.mark_non_differentiable(kept)
         return out, kept

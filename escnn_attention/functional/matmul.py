@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import exporting, packaging
-from escnn_attention.functional.autograd import is_transformed
+from escnn_attention._export import packaging
+from escnn_attention.functional.autograd import needs_operators
 
 __all__ = [
     "Columns",
@@ -41,7 +41,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         a, b = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
     a, b = of_one_precision(a, b)
-    if is_transformed(a, b) or exporting():
+    if needs_operators(a, b):
         return a @ b
     return _Matmul.apply(a.flatten(0, -3), b.flatten(0, -3), False).view(*a.shape[:-1], b.shape[-1])
 
@@ -49,13 +49,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def add_to_each(x: Tensor, rows: Tensor) -> Tensor:
     """The sum of ``x`` ``(..., p, n)`` and ``rows`` ``(..., 1, n)``."""
     alike = x.shape[:-2] == rows.shape[:-2] and x.dtype == rows.dtype
-    if (
-        alike
-        and x.device.type == "cpu"
-        and not exporting()
-        and x.shape[-2] > rows.shape[-2] == 1
-        and not is_transformed(x, rows)
-    ):
+    if alike and x.device.type == "cpu" and x.shape[-2] > rows.shape[-2] == 1 and not needs_operators(x, rows):
         return _AddToEach.apply(x, rows)
     return x + rows
 
@@ -137,14 +131,16 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
     """
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(x, weight, bias) or (exporting() and not packaging()):
+    if needs_operators(x, weight, bias):
         weight = weight if columns is None else gather_columns(weight, columns)
+        if packaging():
+            return _linear(x, weight, bias)
         y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
         if bias is not None:
             bias = F.pad(bias, (0, 0) * (bias.dim() - 1) + (0, len(weight) - len(bias)))
             y = y + bias[(slice(None), *[None] * (x.dim() - 1))]
         return y
-    if packaging() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinear.apply(x, weight, bias, *(columns or (None, None, 0)))
 
@@ -161,11 +157,13 @@ def grouped_linear_transpose(
     """
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
-    if is_transformed(y, weight, bias) or (exporting() and not packaging()):
+    if needs_operators(y, weight, bias):
         weight = weight if columns is None else gather_columns(weight, columns)
+        if packaging():
+            return _linear_transpose(y, weight, bias)
         x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
         return x if bias is None else x + bias
-    if packaging() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, None, 0)))
 
@@ -176,7 +174,7 @@ def _in_one(weight: Tensor, rows: int) -> bool:
     Few numbers are moved in less time than another product takes to start.
     """
     groups, outputs, inputs = weight.shape
-    few = not packaging() and rows * groups * outputs <= _FEW
+    few = isinstance(rows, int) and rows * groups * outputs <= _FEW  # in programs it may be any number
     return few or groups == 1 or inputs >= 6 * outputs or weight.device.type != "cpu"
 
 
@@ -245,7 +243,7 @@ class _Grouped(torch.autograd.Function):
     def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:
         """Keep what the backward pass needs; the map itself."""
         seen, back, ctx.groups = columns
-        map_ = weight if seen is None else gather_columns(weight, Columns(*columns))
+        map_ = weight if seen is None else _gathered(weight, *columns)
         ctx.save_for_backward(x, weight, seen, back, None if seen is None else map_)
         ctx.of_bias = None if bias is None else bias.shape
         return map_
@@ -335,9 +333,7 @@ def gather_columns(weight: Tensor, columns: Columns) -> Tensor:
         <BLANKLINE>
                 [[2., 1.]]])
     """
-    if is_transformed(weight):
-        return in_groups(weight[:, columns.seen], columns.groups)
-    if exporting():
+    if needs_operators(weight):
         of_poses = weight.index_select(1, columns.seen.flatten()).unflatten(1, columns.seen.shape)
         return in_groups(of_poses, columns.groups).contiguous()
     return _GatherColumns.apply(weight, *columns) if torch.is_grad_enabled() else _gathered(weight, *columns)
@@ -358,16 +354,10 @@ def in_groups(of_poses: Tensor, groups: int) -> Tensor:
     return of_poses.unsqueeze(0) if groups == 1 else of_poses.unflatten(0, (groups, -1)).transpose(1, 2)
 
 
-def _gathered(weight: Tensor, seen: Tensor, _: Tensor, groups: int) -> Tensor:
+def _gathered(weight: Tensor, seen: Tensor, _: Tensor | None, groups: int) -> Tensor:
     # One operation, which writes the result as it is to lie in memory.
-    return _in_order(in_groups(weight.unsqueeze(1).expand(-1, len(seen), -1), groups), seen)
-
-
-def _in_order(of_poses: Tensor, places: Tensor) -> Tensor:
-    """The columns of each pose, from ``(groups, H, F // groups, n)`` or ``(1, F, H, n)``, at its places ``(H, n)``."""
-    if len(of_poses) > 1:
-        places = places.unsqueeze(1)
-    return of_poses.gather(-1, places.expand_as(of_poses))
+    of_poses = in_groups(weight.unsqueeze(1).expand(-1, len(seen), -1), groups)
+    return of_poses.gather(-1, (seen.unsqueeze(1) if groups > 1 else seen).expand_as(of_poses))
 
 
 def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
@@ -382,7 +372,9 @@ def add_columns(of_poses: Tensor, back: Tensor) -> Tensor:
         >>> torch.equal(add_columns(gather_columns(weight, columns), columns.back), 2 * weight)
         True
     """
-    return _in_order(of_poses, back).sum(1 if len(of_poses) > 1 else 2).flatten(0, 1)
+    several = len(of_poses) > 1
+    places = (back.unsqueeze(1) if several else back).expand_as(of_poses)
+    return of_poses.gather(-1, places).sum(1 if several else 2).flatten(0, 1)
 
 
 class _GatherColumns(torch.autograd.Function):

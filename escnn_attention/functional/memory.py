@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AbstractContextManager
 from types import TracebackType
 
 import torch
 
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.call import Call
 
 __all__ = ["chunk_size", "explain_shortage", "refuse_the_impossible", "working_memory"]
 
@@ -97,8 +98,8 @@ def explain_shortage(error: RuntimeError, call: Call, backend: str) -> Exception
 def _scores(call: Call) -> int:
     """The bytes of all scores."""
     heads, batch, positions, poses, _ = call.q.shape
-    pairs = call.bias.num_poses * (poses if call.query == "all" else 1)
-    return batch * heads * pairs * positions * call.k.shape[3] * positions * max(4, call.q.element_size())
+    pairs = call.num_poses * (poses if call.query == "all" else 1)
+    return batch * heads * pairs * positions * math.prod(call.k.shape[2:4]) * max(4, call.q.element_size())
 
 
 def _advice(call: Call, backend: str) -> str:

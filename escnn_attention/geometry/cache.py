@@ -83,17 +83,17 @@ def constant_tables(make: Callable[..., _T]) -> Callable[..., _T]:
     @constant_result
     @wraps(make)
     def find(*arguments: Any) -> _T:
-        return _as_in_mode(_kept.find(make_apart, arguments))
+        tables = _kept.find(make_apart, arguments)
+        return _as_in_mode(tables) if is_in_torch_dispatch_mode() else tables
 
     return find
 
 
 def _as_in_mode(tables: _T) -> _T:
     """The tables, or stand-ins without numbers where there is a mode that lets nothing else through."""
-    if is_in_torch_dispatch_mode():
-        for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, FakeTensorMode) and not mode.allow_non_fake_inputs:
-                return tree_map_only(Tensor, mode.from_tensor, tables)
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, FakeTensorMode) and not mode.allow_non_fake_inputs:
+            return tree_map_only(Tensor, mode.from_tensor, tables)
     return tables
 
 

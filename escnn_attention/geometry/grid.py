@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.windows import Blocks, Positions, Window, WindowShape
+from escnn_attention.geometry.windows import Blocks, Window, WindowShape
 
-__all__ = ["Grid", "trimmed"]
+__all__ = ["Grid", "GridPair", "kept_grid", "trimmed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +37,14 @@ class _ComputedRows(Blocks):
     queries: Tensor
     keys: Tensor
     place: Tensor
-    positions: Positions
+    positions: Grid
 
     def rows(self, start: int, stop: int) -> Tensor:
         queries = self.queries[start:stop].clamp(min=0)
         return self.positions.rows(queries[:, :, None], self.keys[:, None, :])
 
 
-class Grid(Positions):
+class Grid:
     r"""The positions of an image or volume, of a tensor of shape ``(..., *shape)``.
 
     escnn's convention: x grows along the last axis, y and z decrease along the axes before it.
@@ -55,6 +57,18 @@ class Grid(Positions):
         frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
             checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
             transformed features.
+        spacing: the distance of neighbouring positions, beside that of another grid: see :class:`GridPair`.
+
+    Attributes:
+        num_positions: N.
+        index: ``(N, d)``; the number of each position along each axis.
+        offsets: ``(L, d)``; the offsets between a query and the keys in its window, in units of the window's reach:
+            within [-1, 1] along the axes.
+        coordinates: ``(N, d)``; the positions, relative to the centre, in units of half the extent.
+        scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
+            the difference of their coordinates.
+        complete: whether every position sees every other.
+        key: what the tables follow from, equal for equal grids.
 
     Raises:
         ValueError: an axis has no positions.
@@ -77,6 +91,7 @@ class Grid(Positions):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
         frame: Tensor | None = None,
+        spacing: int = 1,
     ):
         # The length of a range is a number to a compiler, where the size of a tensor may stand for many.
         self.shape = tuple(len(range(n)) for n in shape)
@@ -84,20 +99,22 @@ class Grid(Positions):
         self.window = window
         self.num_positions = math.prod(self.shape)
         self.complete = window.kernel_size is None
+        self.frame, self.spacing = frame, spacing
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
         self._reach, self._step = _reach(self.shape, window)
         self.scale = _half_extent(self.shape) / (self._step * _longest(self._reach))
-        self._grid, self._lookup, self.offsets, self.coordinates = _tables(*key)
-        self._key = key
+        self.index, self._lookup, self.offsets, self.coordinates = _tables(*key)
+        self.key = key
         if frame is not None:
             exact = _tables(*key[:4], torch.float64, torch.device("cpu"))[2:]
             self.offsets, self.coordinates = ((t @ frame.double().cpu().T).to(device, dtype) for t in exact)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
         row = torch.zeros_like(queries + keys)
         outside = torch.zeros_like(row, dtype=torch.bool)
         for axis, reach in enumerate(self._reach):
-            offset = self._grid[keys, axis] - self._grid[queries, axis]
+            offset = self.index[keys, axis] - self.index[queries, axis]
             if self._step > 1:
                 outside |= offset % self._step != 0
                 offset = offset.div(self._step, rounding_mode="floor")
@@ -106,14 +123,113 @@ class Grid(Positions):
         return self._lookup[row].masked_fill(outside, -1)
 
     def blocks(self, max_queries: int) -> Blocks:
-        device = self._grid.device
+        """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
+        device = self.index.device
         everything = torch.arange(self.num_positions, device=device)
         if self.window.kernel_size is None:
             size = max(1, min(max_queries, self.num_positions))
             padding = -self.num_positions % size
             queries = torch.cat([everything, everything.new_full((padding,), -1)]).view(-1, size)
             return _ComputedRows(queries, everything[None], everything, self)
-        return _SharedRows(*_tiles(*self._key[:4], self._key[-1]))
+        return _SharedRows(*_tiles(*self.key[:4], self.key[-1]))
+
+
+_MOST_KEPT = 64
+_kept: dict[tuple[Any, ...], Grid] = {}
+
+
+def kept_grid(shape: torch.Size, window: Window, dtype: torch.dtype, device: torch.device) -> Grid:
+    """The grid of these arguments, which is made once; the oldest of many give way.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.grid import kept_grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> arguments = (torch.Size((5, 5)), Window(3), torch.float32, torch.device("cpu"))
+        >>> kept_grid(*arguments) is kept_grid(*arguments)
+        True
+    """
+    # A compiler has constants of its own, and other modes want tensors of another kind.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode():
+        return Grid(shape, window, dtype=dtype, device=device)
+    key = (shape, window, dtype, device)
+    grid = _kept.get(key)
+    if grid is None:
+        grid = _kept[key] = Grid(shape, window, dtype=dtype, device=device)
+        if len(_kept) > _MOST_KEPT:
+            _kept.pop(next(iter(_kept)), None)
+    return grid
+
+
+class GridPair:
+    """The offsets between the positions of two grids that share their centre.
+
+    Args:
+        queries: with the window of keys that each of its positions sees: those less than half the width away, in steps
+            of the grid of the keys. It is the same neighbourhood where both grids are the same.
+        keys: its ``spacing`` and that of the queries have the same unit.
+
+    Attributes:
+        offsets: ``(L, d)``; the offsets that there are, in units of the reach of the window, or of the longest offset.
+        complete: whether every query sees every key.
+
+    Raises:
+        ValueError: grids of different dimensions, or a dilated window.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.grid import Grid, GridPair
+        >>> from escnn_attention.geometry.windows import Window
+        >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
+        >>> pair = GridPair(fine, coarse)  # queries at -1.5, -0.5, 0.5, 1.5, and keys at -1, 1
+        >>> pair.offsets[pair.rows(torch.arange(4)[:, None], torch.arange(2)).clamp(min=0)].squeeze(-1)
+        tensor([[ 0.2500,  1.2500],
+                [-0.2500,  0.7500],
+                [-0.7500,  0.2500],
+                [-1.2500, -0.2500]], dtype=torch.float64)
+    """
+
+    def __init__(self, queries: Grid, keys: Grid):
+        if len(queries.shape) != len(keys.shape):
+            raise ValueError(f"key_grid: got shape {keys.shape}, needed {len(queries.shape)} axes as of the queries")
+        window = queries.window
+        if window.dilation != 1:
+            raise ValueError(f"dilation: got {window.dilation} for keys on another grid, needed 1")
+        self.complete = queries.complete
+        # Twice the positions are whole numbers, and twice the offsets along an axis are equally spaced whole numbers.
+        ends = [grid.spacing * (torch.tensor(grid.shape, dtype=torch.long) - 1) for grid in (queries, keys)]
+        at = [
+            2 * grid.spacing * grid.index - end.to(grid.index) for grid, end in zip((queries, keys), ends, strict=True)
+        ]
+        self._queries, self._keys = at
+        self._step, farthest = 2 * math.gcd(queries.spacing, keys.spacing), ends[0] + ends[1]
+        self._farthest = farthest.to(queries.index)
+        self._counts = (2 * farthest // self._step + 1).tolist()
+        box = _indices([torch.arange(n) for n in self._counts]) * self._step - farthest
+        box = box.double() / 2
+        inside = torch.ones(len(box), dtype=torch.bool)
+        reach = keys.spacing * _longest(_reach(keys.shape, window)[0])
+        if window.kernel_size is None:
+            reach = max(1.0, *(farthest / 2).tolist())
+        else:
+            steps = box.abs() / keys.spacing
+            inside = (steps < window.kernel_size / 2).all(-1)
+            longest = _longest_square(window.kernel_size, window.shape)
+            if longest is not None:
+                inside &= steps.square().sum(-1) <= longest
+        self._lookup = torch.where(inside, inside.cumsum(0) - 1, -1).to(queries.index.device)
+        offsets = _to_space(box[inside]) / reach
+        if queries.frame is not None:
+            offsets = offsets @ queries.frame.double().cpu().T
+        self.offsets = offsets.to(queries.offsets)
+
+    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
+        row = torch.zeros_like(queries + keys)
+        for axis, number in enumerate(self._counts):
+            offset = self._keys[keys, axis] - self._queries[queries, axis] + self._farthest[axis]
+            row = row * number + offset // self._step
+        return self._lookup[row]
 
 
 def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | None]:
@@ -189,7 +305,7 @@ def _tables(
     """The tables of a :class:`Grid`.
 
     The index of every position, ``(N, d)``; the row of every offset in the box around the window, -1 where it is not
-    in it; the offsets and the coordinates of :class:`Positions`.
+    in it; the offsets and the coordinates of the positions.
     """
     reach, _ = _reach(shape, Window(kernel_size, window_shape, dilation))
     index = _indices([torch.arange(n) for n in shape])

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._precision import working_precision
+from escnn_attention.geometry.cache import constant_tables
 
 __all__ = [
     "Chunk",
@@ -84,18 +86,21 @@ class Lists(Neighbours):
     Args:
         edges: ``(2, E)``, from keys in the first row to queries in the second.
         num_points: N.
+        num_keys: the number of other points that are the keys; None for the same points.
         numbered: whether chunks tell which edge is which.
 
     Raises:
         ValueError: an edge is from or to a point that is not there.
     """
 
-    def __init__(self, edges: Tensor, num_points: int, numbered: bool = False):
-        if edges.numel() and not 0 <= int(edges.min()) <= int(edges.max()) < num_points:
-            raise ValueError(
-                f"edge_index: got points from {int(edges.min())} to {int(edges.max())}, needed numbers from 0 to "
-                f"{num_points - 1}"
-            )
+    def __init__(self, edges: Tensor, num_points: int, num_keys: int | None = None, numbered: bool = False):
+        num_keys = num_points if num_keys is None else num_keys
+        for points, number in zip(edges, (num_keys, num_points), strict=True):
+            if points.numel() and not 0 <= int(points.min()) <= int(points.max()) < number:
+                raise ValueError(
+                    f"edge_index: got points from {int(points.min())} to {int(points.max())}, needed numbers from 0 to "
+                    f"{number - 1}"
+                )
         keys, queries = edges.long()
         order = queries.argsort(stable=True)
         self._keys = keys[order]
@@ -140,10 +145,19 @@ class WholeClouds(Neighbours):
 
     @classmethod
     def single(cls, num_points: int, device: torch.device) -> WholeClouds:
-        """A single cloud, for whose size no GPU has to be waited for."""
+        """A single cloud, which is made once; the oldest of many give way."""
+        key, ordinary = (num_points, device), not (torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
+        if ordinary and key in _single:
+            return _single[key]
         one = cls.__new__(cls)
-        one._order, one._in_order = torch.arange(num_points, device=device), True
+        # No GPU has to be waited for the size.
+        one._order = _numbers(num_points, device) if ordinary else torch.arange(num_points, device=device)
+        one._in_order = True
         one.sizes, one._starts = ([num_points], [0]) if num_points else ([], [])
+        if ordinary:
+            _single[key] = one
+            if len(_single) > _MOST_SINGLE:
+                _single.pop(next(iter(_single)), None)
         return one
 
     def alike(self, slack: float) -> list[Chunk]:
@@ -175,6 +189,15 @@ class WholeClouds(Neighbours):
             else:
                 out.append(Chunk(keys, keys, padded, first))
         return out
+
+
+_MOST_SINGLE = 64
+_single: dict[tuple[int, torch.device], WholeClouds] = {}
+
+
+@constant_tables
+def _numbers(number: int, device: torch.device) -> Tensor:
+    return torch.arange(number, device=device)
 
 
 def _rows(entries: Tensor, start: Tensor, number: Tensor, longest: int) -> Tensor:
@@ -232,7 +255,22 @@ class Neighbourhood:
         if self.is_global:
             return WholeClouds(cloud)
         by_tree = x.device.type == "cpu" and self.metric is None
-        return Lists(self._by_tree(x, cloud) if by_tree else self._by_distances(x, cloud), len(x))
+        edges = self._by_tree(x, cloud) if by_tree else self._by_distances(x, cloud)
+        return Lists(edges, len(x))
+
+    def between(
+        self, queries: Tensor, query_batch: Tensor | None, keys: Tensor, key_batch: Tensor | None
+    ) -> Neighbours:
+        """The neighbours of points among the points of other clouds, those of the same number.
+
+        Args:
+            queries, keys: ``(N, d)`` and ``(N', d)``.
+            query_batch, key_batch: the number of the cloud of each point; None for a single cloud.
+        """
+        x, y = (numbers_of("coords", t) for t in (queries, keys))
+        batches = ((query_batch, x), (key_batch, y))
+        clouds = [t.new_zeros(len(t), dtype=torch.long) if batch is None else batch for batch, t in batches]
+        return Lists(self._by_distances(x, clouds[0], y, clouds[1]), len(x), len(y))
 
     def precise(self, x: Tensor) -> Tensor:
         """Coordinates in the precision in which distances are worked out, on every device as the tree does.
@@ -278,23 +316,32 @@ class Neighbourhood:
         keys[absent, 0] = queries[absent, 0]
         return torch.stack([keys[found], queries[found]])
 
-    def _by_distances(self, x: Tensor, cloud: Tensor) -> Tensor:
-        if not len(x):
+    def _by_distances(
+        self, x: Tensor, cloud: Tensor, y: Tensor | None = None, key_cloud: Tensor | None = None
+    ) -> Tensor:
+        """The edges between points ``(N, d)``, or from points ``(N', d)`` of other clouds to them."""
+        among = y is None or key_cloud is None
+        others, key_cloud = (x, cloud) if y is None or key_cloud is None else (y, key_cloud)
+        if not len(x) or not len(others):
             return cloud.new_zeros(2, 0)
-        x = self.precise(x)
+        x, others = self.precise(x), self.precise(others)
         bound = torch.finfo(x.dtype).max if self.radius is None else self.radius * self.radius
-        order, sizes = _in_order(cloud)
-        # For every point where its cloud starts in this order, and how many points it has.
-        start, counts = (t.repeat_interleave(sizes) for t in (sizes.cumsum(0) - sizes, sizes))
+        numbers = torch.cat([cloud, key_cloud]).unique(return_inverse=True)[1]
+        cloud, key_cloud = numbers.split([len(x), len(others)])
+        asking, order = cloud.argsort(stable=True), key_cloud.argsort(stable=True)
+        sizes = torch.bincount(key_cloud, minlength=int(numbers.max()) + 1)
+        # For every query where its cloud starts among the keys, and how many points it has.
+        start, counts = (t[cloud[asking]] for t in (sizes.cumsum(0) - sizes, sizes))
         edges = []
         # All distances of a few queries at a time, to the points of their clouds.
-        size = max(1, _DISTANCES // int(counts.max()))
-        for queries, first, number in zip(order.split(size), start.split(size), counts.split(size), strict=True):
-            keys = _rows(order, first, number, int(number.max()))
+        size = max(1, _DISTANCES // max(1, int(counts.max())))
+        for queries, first, number in zip(asking.split(size), start.split(size), counts.split(size), strict=True):
+            keys = _rows(order, first, number, max(1, int(number.max())))
             there = keys >= 0
-            square = self.squares(x[queries][:, None], x[keys]).masked_fill(~there, torch.inf)
-            # A point is the nearest to itself, also where others lie at the same place.
-            square = square.masked_fill(keys == queries[:, None], -1.0)
+            square = self.squares(x[queries][:, None], others[keys]).masked_fill(~there, torch.inf)
+            if among:
+                # A point is the nearest to itself, also where others lie at the same place.
+                square = square.masked_fill(keys == queries[:, None], -1.0)
             if self.num_neighbours is not None and self.num_neighbours < keys.shape[1]:
                 square, nearest = square.topk(self.num_neighbours, largest=False)
                 keys = keys.gather(1, nearest)

@@ -1,4 +1,4 @@
-"""Points as positions of an attention: one cloud, or several that lie end to end."""
+"""Points of clouds, features of their edges, and layers on the points that a mask shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch import Tensor
 from escnn_attention.geometry.at_once import all_at_once
 from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
-from escnn_attention.geometry.windows import Blocks, Positions
 
 __all__ = [
-    "Cloud",
     "PointLayer",
     "Points",
     "among",
@@ -25,43 +23,22 @@ __all__ = [
 ]
 
 
-class Cloud(Positions):
-    r"""One cloud in which every point sees every other, for the backends of :mod:`escnn_attention.functional`.
+class Points:
+    """Points of clouds that lie end to end, and which keys each of them sees.
 
     Args:
-        coords: ``(N, d)``, in the units in which the encoding measures, of several clouds of one size end to end where
-            encodings factorise. Gradients flow to them.
-    """
-
-    def __init__(self, coords: Tensor):
-        self.coordinates = coords
-        self.num_positions = coords.shape[0]
-        self.scale = 1.0
-        self.complete = True
-
-    @property
-    def offsets(self) -> Tensor:  # type: ignore[override]
-        """The offsets ``(N · N, d)`` of every key from every query; made when they are asked for."""
-        return (self.coordinates - self.coordinates[:, None]).flatten(0, 1)
-
-    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return queries * self.num_positions + keys
-
-    def blocks(self, max_queries: int) -> Blocks:
-        raise NotImplementedError("a cloud is for backends that do not work in blocks: dense, reference")
-
-
-class Points(Positions):
-    """Points of clouds that lie end to end, and who sees whom.
-
-    Args:
-        coordinates: ``(N, ...)``, what a bias sees of every point, in the units in which the encoding measures.
+        coordinates: ``(N, ...)``, the coordinates of each point as a bias takes them, in the units of the encoding.
         places: ``(N, d)``, where neighbours are searched.
         edge_index: ``(2, E)``, from keys to queries; None for those of the rule.
         batch: ``(N,)``, the number of the cloud of each point; None for a single cloud.
         rule: by which points are neighbours.
         edge_attr: features of the edges, ``(E, F)``, or of all pairs of points of each cloud, ``(B, n, n, F)``; None
             without.
+
+    Attributes:
+        number: N.
+        whole: whether every point sees its whole cloud.
+        coordinates, edge_attr: the arguments.
     """
 
     def __init__(
@@ -73,25 +50,26 @@ class Points(Positions):
         rule: Neighbourhood,
         edge_attr: Tensor | None = None,
     ):
-        self.coordinates = coordinates
-        self.num_positions = coordinates.shape[0]
-        self.scale = 1.0
-        self.complete = True  # What fills up keeps values that are not finite apart.
-        self.batch = batch
-        self.edge_index, self.edge_attr = edge_index, edge_attr
+        self.coordinates, self.number = coordinates, coordinates.shape[0]
+        self.batch, self.edge_index, self.edge_attr = batch, edge_index, edge_attr
+        self.whole = edge_index is None and rule.radius is rule.num_neighbours is None
         self._places, self._rule = places, rule
         in_tables = edge_attr is not None and edge_index is None
         self._ranks = cached(ranks, batch, None, places) if in_tables else None
 
     @property
-    def whole(self) -> bool:
-        """Whether every point sees its whole cloud."""
-        return self.edge_index is None and self._rule.is_global
+    def mean_size(self) -> float:
+        """The points of a cloud, on average; where every point sees its whole cloud, and 0 elsewhere."""
+        if not self.whole or self.batch is None:
+            return self.number if self.whole else 0
+        return self.number / max(1, len(self.clouds().sizes))
 
-    def neighbours(self) -> Neighbours:
-        """Which points each point sees."""
+    def neighbours(self, keys: Points) -> Neighbours:
+        """The keys that each point sees, among these points or others."""
         if self.edge_index is not None:
-            return kept(Lists, self.edge_index, self.num_positions, self.edge_attr is not None)
+            return kept(Lists, self.edge_index, self.number, keys.number, self.edge_attr is not None)
+        if keys is not self:
+            return cached(Neighbourhood.between, self._rule, self._places, self.batch, keys._places, keys.batch)
         if self.whole:
             return self.clouds()
         # The rule of another layer may be equal.
@@ -100,7 +78,7 @@ class Points(Positions):
     def clouds(self) -> WholeClouds:
         """The clouds of all points."""
         if self.batch is None:
-            return cached(WholeClouds.single, self.num_positions, self._places.device)
+            return WholeClouds.single(self.number, self._places.device)
         return kept(WholeClouds, self.batch)
 
     def at_once(self) -> Chunk:
@@ -119,12 +97,6 @@ class Points(Positions):
         assert self.edge_attr is not None
         assert self._ranks is not None
         return pair_rows(some.queries, some.keys, self.batch, self._ranks, self.edge_attr.shape[1])
-
-    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        raise NotImplementedError("points of several clouds have no table of offsets")
-
-    def blocks(self, max_queries: int) -> Blocks:
-        raise NotImplementedError("points are taken in chunks of their neighbours")
 
 
 def ranks(batch: Tensor | None, mask: Tensor | None, coords: Tensor) -> Tensor:

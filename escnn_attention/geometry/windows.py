@@ -1,10 +1,4 @@
-r"""Where features live, and which of them see each other.
-
-Attention asks three things of a set of positions: the continuous offsets :math:`\Delta = x' - x` that occur between a
-query and its keys, the row of that table which belongs to a pair, and a way to walk through the queries in blocks whose
-keys fit in a bounded part of memory. :class:`Positions` is that interface; :class:`Window` is the neighbourhood of a
-query on a grid.
-"""
+"""Windows, the neighbourhoods of queries on a grid, and blocks of queries that share their keys."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Blocks", "Positions", "Window", "WindowShape"]
+__all__ = ["Blocks", "Window", "WindowShape"]
 
 WindowShape = str
 """``"square"``, ``"disc"``, or ``"disc m"``: see :class:`Window`. Strings, since they are arguments of operators."""
@@ -82,41 +76,3 @@ class Blocks(ABC):
         ``(stop - start, Q, S)``, or ``(1, Q, S)`` where all blocks agree; -1 where the key is not in the query's
         neighbourhood. Pairs with a -1 in ``queries`` or ``keys`` hold anything.
         """
-
-
-class Positions(ABC):
-    """N positions and their neighbourhoods.
-
-    Attributes:
-        num_positions: N.
-        offsets: ``(L, d)``; the offsets that occur, in units of the window's reach: within [-1, 1] along the axes.
-        coordinates: ``(N, d)``; the positions themselves, relative to the centre, in units of half the extent.
-        scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
-            the difference of their coordinates.
-        complete: whether every position sees every other.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
-        >>> grid = Grid((1, 4), Window(3))
-        >>> grid.num_positions, grid.complete
-        (4, False)
-        >>> row = grid.rows(torch.tensor(0), torch.arange(4))  # what the first position sees of each
-        >>> (row >= 0).tolist(), grid.offsets[row[1], 0].item()
-        ([True, True, False, False], 1.0)
-    """
-
-    num_positions: int
-    offsets: Tensor
-    coordinates: Tensor
-    scale: float
-    complete: bool
-
-    @abstractmethod
-    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
-
-    @abstractmethod
-    def blocks(self, max_queries: int) -> Blocks:
-        """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.encodings import Encoding, PairKernel
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.cache import shared_geometry
 from escnn_attention.geometry.relations import LiftedMotion, Relation
 from escnn_attention.models.cloud_network import CloudNetwork

@@ -19,7 +19,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.functional import QueryMode, check_backend
+from escnn_attention.functional import ON_GRIDS, QueryMode
 from escnn_attention.geometry.windows import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.nn.arguments import (
@@ -352,7 +352,7 @@ class DilationSelfAttention(PlainModule):
                 heads.write(of_scale),
                 encoding.bind(dimension, heads.number, heads.channels, num_poses),
                 GroupTables(group.action[group.inverse], group.quotient),
-                AttentionMode(query, "all", check_probability("dropout", dropout), check_backend(backend)),
+                AttentionMode(query, "all", check_probability("dropout", dropout), ON_GRIDS.check(backend)),
                 [scaled_window(kernel_size, shape, s, dimension, kind=windows, weighted=haar) for s in values],
                 needs,
                 interval=seen,

@@ -11,7 +11,7 @@ from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import KeyMode
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields
 from escnn_attention.plain.projections import FromPoses, HeadModule, ProjectionKind, Scalars, ToPoses

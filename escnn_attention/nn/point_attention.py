@@ -12,7 +12,7 @@ from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention.equivariance.report import features_of_pairs
-from escnn_attention.functional import check_backend
+from escnn_attention.functional import BETWEEN_POINTS
 from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_if_one, numbers_of
-from escnn_attention.geometry.points import Points, ranks
+from escnn_attention.geometry.points import ranks
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.module import FieldModule
@@ -36,7 +36,7 @@ def check_points_mode(query: str, normalization: str, keys: str = "all", backend
     check_option("query", query, ("own", "all"))
     check_option("keys", keys, ("all", "own"))
     check_option("normalization", normalization, ("softmax", "count"))
-    check_backend(backend, Points)
+    BETWEEN_POINTS.check(backend)
 
 
 def check_edge_dim(edge_dim: int | None) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel, as_encoding
-from escnn_attention.functional import KeyMode, QueryMode, check_backend
+from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
 from escnn_attention.geometry.orbits import Orbits
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers, mass
@@ -308,7 +308,7 @@ class GroupSelfAttention(MaskedModule):
             bind(encoding, heads, seen, num_poses, poses=poses),
             tables,
             seen,
-            AttentionMode(query, keys, check_probability("dropout", dropout), check_backend(backend), shared_scores),
+            AttentionMode(query, keys, check_probability("dropout", dropout), ON_GRIDS.check(backend), shared_scores),
             needs,
             query_weight=weight,
             transformation=random_transformation(in_type, out_type, group),

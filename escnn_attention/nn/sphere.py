@@ -16,7 +16,7 @@ from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood, numbers_of
 from escnn_attention.geometry.relations import Offset
 from escnn_attention.groups.fibers import FrameSegment, columns_of, invariant_vectors

@@ -14,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.functional.registry import BACKENDS, Backend, compute
-from escnn_attention.geometry.points import Points
-from escnn_attention.geometry.windows import Positions
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, Backend, GridCall, PointCall
+from escnn_attention.functional.call import Call
+from escnn_attention.geometry.grid import Grid
 
 __all__ = ["LayerSummary", "Summary", "summary"]
 
@@ -217,48 +216,53 @@ def _keeper(name: str, outputs: dict[str, Tensor]) -> Any:
 def _counted(network: torch.nn.Module, counter: FlopCounterMode) -> Iterator[None]:
     """Count the attentions of a network in this block instead of computing them."""
 
-    def attention(call: Call) -> Tensor:
+    def note(operations: int) -> None:
         for module in set(counter.mod_tracker.parents):
-            counter.flop_counts[module][_COUNTING] += _operations(call)
-        if call.values is not None:  # which become something else than a sum
-            return compute(call)
-        return call.v.new_zeros(*call.q.shape[:3], call.bias.num_poses, call.v.shape[-1])
+            counter.flop_counts[module][_COUNTING] += operations
+
+    def on_grids(call: GridCall) -> Tensor:
+        note(_operations(call, call.q.shape[1] * _pairs_on(call.query_grid)))
+        return call.v.new_zeros(*call.q.shape[:3], call.num_poses, call.v.shape[-1])
+
+    def between_points(call: PointCall) -> Tensor:
+        chunks = call.query_points.neighbours(call.key_points).chunks(_CHUNK)
+        pairs = sum(int(((c.queries >= 0).sum(-1) * (c.keys >= 0).sum(-1)).sum()) for c in chunks)
+        note(_operations(call, pairs))
+        if call.values is not None:  # a kernel in place of a sum
+            return BETWEEN_POINTS.compute(call)
+        return call.v.new_zeros(*call.q.shape[:3], call.num_poses, call.v.shape[-1])
 
     attending = [m for m in network.modules() if isinstance(getattr(m, "backend", None), str)]
     before = [(module, module.backend) for module in attending]
-    names = (_COUNTING, f"points/{_COUNTING}")
     try:
-        BACKENDS.update({name: Backend(attention, isolates_nonfinite=True, folds=False) for name in names})
+        ON_GRIDS.backends[_COUNTING] = Backend(on_grids, isolates_nonfinite=True, folds=False)
+        BETWEEN_POINTS.backends[_COUNTING] = Backend(between_points, isolates_nonfinite=True, folds=False)
         for module in attending:
             module.backend = _COUNTING  # type: ignore[assignment]
         yield
     finally:
         for module, backend in before:
             module.backend = backend
-        for name in names:
-            BACKENDS.pop(name, None)
+        for registry in (ON_GRIDS, BETWEEN_POINTS):
+            registry.backends.pop(_COUNTING, None)
 
 
-def _operations(call: Call) -> int:
-    """The operations of the scores and of the sums of the values, 2 C each for a pair."""
-    heads, images, _, query_poses, channels = call.q.shape
+def _operations(call: Call, pairs: int) -> int:
+    """The operations of the scores and of the sums of the values, 2 C each for a pair of positions and of poses."""
+    heads, _, _, query_poses, channels = call.q.shape
     seen = 1 if call.keys == "own" else call.k.shape[3]
     asking = query_poses if call.query == "all" else 1
-    images = 1 if isinstance(call.positions, Points) else images
-    return 4 * channels * heads * images * call.bias.num_poses * asking * seen * _pairs(call.positions)
+    return 4 * channels * heads * call.num_poses * asking * seen * pairs
 
 
-def _pairs(positions: Positions) -> int:
-    """The number of pairs of a query and a key."""
-    if isinstance(positions, Points):
-        chunks = positions.neighbours().chunks(_CHUNK)
-        return sum(int(((c.queries >= 0).sum(-1) * (c.keys >= 0).sum(-1)).sum()) for c in chunks)
-    number = positions.num_positions
-    if positions.complete:
+def _pairs_on(grid: Grid) -> int:
+    """The number of pairs of a query and a key on a grid."""
+    number = grid.num_positions
+    if grid.complete:
         return number * number
     keys = torch.arange(number)
     step = max(1, _CHUNK // number)
-    return sum(int((positions.rows(q[:, None], keys) >= 0).sum()) for q in keys.split(step))
+    return sum(int((grid.rows(q[:, None], keys) >= 0).sum()) for q in keys.split(step))
 
 
 def _row(name: str, module: torch.nn.Module, out: Tensor, operations: int) -> LayerSummary:

@@ -16,7 +16,7 @@ from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.windows import Positions, Window, WindowShape
+from escnn_attention.geometry.windows import Window, WindowShape
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, rows_of
 
@@ -149,12 +149,12 @@ class DilationAttention(HeadModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x, self.positions(x))
 
-    def positions(self, x: Tensor, frame: Tensor | None = None) -> list[Positions]:
+    def positions(self, x: Tensor, frame: Tensor | None = None) -> list[Grid]:
         """The grid of features with the window of each scale; transformed by ``frame``, see :class:`Grid`."""
         shape, dtype = tuple(x.shape[2:]), self.inverse_action.dtype
         return [Grid(shape, window, dtype=dtype, device=x.device, frame=frame) for window in self.windows]
 
-    def attend(self, x: Tensor, positions: Sequence[Positions]) -> Tensor:
+    def attend(self, x: Tensor, positions: Sequence[Grid]) -> Tensor:
         """The layer on features that lie at the given positions, which have the window of each scale."""
         q, k, v = self._project(x)
         outputs = []
@@ -190,7 +190,7 @@ class DilationAttention(HeadModule):
         """
         return k if self.interval is None else torch.cat(k[:, :, scale : scale + self.interval].unbind(2), dim=3)
 
-    def _terms(self, scale: int, positions: Positions) -> PositionalBias:
+    def _terms(self, scale: int, positions: Grid) -> PositionalBias:
         seen = len(self.windows[scale : scale + (self.interval or 1)]) * len(self.quotient)
         inverse = self.inverse_action * self.units[scale]
         log_measure = self._buffers.get("log_measure")

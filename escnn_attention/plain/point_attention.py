@@ -17,8 +17,8 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.all_poses import FromAllPoses
 from escnn_attention.encodings.bias import EncodingBias
 from escnn_attention.encodings.needs import Needs
-from escnn_attention.functional import KeyMode, QueryMode, compute
-from escnn_attention.functional.grid.call import Call, Normalization
+from escnn_attention.functional import BETWEEN_POINTS, KeyMode, PointCall, QueryMode
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.functional.points.weights import Values
@@ -256,7 +256,7 @@ class PointAttention(PointModule, HeadModule):
 
     def attend(self, x: Tensor, positions: Points, measure: Tensor | None) -> Tensor:
         """The layer on features ``(N, in)`` at the given points: ``(N, out)``."""
-        y = compute(self.call(x, positions, measure), self.backend)
+        y = BETWEEN_POINTS.compute(self.call(x, positions, measure), self.backend)
         if self.shared_scores:
             y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
@@ -264,32 +264,41 @@ class PointAttention(PointModule, HeadModule):
         out: Tensor = self.project_out(y).squeeze(0)
         return out
 
-    def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> Call:
+    def call(self, x: Tensor, positions: Points, measure: Tensor | None) -> PointCall:
         """The attention to compute, of features ``(N, in)`` at the given points."""
         check_edge_attr(positions.edge_attr, positions.edge_index, self.edge_dim)
         q, k, v = self.to_heads(x.unsqueeze(0))
-        dropout = self.dropout if self.training else 0.0
+        query, keys = self.query, self.keys
+        values = None
         if self.shared_scores:
             # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
             q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
-            bias = self._bias_of_all_poses(measure)
-            return Call(q, k, v, positions, bias, "own", "all", dropout, self.normalization, None, self.edge_readout)
-        # A single query without a pose contributes to every output pose by itself.
-        query: QueryMode = "all" if q.shape[3] == 1 else self.query
-        tables = PairTables(
-            relate=self.relate(),
-            inverse_action=self.inverse_action,
-            quotient=self.quotient,
-            relative=self.relative,
+            query, keys, bias = "own", "all", self._bias_of_all_poses(measure)
+        else:
+            # A single query without a pose contributes to every output pose by itself.
+            query = "all" if q.shape[3] == 1 else query
+            tables = PairTables(
+                relate=self.relate(),
+                inverse_action=self.inverse_action,
+                quotient=self.quotient,
+                relative=self.relative,
+                query=query,
+                keys=keys,
+                log_measure=self._log_measure(measure),
+                halves=self._halves(),
+                offsets=self.sees_offsets,
+            )
+            values = None if self.values is None else self.values.bind(self.quotient, self.relative)
+            bias = self.encoding.pair_bias(tables)
+        return PointCall(
+            *(q, k, v, bias, positions, positions),
             query=query,
-            keys=self.keys,
-            log_measure=self._log_measure(measure),
-            halves=self._halves(),
-            offsets=self.sees_offsets,
+            keys=keys,
+            dropout=self.dropout if self.training else 0.0,
+            normalization=self.normalization,
+            values=values,
+            edges=self.edge_readout,
         )
-        values = None if self.values is None else self.values.bind(self.quotient, self.relative)
-        bias = self.encoding.pair_bias(tables)
-        return Call(q, k, v, positions, bias, query, self.keys, dropout, self.normalization, values, self.edge_readout)
 
     def _bias_of_all_poses(self, measure: Tensor | None) -> PairBias:
         """The bias of a single pose that has the channels of all."""

@@ -13,10 +13,9 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.all_poses import FromAllPoses
 from escnn_attention.encodings.bias import positional_bias
 from escnn_attention.encodings.needs import Needs
-from escnn_attention.functional import KeyMode, PositionalBias, QueryMode, compute, probabilities
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.windows import Positions, Window
+from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
+from escnn_attention.geometry.grid import Grid, kept_grid
+from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
@@ -124,12 +123,12 @@ class SelfAttention(HeadModule):
         y = self.attend(x, self.positions(x), element, mask.flatten(1))
         return y.masked_fill(~mask.unsqueeze(1), 0.0)
 
-    def positions(self, x: Tensor) -> Positions:
+    def positions(self, x: Tensor) -> Grid:
         """The grid of a tensor of features."""
-        return Grid(tuple(x.shape[2:]), self.window, dtype=self.inverse_action.dtype, device=x.device)
+        return kept_grid(x.shape[2:], self.window, self.inverse_action.dtype, x.device)
 
     def attend(
-        self, x: Tensor, positions: Positions, element: LieElement | None = None, mask: Tensor | None = None
+        self, x: Tensor, positions: Grid, element: LieElement | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """The layer on features ``(B, in, *space)`` at the given positions, its samples transformed by an element.
 
@@ -139,7 +138,7 @@ class SelfAttention(HeadModule):
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
         call = self.call(x, positions, element)
-        y = compute(call if mask is None else replace(call, bias=_hidden(call.bias, mask)), self.backend)
+        y = ON_GRIDS.compute(call if mask is None else replace(call, bias=_hidden(call.bias, mask)), self.backend)
         if self.shared_scores:
             y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
@@ -160,7 +159,7 @@ class SelfAttention(HeadModule):
         p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.
         return p.reshape(*p.shape[:6], *x.shape[2:])
 
-    def call(self, x: Tensor, positions: Positions, element: LieElement | None = None) -> Call:
+    def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
         q, k, v = self.to_heads(rows_of(x))
         dropout = self.dropout if self.training else 0.0
@@ -172,9 +171,9 @@ class SelfAttention(HeadModule):
             # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
             q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
             query, keys = "own", "all"
-        return Call(q, k, v, positions, bias, query, keys, dropout)
+        return GridCall(q, k, v, bias, positions, positions, query=query, keys=keys, dropout=dropout)
 
-    def bias(self, positions: Positions, element: LieElement | None = None) -> PositionalBias:
+    def bias(self, positions: Grid, element: LieElement | None = None) -> PositionalBias:
         """What the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
         if self.shared_scores:

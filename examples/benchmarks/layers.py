@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from escnn_attention.functional import backends_for
+from escnn_attention.functional import ON_GRIDS
 from examples.benchmarks.measure import Subject
 from examples.benchmarks.references import gsa
 from examples.benchmarks.report import Report, Run
@@ -151,7 +151,7 @@ def layers(run: Run) -> Report:
 def backends(run: Run) -> Report:
     """The layers with every backend except the reference, and whether "auto" chooses the fastest."""
     report, cases = Report("backends", run), QUICK if run.quick else CASES
-    names = ["auto", *(name for name in backends_for() if name != "reference")]
+    names = ["auto", *(name for name in ON_GRIDS.backends if name != "reference")]
     report.measure({f"{case.name}, {name}": case.ours(name) for case in cases for name in names})
     report.notes = [note for note in report.notes if "cannot serve this call" not in note]
     rows = []

@@ -16,13 +16,13 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from escnn_attention.plain import self_attention
+from escnn_attention.functional import ON_GRIDS
 from escnn_attention.plain.norms import LayerNorm
 from escnn_attention.plain.pose_linear import PoseLinear
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
 
 _KINDS = ("attention", "projections", "norms", "activations", "optimizer")
-_MARKED = [(self_attention, "compute", "attention"), (LayerNorm, "forward", "norms")]
+_MARKED = [(ON_GRIDS, "compute", "attention"), (LayerNorm, "forward", "norms")]
 _MARKED += [(torch.nn.SiLU, "forward", "activations")]
 _MARKED += [(layer, "forward", "projections") for layer in (ToPoses, FromPoses, Scalars, PoseLinear, torch.nn.Linear)]
 _MARK = "benchmark: "

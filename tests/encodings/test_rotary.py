@@ -11,7 +11,7 @@ from escnn.nn import GeometricTensor
 
 from escnn_attention import GroupSelfAttention, PointSelfAttention, RotaryEncoding
 from escnn_attention.functional import attention, probabilities
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.windows import Window
 from tests import spaces
 from tests.functional.cases import case
@@ -67,7 +67,7 @@ def test_rotated_values_by_loops():
     terms_of = case(2, 2, 2, (2, 3), Window(3), {"rotary"}, heads=1, batch=1, channels=3)
     (q, k, v), grid, terms = terms_of
     terms = replace(terms, rotates_values=True)
-    p = probabilities(Call(q, k, v, grid, terms))[0, 0, :, :, 0]  # positions, poses, keys, poses of keys
+    p = probabilities(GridCall(q, k, v, terms, grid, grid))[0, 0, :, :, 0]  # positions, poses, keys, poses of keys
     expected = torch.zeros(6, 2, 3, dtype=torch.float64)
     for x, h, y, r in itertools.product(range(6), range(2), range(6), range(2)):
         row = int(grid.rows(torch.tensor(x), torch.tensor(y)))

@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
-from escnn_attention.functional import backends_for
+from escnn_attention.functional import ON_GRIDS
 from examples.benchmarks import curves, files, growth, measure, points, profile
 from examples.benchmarks.cli import COMMANDS, app
 from examples.benchmarks.curves import Curve, follow, show, slope
@@ -100,7 +100,7 @@ def test_backends(quickly, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     stored = quickly("backends")[1]["backends"]
     assert stored["notes"] == []
-    names = {"auto", *backends_for()} - {"reference"}
+    names = {"auto", *ON_GRIDS.backends} - {"reference"}
     assert stored["results"].keys() == {f"{case.name}, {name}" for case in QUICK for name in names}
     local, everywhere = (case.name for case in QUICK)
     for case, name, served in (

@@ -3,9 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
-from escnn_attention.functional import BACKENDS, PositionalBias, Waves, attention
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.functional.grid.fold import fold
+from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves, attention
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 
@@ -78,7 +77,7 @@ def outputs_and_gradients(backend, tensors, grid, terms, query, keys="all", drop
 
 def refusal(backend, tensors, grid, terms, query, keys="all", dropout=0.0):
     """Why a backend cannot serve a call, or None."""
-    call, _ = fold(Call(*tensors, grid, terms, query, keys, dropout))
+    call, _ = ON_GRIDS.fold(GridCall(*tensors, terms, grid, grid, query=query, keys=keys, dropout=dropout))
     return BACKENDS[backend].why_unsupported(call)
 
 

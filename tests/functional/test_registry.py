@@ -1,9 +1,11 @@
-"""The dispatcher."""
+"""The backends, and the choice among them."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from escnn_attention.functional import BACKENDS, Backend, PositionalBias, attention, backends_for, registry
+from escnn_attention.functional import BACKENDS, ON_GRIDS, Backend, PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 
@@ -25,7 +27,7 @@ def test_a_backend_that_refuses_says_why_and_auto_passes_it_over(monkeypatch):
         raise AssertionError("called all the same")
 
     monkeypatch.setitem(BACKENDS, "picky", Backend(fail, lambda *_: "there is no Tuesday in the input"))
-    monkeypatch.setattr(registry, "preference", lambda *_: ("picky", "blocked"))
+    monkeypatch.setattr(ON_GRIDS, "preference", lambda _: ("picky", "blocked"))
     with pytest.raises(ValueError, match="backend: 'picky' cannot serve this call: there is no Tuesday"):
         attention(*arguments(), backend="picky")
     torch.testing.assert_close(attention(*arguments()), attention(*arguments(), backend="reference"))
@@ -43,11 +45,26 @@ def test_own_poses_are_those_of_the_output():
     [("cpu", ("native", "blocked")), ("cuda", ("triton", "dense", "blocked")), ("mps", ("blocked",))],
 )
 def test_what_is_tried_first_on_a_device(device, names):
-    assert registry.preference(Grid, device) == names
+    assert ON_GRIDS.preference(device) == names
+
+
+def test_a_backend_is_chosen_once_for_calls_of_a_kind(monkeypatch):
+    asked = []
+    watched = replace(BACKENDS["blocked"], why_unsupported=lambda call: asked.append(call.q.shape))
+    monkeypatch.setitem(BACKENDS, "blocked", watched)
+    for n in (5, 5, 6, 5):
+        attention(*arguments(n), backend="blocked")
+    assert [shape[2] for shape in asked] == [5, 6]
+    with torch.no_grad():
+        attention(*arguments(), backend="blocked")
+    assert len(asked) == 3
+    monkeypatch.setitem(BACKENDS, "blocked", replace(watched, why_unsupported=lambda _: "it is closed"))
+    with pytest.raises(ValueError, match="it is closed"):
+        attention(*arguments(), backend="blocked")
 
 
 @pytest.mark.sampled(10)
-@pytest.mark.parametrize("backend", backends_for())
+@pytest.mark.parametrize("backend", ON_GRIDS.backends)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backend, value, which):
@@ -66,7 +83,7 @@ def test_values_that_are_not_finite_reach_those_who_see_them_and_no_others(backe
             assert not torch.isfinite(out[:, :, position]).all()
 
 
-@pytest.mark.parametrize("backend", backends_for())
+@pytest.mark.parametrize("backend", ON_GRIDS.backends)
 def test_one_position(backend):
     q, k, v, grid, terms = arguments(1, Window(9))
     torch.testing.assert_close(attention(q, k, v, grid, terms, backend=backend), v)

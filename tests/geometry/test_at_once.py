@@ -32,7 +32,7 @@ def times_seen(chunks: list[Chunk], number: int) -> torch.Tensor:
 
 def of_lists(coords, edges, batch, rule) -> torch.Tensor:
     points = Points(coords, coords, edges, batch, rule)
-    return times_seen(points.neighbours().chunks(2**20), len(coords))
+    return times_seen(points.neighbours(points).chunks(2**20), len(coords))
 
 
 @pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])

@@ -1,27 +1,18 @@
-"""Points as positions: all offsets of a cloud, and who sees whom in several."""
+"""Points, which of them see each other, and features of their edges."""
 
 import pytest
 import torch
 
 from escnn_attention.geometry.neighbours import Lists, Neighbourhood, WholeClouds
-from escnn_attention.geometry.points import Cloud, Points, among, features_of_shown, pair_rows, ranks
-
-
-def test_a_cloud_has_all_offsets():
-    x = torch.randn(4, 3)
-    cloud = Cloud(x)
-    i, j = torch.tensor([1, 2]), torch.tensor([3, 0])
-    torch.testing.assert_close(cloud.offsets[cloud.rows(i, j)], x[j] - x[i])
-    with pytest.raises(NotImplementedError, match="dense"):
-        cloud.blocks(3)
+from escnn_attention.geometry.points import Points, among, features_of_shown, pair_rows, ranks
 
 
 def test_points_see_their_clouds_or_those_of_their_edges():
     x, batch = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 1])
     points = Points(x, x, None, batch, Neighbourhood())
     assert points.whole
-    assert isinstance(points.neighbours(), WholeClouds)
-    assert points.neighbours() is points.clouds() is Points(x, x, None, batch, Neighbourhood()).clouds()
+    assert isinstance(points.neighbours(points), WholeClouds)
+    assert points.neighbours(points) is points.clouds() is Points(x, x, None, batch, Neighbourhood()).clouds()
     assert points.clouds().sizes == [3, 2]
     assert Points(x, x, None, None, Neighbourhood()).clouds().sizes == [5]
     for other in (
@@ -29,12 +20,7 @@ def test_points_see_their_clouds_or_those_of_their_edges():
         Points(x, x, None, batch, Neighbourhood(num_neighbours=2)),
     ):
         assert not other.whole
-        assert isinstance(other.neighbours(), Lists)
-    index = torch.arange(5)
-    with pytest.raises(NotImplementedError, match="no table of offsets"):
-        points.rows(index, index)
-    with pytest.raises(NotImplementedError, match="chunks"):
-        points.blocks(3)
+        assert isinstance(other.neighbours(other), Lists)
 
 
 BATCH = torch.tensor([1, 0, 1, 1, 0, 2, 1])

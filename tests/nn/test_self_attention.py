@@ -27,7 +27,7 @@ from escnn_attention import (
     PointTransformerBlock,
     TransformerBlock,
 )
-from escnn_attention.functional import backends_for
+from escnn_attention.functional import ON_GRIDS
 from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.groups.fibers import fibers
 from tests import spaces
@@ -457,8 +457,8 @@ class TestEquivariance:
             assert grid_error(layer, x) < TOLERANCE
 
     @pytest.mark.sampled
-    # Interpreted, "triton" takes seconds for each of these: tests/functional/backends/test_triton.py has fewer.
-    @pytest.mark.parametrize("backend", sorted(set(backends_for()) - {"triton"}))
+    # Interpreted, "triton" takes seconds for each of these: tests/functional/grid/test_triton.py has fewer.
+    @pytest.mark.parametrize("backend", sorted(set(ON_GRIDS.backends) - {"triton"}))
     @pytest.mark.parametrize("query", ["own", "all", "lifting", "own keys"])
     @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
     @pytest.mark.parametrize("size", [None, 3])

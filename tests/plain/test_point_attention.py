@@ -23,7 +23,7 @@ from escnn_attention import (
     Samples,
     working_memory,
 )
-from escnn_attention.functional import BACKENDS
+from escnn_attention.functional import BETWEEN_POINTS
 from tests.nn.points import ENCODINGS, cloud, mixed, worst_error, written_out
 
 
@@ -228,7 +228,7 @@ def test_who_serves(monkeypatch):
     """The compiled loop, but for forces, which are differentiated twice."""
     from escnn_attention.functional.points import native as native_points
 
-    if native_points.why_unsupported_grid(torch.zeros(1)):
+    if native_points.why_unsupported(torch.zeros(1)):
         pytest.skip("no compiler")
     served = []
     attend = native_points.attend
@@ -251,13 +251,12 @@ def test_who_serves(monkeypatch):
         PointSelfAttention(in_type, in_type, head_fields=2, keys="own", backend="native").double()(x)
 
 
-@pytest.mark.parametrize("backend", ["dense", "reference"])
-def test_backends_for_whole_clouds_refuse_edges(backend):
+def test_fused_attention_refuses_edges():
     space = gspaces.rot2dOnR2(2)
     in_type = mixed(space)
-    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend=backend).double()
+    layer = PointSelfAttention(in_type, in_type, head_fields=2, encoding="none", backend="dense").double()
     layer(cloud(in_type, 4))
-    with pytest.raises(ValueError, match=f"backend: '{backend}' cannot"):
+    with pytest.raises(ValueError, match="backend: 'dense' cannot"):
         layer(cloud(in_type, 4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]))
 
 
@@ -266,9 +265,9 @@ def test_dense_is_chosen_for_large_clouds(monkeypatch):
     in_type = FieldType(space, 2 * [space.regular_repr])
     layer = PointSelfAttention(in_type, in_type, num_heads=1, encoding="fourier").double()
     calls = []
-    dense = BACKENDS["points/dense"]
+    dense = BETWEEN_POINTS.backends["dense"]
     watched = replace(dense, attention=lambda call: calls.append("dense") or dense.attention(call))
-    monkeypatch.setitem(BACKENDS, "points/dense", watched)
+    monkeypatch.setitem(BETWEEN_POINTS.backends, "dense", watched)
     x = cloud(in_type, 80)
     y = layer(x).tensor
     assert calls == ["dense"]
@@ -337,20 +336,6 @@ def test_forces_are_differentiated_once_more(encoding):
     assert coords.grad.isfinite().all()
     assert coords.grad.any()
     torch.testing.assert_close(layer(GeometricTensor(x.tensor, in_type, coords)).tensor, layer(x).tensor)
-
-
-def test_no_table_of_all_offsets_where_none_is_read(monkeypatch):
-    from escnn_attention.geometry.points import Cloud
-
-    sizes = []
-    offsets = Cloud.offsets.fget
-    monkeypatch.setattr(Cloud, "offsets", property(lambda self: sizes.append(self.num_positions) or offsets(self)))
-    space = gspaces.rot2dOnR2(4)
-    in_type = FieldType(space, [space.regular_repr])
-    for arguments in ({"encoding": "rotary", "num_neighbours": 3}, {"encoding": "rotary"}, {"encoding": "none"}):
-        layer = PointSelfAttention(in_type, in_type, head_fields=2, **arguments)
-        layer(GeometricTensor(torch.randn(64, 4), in_type, torch.randn(64, 2)))
-    assert max(sizes, default=0) <= 1
 
 
 @pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "2232", "absolute"])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
-from escnn_attention.geometry.windows import Positions
+from escnn_attention.functional.call import Call
+from escnn_attention.geometry.grid import Grid, GridPair
 
-__all__ = ["Call", "KeyMode", "Normalization", "PositionalBias", "QueryMode", "Waves"]
-
-QueryMode = Literal["own", "all"]
-KeyMode = Literal["all", "own"]
+__all__ = ["GridCall", "Heads", "PositionalBias", "Waves"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class PositionalBias:
             :math:`R(\Omega h^{-1}\Delta)\,v` is what is summed.
         absolute: whether the terms are added to the queries as well as to the keys. Where keys have more poses than
             queries, the first of them are those of the queries.
+        query_spatial: with ``absolute`` and keys at other positions than those of the queries, the function at the
+            positions of the queries, ``(M, |H|, N, C)``, where ``spatial`` is that at those of the keys.
         log_measure: :math:`\log\mu`, which is added to the scores; ``(P or 1, N or 1)``, for every pose and position of
             the keys, or ``(B, P or 1, N or 1)``, for each image. A key of measure 2 counts as two keys.
         log_window: ``(L,)``; the same for every row of the table of offsets.
@@ -93,13 +93,14 @@ class PositionalBias:
     log_measure: Tensor | None = None
     log_window: Tensor | None = None
     rotates_values: bool = False
+    query_spatial: Tensor | None = None
 
     @property
     def adds_to_keys(self) -> bool:
         """Whether the terms are vectors that are added to the keys, and nothing else."""
         return not self.absolute and self.rotary is self.log_measure is self.log_window is None
 
-    def explicit(self, positions: Positions) -> PositionalBias:
+    def explicit(self, positions: Grid | GridPair) -> PositionalBias:
         """The bias with its function of the offset as a table."""
         if self.waves is None:
             return self
@@ -116,40 +117,67 @@ class PositionalBias:
         return replace(self, spatial=pick(self.spatial), pose=pick(self.pose))
 
 
-Normalization = Literal["softmax", "count"]
+@dataclass(frozen=True)
+class Heads(Call):
+    """Queries, keys and values of one set of positions, with the terms that these and poses add to the scores.
+
+    Attributes:
+        bias: these terms.
+        q, k, v, query, keys, dropout: as in :class:`~escnn_attention.functional.call.Call`.
+    """
+
+    bias: PositionalBias
+
+    @property
+    def num_poses(self) -> int:
+        return self.bias.num_poses
+
+    @property
+    def one_set(self) -> bool:
+        return True
+
+    def key(self) -> Hashable | None:
+        return None
 
 
 @dataclass(frozen=True)
-class Call:
-    r"""One attention, in the layout that projections make and kernels read: heads, images, positions, poses, channels.
-
-    .. math::
-        \mathrm{out}(x, h) = \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
-            \mathrm{softmax}_{(x', \hat h)}(s_h(x, \tilde h; x', \hat h)) \; v(x', \hat h)
+class GridCall(Heads):
+    """Attention of the positions of one grid to those of another, or of one grid to itself.
 
     Attributes:
-        q: ``(M, B, N, J, C)``, the queries of M heads of C channels, in B images, at N positions and J poses.
-        k, v: ``(M, B, N, P, C)``, keys and values at P poses.
-        positions: where they lie and who sees whom.
-        bias: what positions and poses add to the scores: a :class:`PositionalBias` on grids, a
-            :class:`~escnn_attention.functional.points.bias.PairBias` between points.
-        query: the query poses Q(h) that contribute to an output pose h: ``"own"`` h, ``"all"`` all J.
-        keys: the key poses that a query pose attends to: ``"all"``, or ``"own"``, only itself, where there are several.
-        dropout: the probability with which a key is dropped from a query's attention.
-        normalization: ``"softmax"``; or, between points, ``"count"``, scores divided by the measure of the keys.
-        values: between points, what becomes of the values that are attended to; None for their sum.
-        edges: between points, ``(2, M, F)``: by what the features of an edge add to the scores of each head, and by
-            what they change the factor 1 of its weights; None without.
+        query_grid: the positions of the queries, and the window of keys that each of them sees.
+        key_grid: the positions of the keys; the same object where queries and keys are on one grid.
+        q, k, v, query, keys, dropout: as in :class:`~escnn_attention.functional.call.Call`.
+        bias: the terms that positions and poses add to the scores.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import ON_GRIDS, GridCall, PositionalBias
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> fine, coarse = Grid((4, 4), Window(3)), Grid((2, 2), Window(), spacing=2)
+        >>> q, k, v = (torch.randn(2, 1, n, 4, 8) for n in (16, 4, 4))  # 2 heads, 1 image, 4 poses, 8 channels
+        >>> ON_GRIDS.compute(GridCall(q, k, v, PositionalBias(4), fine, coarse)).shape
+        torch.Size([2, 1, 16, 4, 8])
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    positions: Positions
-    bias: Any
-    query: QueryMode = "own"
-    keys: KeyMode = "all"
-    dropout: float = 0.0
-    normalization: Normalization = "softmax"
-    values: Any = None
-    edges: Tensor | None = None
+    query_grid: Grid
+    key_grid: Grid
+
+    @property
+    def one_set(self) -> bool:
+        return self.key_grid is self.query_grid
+
+    @property
+    def offsets(self) -> Grid | GridPair:
+        """The offsets between queries and keys."""
+        return self.query_grid if self.one_set else GridPair(self.query_grid, self.key_grid)
+
+    def key(self) -> Hashable:
+        bias = self.bias
+        return (
+            *(self.q.shape, self.k.shape, self.q.dtype, self.q.device, self.query, self.keys, self.dropout),
+            *(self.query_grid.key, self.key_grid is self.query_grid, torch.is_grad_enabled()),
+            *(bias.num_poses, bias.absolute, bias.rotates_values, bias.spatial is None, bias.pose is None),
+            *(bias.waves is None, bias.rotary is None, bias.log_measure is None, bias.log_window is None),
+        )

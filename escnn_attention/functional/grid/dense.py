@@ -32,29 +32,24 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from escnn_attention.functional.autograd import is_transformed, recompute
-from escnn_attention.functional.grid.call import Call, PositionalBias, Waves
+from escnn_attention.functional.grid.call import GridCall, Heads, PositionalBias, Waves
 from escnn_attention.functional.grid.widen import MAX_CLASSES, join, merge, num_classes, widen, width
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.geometry.windows import Positions
+from escnn_attention.geometry.grid import Grid
 
-__all__ = ["ENTRIES_PER_CHUNK", "attention", "why_unsupported"]
+__all__ = ["ENTRIES_PER_CHUNK", "attention", "fused", "why_no_kernel", "why_unsupported"]
 
 ENTRIES_PER_CHUNK = 2**24
 """The number of entries of widened queries and keys that are held at once. 64 MB in float32."""
 
 
-def why_unsupported(call: Call) -> str | None:
+def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
-    q = call.q
-    if q.device.type not in ("cpu", "cuda"):
-        return f"it needs CPU or CUDA, got {q.device.type}"
-    if q.device.type == "cuda" and q.dtype == torch.float64:
-        return "on CUDA there is no fused kernel for float64"
-    if q.device.type == "cpu" and call.dropout > 0:
-        return "on CPU there is no fused kernel with dropout"
+    if reason := why_no_kernel(call.q, call.dropout):
+        return reason
     if call.bias.spatial is None:
         return None
-    classes = num_classes(call.positions)
+    classes = num_classes(call.query_grid)
     if classes is None:
         return "without a window it needs an encoding that factorises: Fourier, rotary, absolute, none"
     if classes > MAX_CLASSES:
@@ -62,25 +57,49 @@ def why_unsupported(call: Call) -> str | None:
     return None
 
 
-def attention(call: Call) -> Tensor:
+def why_no_kernel(q: Tensor, dropout: float) -> str | None:
+    """Why there is no fused kernel for these queries, if there is none."""
+    if q.device.type not in ("cpu", "cuda"):
+        return f"it needs CPU or CUDA, got {q.device.type}"
+    if q.device.type == "cuda" and q.dtype == torch.float64:
+        return "on CUDA there is no fused kernel for float64"
+    if q.device.type == "cpu" and dropout > 0:
+        return "on CPU there is no fused kernel with dropout"
+    return None
+
+
+def attention(call: GridCall) -> Tensor:
     """Attention by PyTorch's fused kernels: see :func:`escnn_attention.functional.attention`."""
-    q, k, v, positions = call.q, call.k, call.v, call.positions
+    grid = call.query_grid
+    return fused(call, grid.coordinates, grid.scale, grid)
+
+
+def fused(call: Heads, points: Tensor, scale: float = 1.0, grid: Grid | None = None) -> Tensor:
+    """Fused attention of one set of positions.
+
+    Args:
+        call: after folding.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
+        scale: their unit.
+        grid: where the positions are one, which may have a window.
+    """
+    q, k, v = call.q, call.k, call.v
     num_poses, channels = call.bias.num_poses, q.shape[-1]
     bias, mode = merge(call.bias, call.query, k.shape[3])
     tiles, reached = None, None
-    if num_classes(positions) is not None:
-        tiles = _Tiles.of(positions)
+    if grid is not None and num_classes(grid) is not None:
+        tiles = _Tiles.of(grid)
         k, reached = tiles.isolate_nonfinite(k)
 
     def chunk(images: slice, poses: slice) -> Tensor:
         own = q[:, images, :, poses] if mode == "own" else q[:, images]
-        wide = widen(own, k[:, images], positions, _of_poses(bias, poses), mode)
+        wide = widen(own, k[:, images], _of_poses(bias, poses), mode, points, scale, grid)
         return _attend(*wide, v[:, images], tiles, 1 / math.sqrt(channels), call.dropout)
 
     # The vectors that one output pose of one image takes: of queries and of keys.
     places = (q.shape[2], k.shape[2]) if tiles is None else (tiles.queries.numel(), tiles.keys.numel())
     vectors = len(q) * ((q.shape[3] if mode == "all" else 1) * places[0] + k.shape[3] * places[1])
-    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width(channels, positions, bias))
+    fit = chunk_size(ENTRIES_PER_CHUNK, q.element_size(), copies=1) // (vectors * width(channels, grid, bias))
     out = join(_in_chunks(chunk, q.shape[1], bias.num_poses, fit, call.dropout), call.query, mode, num_poses)
     return out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
 
@@ -202,8 +221,8 @@ class _Tiles:
     place: Tensor
 
     @classmethod
-    def of(cls, positions: Positions) -> _Tiles:
-        blocks = positions.blocks(1)
+    def of(cls, grid: Grid) -> _Tiles:
+        blocks = grid.blocks(1)
         seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0)[:, None]
         seen = seen | (blocks.queries < 0)[:, :, None]
         return cls(blocks.queries.clamp(min=0), blocks.keys.clamp(min=0), seen, blocks.place)

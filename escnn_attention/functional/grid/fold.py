@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +24,40 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
-from escnn_attention.functional.grid.call import Call, PositionalBias, Waves
+from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
 from escnn_attention.functional.rotate import rotate
 
 __all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "of_images"]
 
-_Unfold = Callable[[Tensor], Tensor]
+Unfold = Callable[[Tensor], Tensor]
+
+_H = TypeVar("_H", bound=Heads)
 
 
-def fold(call: Call) -> tuple[Call, _Unfold]:
-    """The attention to compute instead, and what makes of its output that of the call."""
-    undo: list[_Unfold] = []
+def fold(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None = None) -> tuple[_H, Unfold | None]:
+    """The attention to compute instead, and what makes of its output that of the call; None where both are the same.
+
+    Args:
+        call: queries, keys and values.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``. Between two of
+            them an angle is that of their offset, so the origin may lie anywhere.
+        scale: their unit.
+        key_points: the positions of the keys, where these are others.
+    """
+    if call.bias.adds_to_keys and call.keys == "all":
+        return call, None
+    undo: list[Unfold] = []
     log_window = call.bias.log_window
     if call.bias.log_measure is not None or log_window is not None:
         call, unfold = fold_measure(call)
         undo.append(unfold)
-    if call.keys == "own":
+    if call.keys == "own" and call.k.shape[3] == 1:
+        call = replace(call, keys="all")
+    elif call.keys == "own":
         call, unfold = fold_keys(call)
         undo.append(unfold)
     if call.bias.absolute or call.bias.rotary is not None:
-        call, unfold = fold_frames(call)
+        call, unfold = fold_frames(call, points, scale, key_points)
         undo.append(unfold)
     if log_window is not None:
         call = replace(call, bias=_weigh_offsets(call.bias, log_window, call.q))
@@ -55,7 +70,7 @@ def fold(call: Call) -> tuple[Call, _Unfold]:
     return call, unfold_all
 
 
-def fold_keys(call: Call) -> tuple[Call, _Unfold]:
+def fold_keys(call: _H) -> tuple[_H, Unfold]:
     r"""Keys restricted to the query's pose, :math:`\hat h = \tilde h`: one head for each of these poses.
 
     In the own mode it is the output pose too. In the mode ``"all"`` each of the heads sees one query pose from all
@@ -64,12 +79,10 @@ def fold_keys(call: Call) -> tuple[Call, _Unfold]:
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import Heads
         >>> from escnn_attention.functional.grid.fold import fold_keys
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> call, unfold = fold_keys(Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(4), keys="own"))
+        >>> call, unfold = fold_keys(Heads(q, k, v, PositionalBias(4), keys="own"))
         >>> call.q.shape, unfold(call.q).shape  # 2 heads in 4 poses are 8 heads in one
         (torch.Size([8, 1, 25, 1, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
@@ -103,6 +116,7 @@ def fold_keys(call: Call) -> tuple[Call, _Unfold]:
         bias,
         num_poses=1 if own else bias.num_poses,
         spatial=per_pose(bias.spatial),
+        query_spatial=per_pose(bias.query_spatial),
         pose=pose,
         waves=waves,
         rotary=per_pose(bias.rotary),
@@ -116,19 +130,17 @@ def fold_keys(call: Call) -> tuple[Call, _Unfold]:
     return replace(call, q=q, k=k, v=v, bias=folded, keys="all"), unfold
 
 
-def fold_frames(call: Call) -> tuple[Call, _Unfold]:
+def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor | None = None) -> tuple[_H, Unfold]:
     """Absolute and rotary terms: one head for each output pose, in whose frame queries and keys are expressed.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import Heads
         >>> from escnn_attention.functional.grid.fold import fold_frames
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
         >>> rotary = PositionalBias(4, rotary=torch.randn(2, 4, 3, 2))  # 3 of the 4 pairs of channels are rotated
-        >>> call, unfold = fold_frames(Call(q, k, v, Grid((5, 5), Window(3)), rotary))
+        >>> call, unfold = fold_frames(Heads(q, k, v, rotary), torch.randn(25, 2))
         >>> call.q.shape, call.k.shape, unfold(call.q).shape
         (torch.Size([8, 1, 25, 1, 8]), torch.Size([8, 1, 25, 4, 8]), torch.Size([2, 1, 25, 4, 8]))
     """
@@ -139,8 +151,8 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
     k, v = call.k.unsqueeze(1), call.v.unsqueeze(1)
     if bias.absolute:
         if bias.spatial is not None:
-            seen = of_images(bias.spatial, q.shape[3]).unsqueeze(4)
-            q, k = (t + seen for t in (q, k))
+            of_queries = bias.spatial if bias.query_spatial is None else bias.query_spatial
+            q, k = (t + of_images(s, t.shape[3]).unsqueeze(4) for t, s in ((q, of_queries), (k, bias.spatial)))
         if bias.pose is not None:
             # In the own mode h̃ = h: the identity, seen from every pose.
             seen = bias.pose
@@ -153,15 +165,16 @@ def fold_frames(call: Call) -> tuple[Call, _Unfold]:
         k = k + bias.pose[:, :, None, None]
     if bias.rotary is not None:
         precise = working_precision(bias.rotary.dtype)
-        # Between two positions the angle is that of their offset, so the origin may lie anywhere.
-        points = call.positions.coordinates.to(precise)
-        points = points if call.positions.scale == 1 else points * call.positions.scale
-        with exactly(points.device.type):
-            angle = points @ bias.rotary.to(precise).transpose(-1, -2)
-        angle = of_images(angle, q.shape[3]).unsqueeze(4)
-        q, k = (rotate(t, angle) for t in (q, k))
+        frequencies = bias.rotary.to(precise).transpose(-1, -2)
+        angles = []
+        for x, t in ((points, q), (key_points, k)):
+            if x is not None:
+                x = x.to(precise) if scale == 1 else x.to(precise) * scale
+                with exactly(x.device.type):
+                    angles.append(of_images(x @ frequencies, t.shape[3]).unsqueeze(4))
+        q, k = rotate(q, angles[0]), rotate(k, angles[-1])
         if bias.rotates_values:
-            back, v = -angle, rotate(v, angle)
+            back, v = -angles[0], rotate(v, angles[-1])
     q, k, v = (t.expand(-1, num_poses, *t.shape[2:]).flatten(0, 1) for t in (q, k, v))
 
     def unfold(out: Tensor) -> Tensor:
@@ -178,7 +191,7 @@ def of_images(x: Tensor, positions: int) -> Tensor:
     return x.unflatten(2, (-1, positions))
 
 
-def fold_measure(call: Call) -> tuple[Call, _Unfold]:
+def fold_measure(call: _H) -> tuple[_H, Unfold]:
     r"""A measure of the keys: one more channel, in which queries are 1 and keys the logarithm of their measure.
 
     With C + 1 channels backends divide by :math:`\sqrt{C + 1}`, for which everything else makes up. For the measure of
@@ -187,13 +200,11 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import Heads
         >>> from escnn_attention.functional.grid.fold import fold_measure
-        >>> from escnn_attention.geometry.grid import Grid
-        >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
         >>> measured = PositionalBias(4, log_measure=torch.randn(4, 1))
-        >>> call, unfold = fold_measure(Call(q, k, v, Grid((5, 5), Window(3)), measured))
+        >>> call, unfold = fold_measure(Heads(q, k, v, measured))
         >>> call.q.shape, unfold(call.v).shape
         (torch.Size([2, 1, 25, 4, 9]), torch.Size([2, 1, 25, 4, 8]))
     """
@@ -210,11 +221,16 @@ def fold_measure(call: Call) -> tuple[Call, _Unfold]:
     def widened(table: Tensor | None) -> Tensor | None:
         return None if table is None else scale * F.pad(table, (0, 1))
 
-    if bias.log_window is not None:
-        bias = bias.explicit(call.positions)
     waves = bias.waves and Waves(bias.waves.frequencies, scale * F.pad(bias.waves.readout, (0, 0, 0, 1)))
-    spatial, pose = widened(bias.spatial), widened(bias.pose)
-    bias = replace(bias, spatial=spatial, pose=pose, waves=waves, log_measure=None, log_window=None)
+    bias = replace(
+        bias,
+        spatial=widened(bias.spatial),
+        query_spatial=widened(bias.query_spatial),
+        pose=widened(bias.pose),
+        waves=waves,
+        log_measure=None,
+        log_window=None,
+    )
 
     def unfold(out: Tensor) -> Tensor:
         return out[..., :channels]

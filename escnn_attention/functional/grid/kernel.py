@@ -16,8 +16,9 @@ from torch import Tensor
 from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
-from escnn_attention.functional.grid.call import Call, PositionalBias, QueryMode
+from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid, trimmed
 from escnn_attention.geometry.windows import Window, WindowShape
@@ -86,29 +87,26 @@ class Arguments(NamedTuple):
 _LEAVES = 8  # How many of the arguments have gradients.
 
 
-def why_unsupported_grid(call: Call) -> str | None:
+def why_unsupported_grid(call: GridCall) -> str | None:
     """Why no loop over a grid can serve a call."""
-    if not isinstance(call.positions, Grid):
-        return "it needs a grid"
-    if not call.positions.complete and not call.positions.shape:
+    if not call.query_grid.complete and not call.query_grid.shape:
         return "there is no base space for a window"
     return None
 
 
-def why_not_on_the_cpu(call: Call) -> str | None:
+def why_not_on_the_cpu(call: GridCall) -> str | None:
     """Why a backend that runs there cannot serve a call."""
     device = call.q.device
     return None if device.type == "cpu" else f"it runs on the CPU, and the tensors are on {device}"
 
 
-def why_not_a_table(call: Call) -> str | None:
+def why_not_a_table(call: GridCall) -> str | None:
     """Why a backend that goes over a window, or over a table of all offsets, cannot serve a call."""
     if reason := why_unsupported_grid(call):
         return reason
-    assert isinstance(call.positions, Grid)
-    if not call.positions.shape:
+    if not call.query_grid.shape:
         return "there is no base space for a window"
-    if call.positions.complete and call.bias.spatial is None:
+    if call.query_grid.complete and call.bias.spatial is None:
         return "without a window it needs an encoding that does not factorise: MLP, separable"
     return None
 
@@ -148,10 +146,9 @@ class GridLoop:
         self.packaged, self.laid_out = packaged, laid_out
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
 
-    def __call__(self, call: Call, chunk: int) -> Tensor:
+    def __call__(self, call: GridCall, chunk: int) -> Tensor:
         """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
-        positions, bias = call.positions, call.bias
-        assert isinstance(positions, Grid)
+        positions, bias = call.query_grid, call.bias
         window = positions.window
         cos = sin = readout = None
         if not positions.complete:
@@ -193,7 +190,7 @@ def _plainly(call: Arguments) -> Tensor:
     window = Window(call.kernel_size or None, call.window, call.dilation)
     grid = Grid(tuple(call.shape), window, device=call.q.device)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
-    return portable.attention(Call(call.q, call.k, call.v, grid, bias, query, dropout=call.dropout))
+    return portable.attention(GridCall(call.q, call.k, call.v, bias, grid, grid, query=query, dropout=call.dropout))
 
 
 def _everything_at_once(call: Arguments, query: QueryMode) -> Tensor:

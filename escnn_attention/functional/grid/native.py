@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.grid.call import Call, PositionalBias
+from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
     Arguments,
     GridLoop,
@@ -32,7 +32,6 @@ from escnn_attention.functional.native.arguments import Array, num_threads
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.packaged import PackagedLoop
 from escnn_attention.geometry.cache import constant_result, constant_tables
-from escnn_attention.geometry.grid import Grid
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
@@ -92,12 +91,11 @@ KERNEL = Kernel(FOLDER / "grids.cpp", "attention on grids", LoopArguments, LoopR
 _packaged_loop = PackagedLoop(KERNEL, FOLDER / "packaged_grids.cpp")
 
 
-def why_unsupported(call: Call) -> str | None:
+def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call."""
     if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
-    positions = call.positions
-    assert isinstance(positions, Grid)
+    positions = call.query_grid
     if positions.complete and call.bias.spatial is not None:
         if not positions.shape:
             return "there is no base space for a table of offsets"
@@ -106,10 +104,10 @@ def why_unsupported(call: Call) -> str | None:
     return why_not_built(working_precision(call.q.dtype))
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: GridCall) -> Tensor:
     """Attention by the compiled loop over grids: see :func:`escnn_attention.functional.attention`."""
     chunk = chunk_size(NUMBERS_PER_CHUNK, call.q.element_size(), copies=num_threads())
-    if not call.positions.complete or call.bias.spatial is not None:
+    if not call.query_grid.complete or call.bias.spatial is not None:
         return _loop(call, chunk)
     if call.query == "all" and call.q.shape[3] == 1:
         # One query for all output poses: there is nothing to sum.
@@ -120,7 +118,7 @@ def attention(call: Call) -> Tensor:
     return _loop(call, chunk)
 
 
-def _without_bias(call: Call, chunk: int) -> Tensor:
+def _without_bias(call: GridCall, chunk: int) -> Tensor:
     """Queries that all see the same, in whole groups, and once for all output poses."""
     number = math.prod(call.q.shape[2:4])
     q = F.pad(call.q.flatten(2, 3), (0, 0, 0, -number % _QUERY_GROUP)).unflatten(2, (-1, _QUERY_GROUP))

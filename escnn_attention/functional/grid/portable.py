@@ -19,7 +19,8 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import recompute
-from escnn_attention.functional.grid.call import Call, PositionalBias, QueryMode
+from escnn_attention.functional.call import QueryMode
+from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.windows import Blocks
 
@@ -29,17 +30,17 @@ SCORES_PER_CHUNK = 2**22
 """The number of scores that are held at once. 16 MB in float32."""
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: GridCall) -> Tensor:
     """Attention in bounded chunks: see :func:`escnn_attention.functional.attention`."""
-    bias = call.bias.explicit(call.positions)
+    bias = call.bias.explicit(call.query_grid)
     num_heads, num_images, num_positions, query_poses, _ = call.q.shape
     key_poses = call.k.shape[3]
     limit = chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=4)
     # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
     # of all keys, or the products with all rows of the table of offsets, are held.
     pairs = bias.num_poses * (1 if call.query == "own" else query_poses)
-    rows = 0 if bias.spatial is None else len(call.positions.offsets)
-    blocks = call.positions.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
+    rows = 0 if bias.spatial is None else len(call.query_grid.offsets)
+    blocks = call.query_grid.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
     num_blocks, block_size = blocks.queries.shape
     scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
     images = max(1, limit // (scores * num_blocks))

@@ -1,4 +1,4 @@
-r"""The formula, written out; every other backend is tested against this one.
+r"""The formula on grids, written out; every other backend is tested against this one.
 
 .. math::
     s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h), k(x', \hat h)
@@ -20,38 +20,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.grid.call import Call, PositionalBias
+from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.memory import refuse_the_impossible
 from escnn_attention.functional.rotate import rotate
 
 __all__ = ["attention", "probabilities"]
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: GridCall) -> Tensor:
     """The formula of attention, written out: see :func:`escnn_attention.functional.attention`.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias
         >>> from escnn_attention.functional.grid import reference
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import GridCall
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> reference.attention(Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(num_poses=4))).shape
+        >>> grid = Grid((5, 5), Window(3))
+        >>> reference.attention(GridCall(q, k, v, PositionalBias(num_poses=4), grid, grid)).shape
         torch.Size([2, 1, 25, 4, 8])
     """
     refuse_the_impossible(call)
     p = F.dropout(probabilities(call), call.dropout)
     if call.bias.rotary is None or not call.bias.rotates_values:
         return torch.einsum("mbnhjkp,mbkpc->mbnhc", p, call.v)
-    everything = torch.arange(call.positions.num_positions, device=call.q.device)
-    rows = call.positions.rows(everything[:, None], everything)
-    seen = rotate(call.v[:, :, None, :, None], _angles(call, call.bias.rotary, rows))
+    offsets = call.offsets
+    queries, keys = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.k.shape[2]))
+    angles = _angles(offsets.offsets, call.bias.rotary, offsets.rows(queries[:, None], keys), call.q.dtype)
+    seen = rotate(call.v[:, :, None, :, None], angles)
     return torch.einsum("mbnhjkp,mbnkhpc->mbnhc", p, seen)
 
 
-def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
+def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
     """What each query attends to.
 
     Args:
@@ -60,27 +62,28 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
         poses: ``(m,)``, the output poses; all by default.
 
     Returns:
-        ``(M, B, n, m, J, N, P)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
+        ``(M, B, n, m, J, N', P)``, where J runs over the query poses: one for ``"own"``, all of ``q``'s for ``"all"``.
         It sums to 1 over the last axis but one and the last.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias, probabilities
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import GridCall
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
-        >>> call = Call(q, k, v, Grid((5, 5), Window(3)), PositionalBias(num_poses=4))
+        >>> grid = Grid((5, 5), Window(3))
+        >>> call = GridCall(q, k, v, PositionalBias(num_poses=4), grid, grid)
         >>> p = probabilities(call, queries=torch.tensor([12]))  # of the centre
         >>> p.shape, int((p[0, 0, 0, 0, 0].sum(-1) > 0).sum())  # which sees the 9 positions of its window
         (torch.Size([2, 1, 1, 4, 1, 25, 4]), 9)
     """
-    positions, bias = call.positions, call.bias
-    device, num_positions = call.q.device, positions.num_positions
-    queries = torch.arange(num_positions, device=device) if queries is None else queries
+    offsets, device, num_keys = call.offsets, call.q.device, call.k.shape[2]
+    bias = call.bias.explicit(offsets)
+    queries = torch.arange(call.q.shape[2], device=device) if queries is None else queries
     poses = torch.arange(bias.num_poses, device=device) if poses is None else poses
-    rows = positions.rows(queries[:, None], torch.arange(num_positions, device=device))
-    score = _scores(call, bias.explicit(positions), rows, queries, poses)
+    rows = offsets.rows(queries[:, None], torch.arange(num_keys, device=device))
+    score = _scores(call, bias, offsets.offsets, rows, queries, poses)
     if bias.log_window is not None:
         score = score + bias.log_window.to(score.dtype)[rows.clamp(min=0)][:, None, None, :, None]
     score = score.masked_fill((rows < 0)[:, None, None, :, None], -torch.inf)
@@ -96,14 +99,16 @@ def probabilities(call: Call, queries: Tensor | None = None, poses: Tensor | Non
         unseen = measured.isneginf().flatten(-2).all(-1)[..., None, None]
         score = torch.where(unseen, score, measured)
     exact = working_precision(score.dtype)
-    return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_positions, -1))
+    return score.flatten(-2).softmax(-1, dtype=exact).to(call.q.dtype).unflatten(-1, (num_keys, -1))
 
 
-def _scores(call: Call, bias: PositionalBias, rows: Tensor, queries: Tensor, poses: Tensor) -> Tensor:
-    """The scores without measures and masks, ``(M, B, n, H, J, N, P)``, for the table rows ``(n, N)`` of all pairs."""
+def _scores(
+    call: GridCall, bias: PositionalBias, offsets: Tensor, rows: Tensor, queries: Tensor, poses: Tensor
+) -> Tensor:
+    """The scores without measures and masks, ``(M, B, n, H, J, N', P)``, for the rows ``(n, N')`` of offsets."""
     own = call.query == "own"
     q = call.q[:, :, queries]
-    # M, B, n, H, J, C and M, B, N, H, P, C.
+    # M, B, n, H, J, C and M, B, N', H, P, C.
     q = q[:, :, :, poses, None] if own else q[:, :, :, None].expand(-1, -1, -1, len(poses), -1, -1)
     k = call.k[:, :, :, None].expand(-1, -1, -1, len(poses), -1, -1)
     score = q.new_zeros(())
@@ -122,15 +127,15 @@ def _scores(call: Call, bias: PositionalBias, rows: Tensor, queries: Tensor, pos
         if bias.pose is not None:
             k = k + bias.pose[:, poses][:, None, None]
         # The key as this query sees it: rotated by the angle of their offset.
-        seen = rotate(k.unsqueeze(2), _angles(call, bias.rotary[:, poses], rows))
+        seen = rotate(k.unsqueeze(2), _angles(offsets, bias.rotary[:, poses], rows, q.dtype))
         score = score + torch.einsum("mbnhjc,mbnkhpc->mbnhjkp", q, seen)
     return score / math.sqrt(q.shape[-1])
 
 
-def _angles(call: Call, rotary: Tensor, rows: Tensor) -> Tensor:
-    """The angles of all offsets, ``(M, 1, n, N, H, 1, F)``, for the table rows ``(n, N)`` of all pairs."""
-    precise = working_precision(call.q.dtype)
-    angle = call.positions.offsets.to(precise) @ rotary.to(precise).transpose(-1, -2)
+def _angles(offsets: Tensor, rotary: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """The angles of all pairs, ``(M, 1, n, N', H, 1, F)``, for the rows ``(n, N')`` of their offsets."""
+    precise = working_precision(dtype)
+    angle = offsets.to(precise) @ rotary.to(precise).transpose(-1, -2)
     return angle[:, :, rows.clamp(min=0)].movedim(1, 3)[:, None, :, :, :, None]
 
 
@@ -139,8 +144,10 @@ def _absolute(
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys with the terms of their own positions and poses."""
     if bias.spatial is not None:
-        spatial = bias.spatial[:, poses].transpose(1, 2)[:, None, :, :, None]  # M, 1, N, H, 1, C
-        q, k = q + spatial[:, :, queries], k + spatial
+        of_queries = bias.spatial if bias.query_spatial is None else bias.query_spatial
+        # M, 1, N, H, 1, C
+        asking, asked = (t[:, poses].transpose(1, 2)[:, None, :, :, None] for t in (of_queries, bias.spatial))
+        q, k = q + asking[:, :, queries], k + asked
     if bias.pose is not None:
         # In the own mode h̃ = h, so that h⁻¹h̃ is the identity, seen from every pose.
         pose = bias.pose[:, poses]

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.grid.call import Call, PositionalBias
+from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.widen import widen
 from escnn_attention.functional.memory import chunk_size
-from escnn_attention.geometry.windows import Blocks, Positions
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.windows import Blocks
 
 __all__ = ["SCORES_PER_IMAGE", "attention"]
 
@@ -35,23 +36,23 @@ _CHANNELS = 16
 """Fused attention on the CPU wants as many channels of values as of keys, and is fast for multiples of these."""
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: GridCall) -> Tensor:
     """Attention of terms that are added to the keys: see :func:`escnn_attention.functional.attention`.
 
     Example:
         >>> import torch
         >>> from escnn_attention.functional import PositionalBias, attention
         >>> from escnn_attention.functional.grid import standard
-        >>> from escnn_attention.functional.grid.call import Call
+        >>> from escnn_attention.functional.grid.call import GridCall
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.windows import Window
         >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
         >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
-        >>> found = standard.attention(Call(q, k, v, grid, bias))
+        >>> found = standard.attention(GridCall(q, k, v, bias, grid, grid))
         >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
         True
     """
-    positions, exact = call.positions, working_precision(call.v.dtype)
+    positions, exact = call.query_grid, working_precision(call.v.dtype)
     bias = call.bias if positions.complete else call.bias.explicit(positions)
     q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
     reached = None
@@ -59,7 +60,9 @@ def attention(call: Call) -> Tensor:
         k, v, reached = _isolate_nonfinite(k, v, positions)
     scaled = q / math.sqrt(q.shape[-1])
     if bias.waves is not None:
-        q, k = widen(scaled, k, positions, bias, call.query)  # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
+        q, k = widen(
+            scaled, k, bias, call.query, positions.coordinates, positions.scale
+        )  # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
         bias = PositionalBias(bias.num_poses)
     else:
         q, k = scaled.unsqueeze(4 if call.query == "own" else 3), k.unsqueeze(3)
@@ -68,7 +71,7 @@ def attention(call: Call) -> Tensor:
     return out.expand(-1, -1, -1, call.bias.num_poses, -1).to(call.v.dtype)
 
 
-def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
+def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values with zeros for what is not finite, and ``(M, B, N)``, which queries see any of that.
 
     The mask is added to the scores, and what is not finite would get through to all queries of the tile.
@@ -99,7 +102,7 @@ class _Terms(NamedTuple):
         return _Terms(*(t if t is None or len(t) == 1 else t[some] for t in self))
 
 
-def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: Call, bias: PositionalBias) -> Tensor:
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: GridCall, bias: PositionalBias) -> Tensor:
     """The output ``(M, B, N, H or 1, C)``, a few heads and tiles at a time.
 
     Args:
@@ -109,7 +112,7 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: Call, bias: PositionalBias
         call: where they are, and which poses contribute.
         bias: what is not in the products of queries and keys.
     """
-    positions, key_poses = call.positions, k.shape[4]
+    positions, key_poses = call.query_grid, k.shape[4]
     limit = chunk_size(SCORES_PER_IMAGE, v.element_size(), copies=4)
     in_windows = not positions.complete
     has_terms = bias.spatial is not None or bias.pose is not None
@@ -170,7 +173,7 @@ class _Stretch:
         return self.blocks.rows(self.start, self.stop)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, call: Call, terms: _Terms, stretch: _Stretch) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms, stretch: _Stretch) -> Tensor:
     """The output ``(m, B, t · Q, H or 1, C)`` of some heads and blocks: see :func:`_in_chunks`."""
     q = _take(q, stretch.queries).permute(0, 1, 2, 4, 5, 3, 6)  # m, B, t, H or 1, J, Q, E
     added = _added(q[..., : v.shape[-1]], terms, stretch)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.grid import triton_own
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.grid.kernel import Arguments, GridLoop, why_not_a_table
 from escnn_attention.functional.grid.triton_launch import (
     chunks,
@@ -41,7 +41,7 @@ from escnn_attention.functional.grid.triton_launch import (
 )
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.cache import constant_result
-from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.grid import trimmed
 
 __all__ = ["MAX_PRODUCTS", "PRODUCTS_PER_CHUNK", "attention", "why_not_run", "why_unsupported"]
 
@@ -58,21 +58,20 @@ MAX_PRODUCTS = 2**29
 """The most of them that a head of a single image may have, with the rows of offsets and those of poses."""
 
 
-def why_unsupported(call: Call) -> str | None:
+def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
     if reason := why_not_run(call.q.device.type):
         return reason
     if reason := why_not_a_table(call):
         return reason
-    assert isinstance(call.positions, Grid)
-    if len(call.positions.shape) > 3:
-        return f"it needs a grid of one to three axes, got {len(call.positions.shape)}"
+    if len(call.query_grid.shape) > 3:
+        return f"it needs a grid of one to three axes, got {len(call.query_grid.shape)}"
     _, _, num_positions, query_poses, channels = call.q.shape
     key_poses = 0 if call.bias.pose is None else call.bias.pose.shape[2]
     if max(query_poses, call.bias.num_poses, key_poses) * num_positions * channels >= 2**30:
         return "the numbers of a head of an image are more than 32 bits count"
     pairs = call.bias.num_poses * (query_poses if call.query == "all" else 1)
-    products = pairs * num_positions * (len(call.positions.offsets) + key_poses)
+    products = pairs * num_positions * (len(call.query_grid.offsets) + key_poses)
     if products > MAX_PRODUCTS:
         return f"a head would have {products} products of queries with tables, at most {MAX_PRODUCTS}"
     return None
@@ -102,14 +101,13 @@ def _has_compiler(chosen: str | None) -> bool:
     return any(shutil.which(name) for name in (chosen, "cc", "gcc", "clang") if name)
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: GridCall) -> Tensor:
     """Attention by kernels that Triton compiles: see :func:`escnn_attention.functional.attention`."""
-    assert isinstance(call.positions, Grid)
     number_size = max(4, call.q.element_size())
     chunk = chunk_size(_products_per_chunk(call.q.device, number_size), number_size, copies=2)
-    window, _ = trimmed(call.positions.shape, call.positions.window)
+    window, _ = trimmed(call.query_grid.shape, call.query_grid.window)
     # Before the operator is called: what is made inside belongs to a graph that may be recorded there.
-    steps(call.positions.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
+    steps(call.query_grid.shape, window.kernel_size or 0, window.shape, window.dilation, call.q.device)
     return _loop(call, chunk)
 
 

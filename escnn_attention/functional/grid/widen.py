@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.grid.call import PositionalBias, QueryMode
+from escnn_attention.functional.call import QueryMode
+from escnn_attention.functional.grid.call import PositionalBias
 from escnn_attention.functional.grid.fold import of_images
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.windows import Positions, Window, WindowShape
+from escnn_attention.geometry.windows import Window, WindowShape
 
 __all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
 
@@ -70,14 +71,24 @@ def join(out: Tensor, query: QueryMode, computed: QueryMode, num_poses: int) -> 
     return out.sum(4).expand(-1, -1, -1, num_poses, -1)
 
 
-def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, query: QueryMode) -> tuple[Tensor, Tensor]:
+def widen(
+    q: Tensor,
+    k: Tensor,
+    bias: PositionalBias,
+    query: QueryMode,
+    points: Tensor,
+    scale: float = 1.0,
+    grid: Grid | None = None,
+) -> tuple[Tensor, Tensor]:
     """Queries and keys of every output pose, whose products are the scores times the square root of C.
 
     Args:
         q: ``(M, B, N, J, C)``.
         k: ``(M, B, N, P, C)``.
-        positions, bias, query: as in :class:`~escnn_attention.functional.grid.call.Call`, after folding. A table over
-            the offsets needs a grid with a window: see :func:`num_classes`.
+        bias, query: as in :class:`~escnn_attention.functional.grid.call.GridCall`, after folding.
+        points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
+        scale: their unit.
+        grid: for a table over the offsets, with a window: see :func:`num_classes`.
 
     Returns:
         ``(M, B, N, H', J', E)`` and ``(M, B, N, H'', P, E)``. H' and H'' are the number of output poses, or 1 where all
@@ -90,7 +101,7 @@ def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, quer
         >>> from escnn_attention.geometry.grid import Grid
         >>> from escnn_attention.geometry.windows import Window
         >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
-        >>> q, k = widen(*torch.randn(2, 2, 1, 25, 4, 8).unbind(), grid, bias, "own")
+        >>> q, k = widen(*torch.randn(2, 2, 1, 25, 4, 8).unbind(), bias, "own", grid.coordinates, grid=grid)
         >>> q.shape, k.shape
         (torch.Size([2, 1, 25, 4, 1, 17]), torch.Size([2, 1, 25, 1, 4, 17]))
     """
@@ -101,15 +112,15 @@ def widen(q: Tensor, k: Tensor, positions: Positions, bias: PositionalBias, quer
     if bias.waves is not None:
         precise = working_precision(dtype)
         # Between two positions the phase is that of their offset, so the origin may lie anywhere.
-        phases = bias.waves.phases(positions.coordinates.to(precise) * positions.scale)
+        phases = bias.waves.phases(points.to(precise) * scale)
         cos, sin = (of_images(t, q.shape[2]).movedim(1, 3).unsqueeze(4) for t in phases)
         # All queries of a head are rows of one product.
         amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
         a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)
         q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
         k = _join(dtype, k, cos, sin)
-    elif bias.spatial is not None:
-        indicator, rows = _classes(positions)
+    elif bias.spatial is not None and grid is not None:
+        indicator, rows = _classes(grid)
         spatial = bias.spatial.to(dtype).expand(len(q), -1, -1, -1)
         table = torch.einsum("mbnhjc,mhlc->mbnhjl", q.expand(-1, -1, -1, spatial.shape[1], -1, -1), spatial)
         # Of a class without a row this query sees no key, and what stands there is masked.
@@ -126,7 +137,7 @@ def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:
     return torch.cat([t.to(dtype).expand(*shape, -1) for t in parts], dim=-1)
 
 
-def width(channels: int, positions: Positions, bias: PositionalBias) -> int:
+def width(channels: int, grid: Grid | None, bias: PositionalBias) -> int:
     """E, the number of channels of widened queries and keys.
 
     Example:
@@ -140,11 +151,11 @@ def width(channels: int, positions: Positions, bias: PositionalBias) -> int:
     """
     if bias.waves is not None:
         return channels + bias.waves.readout.shape[-1]
-    return channels if bias.spatial is None else channels + (num_classes(positions) or 0)
+    return channels if bias.spatial is None or grid is None else channels + (num_classes(grid) or 0)
 
 
-def num_classes(positions: Positions) -> int | None:
-    """The number of classes of a window, or None where there is no window on a grid.
+def num_classes(grid: Grid) -> int | None:
+    """The number of classes of a window, or None where there is no window.
 
     Example:
         >>> from escnn_attention.functional.grid.widen import num_classes
@@ -153,9 +164,9 @@ def num_classes(positions: Positions) -> int | None:
         >>> num_classes(Grid((9, 9), Window(3))), num_classes(Grid((9, 9), Window()))
         (9, None)
     """
-    if not isinstance(positions, Grid) or positions.window.kernel_size is None:
+    if grid.window.kernel_size is None:
         return None
-    return math.prod(_moduli(positions.shape, positions.window.kernel_size, positions.window.dilation))
+    return math.prod(_moduli(grid.shape, grid.window.kernel_size, grid.window.dilation))
 
 
 def _moduli(shape: tuple[int, ...], kernel_size: int, dilation: int) -> list[int]:
@@ -163,15 +174,14 @@ def _moduli(shape: tuple[int, ...], kernel_size: int, dilation: int) -> list[int
     return [min(kernel_size, -(-n // dilation)) for n in shape]
 
 
-def _classes(positions: Positions) -> tuple[Tensor, Tensor]:
+def _classes(grid: Grid) -> tuple[Tensor, Tensor]:
     """The class of every position, ``(N, K)`` zeros and ones, and the row of every class as seen from it, ``(N, K)``.
 
     The row is -1 for a class of which the position sees no key.
     """
-    assert isinstance(positions, Grid)
-    window, device = positions.window, positions.coordinates.device
+    window, device = grid.window, grid.coordinates.device
     assert window.kernel_size is not None
-    return _class_tables(positions.shape, window.kernel_size, window.shape, window.dilation, device)
+    return _class_tables(grid.shape, window.kernel_size, window.shape, window.dilation, device)
 
 
 @constant_tables

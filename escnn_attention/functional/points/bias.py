@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from escnn_attention._export import exporting
-from escnn_attention.functional.grid.call import KeyMode, PositionalBias, QueryMode
+from escnn_attention.functional.call import KeyMode, QueryMode
+from escnn_attention.functional.grid.call import PositionalBias
 from escnn_attention.functional.matmul import add_to_each, matmul
-from escnn_attention.geometry.points import Cloud
 
 __all__ = ["Halves", "PairBias", "PairScores", "PairTables", "Relate", "against", "in_rows", "products"]
 
@@ -49,7 +49,7 @@ class PairTables:
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
         quotient: ``(|H|, P)``; the index of h⁻¹ĥ.
         relative: ``(|H|, P, F)``; features of h⁻¹ĥ, or None.
-        query, keys: as in :class:`~escnn_attention.functional.grid.call.Call`.
+        query, keys: as in :class:`~escnn_attention.functional.call.Call`.
         log_measure: ``(N or 1, P or 1)``, the logarithm of the measure of the keys; None where all are alike.
         halves: of the poses, where what -h sees of two points is the opposite of what h sees; None elsewhere.
         offsets: whether what is seen is the offset, so that there may be a table over the pairs of a cloud.
@@ -85,6 +85,8 @@ class PairBias(ABC):
         tables: of the group and of the layer.
 
     Attributes:
+        num_poses: the number of output poses.
+        log_measure: the logarithm of the measure of the keys, ``(N or 1, P or 1)``.
         in_frames: whether every output pose transforms queries and keys before the scores are taken (absolute and
             rotary encodings), for which there is a :meth:`table` of each cloud.
         factorises: whether scores are products of what queries and keys know by themselves.
@@ -95,16 +97,8 @@ class PairBias(ABC):
 
     def __init__(self, tables: PairTables):
         self.tables = tables
-
-    @property
-    def num_poses(self) -> int:
-        """The number of output poses."""
-        return len(self.tables.inverse_action)
-
-    @property
-    def log_measure(self) -> Tensor | None:
-        """The logarithm of the measure of the keys, ``(N or 1, P or 1)``."""
-        return self.tables.log_measure
+        self.num_poses = len(tables.inverse_action)
+        self.log_measure = tables.log_measure
 
     def width(self, mutual: bool) -> int:
         """How many numbers there are for every score while it is made."""
@@ -126,11 +120,11 @@ class PairBias(ABC):
         """Why there is no :meth:`table`, or None."""
         return "it is for softmax attention with an encoding"
 
-    def table(self, points: Tensor) -> tuple[Cloud, PositionalBias]:
-        """The bias over all pairs of a cloud, without the measure, and the points end to end.
+    def table(self, points: Tensor) -> PositionalBias:
+        """The bias over pairs of points where the encoding factorises, without the measure.
 
         Args:
-            points: ``(N, d)``, their positions; ``(B, n, d)`` of several clouds, where the encoding factorises.
+            points: ``(N, d)``, of which an absolute encoding is a function.
         """
         raise NotImplementedError(f"{type(self).__name__} has no table")
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from escnn_attention.functional.grid.call import Call
 from escnn_attention.functional.points import native
-from escnn_attention.functional.points.bias import PairBias, PairScores, against
-from escnn_attention.functional.points.portable import Chunks, attend_in_chunks
+from escnn_attention.functional.points.bias import PairScores, against
+from escnn_attention.functional.points.call import PointCall
+from escnn_attention.functional.points.portable import Chunks, attend_in_chunks, attend_in_export
 from escnn_attention.geometry.neighbours import Chunk
 
-__all__ = ["attention", "why_not_first", "why_unsupported"]
+__all__ = ["attention", "exported", "why_not_first", "why_unsupported"]
 
 _NUMBERS_PER_CHUNK = 2**24  # The loop keeps what it works on in the cache by itself.
 
 
-def why_unsupported(call: Call) -> str | None:
+def why_unsupported(call: PointCall) -> str | None:
     """Why the compiled loop cannot serve a call.
 
     With dropout, no answer depends on who requires a gradient: a reentrant checkpoint asks without gradients first, and
     another backend would drop other keys in the backward pass.
     """
-    assert isinstance(call.bias, PairBias)
     if call.values is not None:
         return "values pass through a kernel"
     if call.keys == "own":
@@ -30,19 +29,24 @@ def why_unsupported(call: Call) -> str | None:
     log_measure = call.bias.log_measure
     if log_measure is not None and log_measure.requires_grad and not call.dropout:
         return "the measure requires a gradient"
-    return native.why_unsupported_grid(call.q)
+    return native.why_unsupported(call.q)
 
 
-def why_not_first(call: Call) -> str | None:
+def why_not_first(call: PointCall) -> str | None:
     """Why another backend is better for a call that this one could serve."""
     # A gradient by coordinates is a force, to be differentiated once more: no use of a loop with first derivatives.
-    forces = call.positions.coordinates.requires_grad and torch.is_grad_enabled() and not call.dropout
+    forces = call.query_points.coordinates.requires_grad and torch.is_grad_enabled() and not call.dropout
     return "coordinates require a gradient" if forces else None
 
 
-def attention(call: Call) -> Tensor:
+def attention(call: PointCall) -> Tensor:
     """Attention between points by the compiled loop: see :func:`escnn_attention.functional.attention`."""
     return attend_in_chunks(call, _CompiledChunks, _NUMBERS_PER_CHUNK)
+
+
+def exported(call: PointCall) -> Tensor:
+    """The same attention in a package into which the loop is linked."""
+    return attend_in_export(call, _CompiledChunks)
 
 
 class _CompiledChunks(Chunks):
@@ -62,7 +66,7 @@ class _CompiledChunks(Chunks):
             # All query poses see the same: where they do not, this loop does not serve.
             pose = terms.poses.squeeze(2).transpose(-1, -2)
         if extra is not None:
-            rows = (self.bias.num_poses, query_poses if summed else 1)
+            rows = (self.call.num_poses, query_poses if summed else 1)
             extra = extra.expand(v.shape[1], *rows, *extra.shape[3:]).flatten(1, 2)
         arguments = native.Arguments(
             q=None if terms.q is None else _of_rows(terms.q),
@@ -77,7 +81,7 @@ class _CompiledChunks(Chunks):
             keys=some.keys,
             log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),
             seed=None,
-            num_poses=self.bias.num_poses,
+            num_poses=self.call.num_poses,
             query_poses=query_poses,
             exclusive_keys=some.queries is some.keys,
             padded=some.padded,

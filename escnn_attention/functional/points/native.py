@@ -17,7 +17,7 @@ from torch import Tensor
 from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import Operator, Passes
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.arguments import Array
 from escnn_attention.functional.native.build import FOLDER, Kernel
 from escnn_attention.functional.native.packaged import PackagedLoop
@@ -25,12 +25,12 @@ from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
 
-__all__ = ["KERNEL", "Arguments", "attend", "prepared", "why_unsupported_grid"]
+__all__ = ["KERNEL", "Arguments", "attend", "prepared", "why_unsupported"]
 
 _VECTOR_BYTES = 64  # Of the longest vectors.
 
 
-def why_unsupported_grid(q: Tensor) -> str | None:
+def why_unsupported(q: Tensor) -> str | None:
     """Why these queries cannot be served."""
     if q.device.type != "cpu":
         return f"it runs on the CPU, and the tensors are on {q.device}"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairScores, in_rows
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_length, check_option, check_unused
 from escnn_attention.encodings import PairKernel
-from escnn_attention.functional.grid.call import Normalization
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escnn_attention.functional import BACKENDS, PositionalBias, attention
 from escnn_attention.functional.grid import dense
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, cases, doubled, leaves, outputs_and_gradients, refusal
 from tests.functional.cuda import needs_cuda, on_cuda
@@ -150,14 +150,14 @@ def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
 
     def function(v):
         torch.manual_seed(3)
-        return dense.attention(Call(q, k, v, grid, terms, "all", dropout=0.4))
+        return dense.attention(GridCall(q, k, v, terms, grid, grid, query="all", dropout=0.4))
 
     # The output is linear in the values with the probabilities that are left: a second draw would break this.
     (gradient,) = torch.autograd.grad(function(v).sum(), v)
     direction = torch.randn_like(v)
     step = function(v + direction).sum() - function(v).sum()
     torch.testing.assert_close((gradient * direction).sum(), step)
-    assert not torch.equal(function(v), dense.attention(Call(q, k, v, grid, terms, "all")))
+    assert not torch.equal(function(v), dense.attention(GridCall(q, k, v, terms, grid, grid, query="all")))
 
 
 @pytest.mark.parametrize("piece", [1, 2**24])
@@ -221,7 +221,7 @@ def test_refuses(terms, window, dropout, reason):
 def test_refuses_what_has_no_fused_kernel():
     _, grid, _ = case(1, 1, 1, (2,), Window(), set())
     q = torch.empty(1, 1, 2, 1, 2, device="meta")
-    assert dense.why_unsupported(Call(q, q, q, grid, PositionalBias(1))) == "it needs CPU or CUDA, got meta"
+    assert dense.why_unsupported(GridCall(q, q, q, PositionalBias(1), grid, grid)) == "it needs CPU or CUDA, got meta"
 
 
 @needs_cuda
@@ -247,7 +247,8 @@ def test_on_cuda_it_refuses_double_precision():
     _, grid, _ = case(1, 1, 1, (2,), Window(), set())
     q = torch.empty(1, 1, 2, 1, 2, device="cuda", dtype=torch.float64)
     assert (
-        dense.why_unsupported(Call(q, q, q, grid, PositionalBias(1))) == "on CUDA there is no fused kernel for float64"
+        dense.why_unsupported(GridCall(q, q, q, PositionalBias(1), grid, grid))
+        == "on CUDA there is no fused kernel for float64"
     )
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from escnn_attention.functional import attention
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.functional.grid.fold import fold
+from escnn_attention.functional import ON_GRIDS, attention
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients
@@ -49,10 +48,10 @@ def test_angles_are_no_products_in_half_precision():
     """Those of far points would be off by whole turns."""
     (q, k, v), grid, terms = case(2, 2, 2, (40, 3), Window(), {"rotary"}, heads=1, batch=1, channels=4)
     terms = replace(terms, rotary=10 * terms.rotary.float())
-    call = Call(*(t.detach().float() for t in (q, k, v)), grid, terms)
+    call = GridCall(*(t.detach().float() for t in (q, k, v)), terms, grid, grid)
     with torch.autocast("cpu", torch.bfloat16):
-        folded = fold(call)[0]
-    torch.testing.assert_close(folded.k, fold(call)[0].k)
+        folded = ON_GRIDS.fold(call)[0]
+    torch.testing.assert_close(folded.k, ON_GRIDS.fold(call)[0].k)
 
 
 class TestMeasure:
@@ -126,8 +125,8 @@ class TestMeasure:
 
     def test_without_one_nothing_is_touched(self):
         (q, k, v), grid, terms = case(2, 2, 2, (4, 3), Window(3), {"spatial", "pose"})
-        call = Call(q, k, v, grid, terms)
-        assert fold(call)[0] is call
+        call = GridCall(q, k, v, terms, grid, grid)
+        assert ON_GRIDS.fold(call)[0] is call
 
 
 def test_own_keys_are_of_the_poses_of_the_queries():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from escnn_attention.functional import PositionalBias, Waves, attention, working_memory
 from escnn_attention.functional.grid import native
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.native import build as compiled
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, cases, doubled, outputs_and_gradients, refusal
@@ -156,7 +156,7 @@ def test_holds_a_bounded_chunk_of_an_image():
     loop = native.GridLoop("native_watched", watched, native._backward_pass, native._empty_sums)
     tensors, positions, terms = case(4, 4, 4, grid, Window(5), {"spatial"}, heads=1, batch=1, dtype=torch.float32)
     for chunk in (2**14, 2**18):
-        loop(Call(*tensors, positions, terms), chunk)
+        loop(GridCall(*tensors, terms, positions, positions), chunk)
         rows, row = native._rows(call, pad=2), 102
         held = row * (rows * (2 + 1) * 4 * 3 + rows * 4 + (rows + 4) * 4 * 4 * 3)
         assert rows == 1 or 0.5 * chunk < held <= chunk

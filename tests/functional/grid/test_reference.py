@@ -4,9 +4,10 @@ import math
 import pytest
 import torch
 
-from escnn_attention.functional import PositionalBias, attention, probabilities
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.geometry.grid import Grid
+from escnn_attention.functional import ON_GRIDS, PositionalBias, attention, probabilities
+from escnn_attention.functional.grid.call import GridCall
+from escnn_attention.functional.rotate import rotate
+from escnn_attention.geometry.grid import Grid, GridPair
 from escnn_attention.geometry.windows import Window
 
 
@@ -67,7 +68,7 @@ def test_probabilities_of_chosen_queries_are_those_of_all():
     grid = Grid((4, 4), Window(3))
     q, k = torch.randn(2, 2, 1, 16, 3, 2, dtype=torch.float64)
     terms = PositionalBias(3, torch.randn(1, 3, 9, 2, dtype=torch.float64))
-    call = Call(q, k, k, grid, terms, "all")
+    call = GridCall(q, k, k, terms, grid, grid, query="all")
     everything = probabilities(call)
     chosen = probabilities(call, queries=torch.tensor([5, 0]), poses=torch.tensor([2]))
     torch.testing.assert_close(chosen, everything[:, :, [5, 0]][:, :, :, [2]])
@@ -90,3 +91,97 @@ def test_queries_whose_keys_are_all_hidden(query):
     for a, b in zip(*found, strict=True):
         assert a.isfinite().all()
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+GRIDS = [
+    (Grid((5, 4), Window(3)), Grid((3, 2), Window(), spacing=2)),
+    (Grid((2, 3), Window(5, "disc"), spacing=2), Grid((5, 4), Window())),
+    (Grid((4,), Window()), Grid((3,), Window())),
+]
+
+
+def centred(grid):
+    """The positions ``(N, d)`` in space, in units that two grids share."""
+    places = torch.tensor(list(itertools.product(*map(range, grid.shape))), dtype=torch.float64)
+    places = grid.spacing * (places - (torch.tensor(grid.shape) - 1) / 2)
+    return places.flip(1) * torch.tensor([1.0, -1.0, -1.0])[: len(grid.shape)]
+
+
+def seen(window, offset, step):
+    """Whether an offset in space is in a window of steps."""
+    if window.kernel_size is None:
+        return True
+    if window.shape == "disc" and (offset / step).square().sum() > window.kernel_size**2 // 4:
+        return False
+    return bool(((offset / step).abs() < window.kernel_size / 2).all())
+
+
+@pytest.mark.parametrize(("queries", "keys"), GRIDS)
+@pytest.mark.parametrize("kind", ["spatial", "rotary", "absolute"])
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_attention_from_one_grid_to_another_is_a_loop_over_pairs(queries, keys, kind, query):
+    torch.manual_seed(0)
+    dim, poses, channels = len(queries.shape), 2, 4
+    q, k, v = (
+        torch.randn(1, 1, n, poses, channels, dtype=torch.float64)
+        for n in (queries.num_positions, keys.num_positions, keys.num_positions)
+    )
+    function = torch.randn(poses, dim, channels, dtype=torch.float64)  # of a position or an offset, from every pose
+    rotary = torch.randn(1, poses, 2, dim, dtype=torch.float64)
+    pose = torch.randn(1, poses, poses, channels, dtype=torch.float64)
+    asking, asked = centred(queries), centred(keys)
+    pair = GridPair(queries, keys)
+    unit = (asked - asking[:, None]).abs().max().item()
+    if queries.window.kernel_size is not None:
+        unit = keys.spacing * (queries.window.kernel_size // 2)
+    terms = {
+        "spatial": PositionalBias(poses, spatial=(pair.offsets @ function).unsqueeze(0), pose=pose),
+        "rotary": PositionalBias(poses, rotary=rotary, pose=pose),
+        "absolute": PositionalBias(
+            poses,
+            spatial=(asked @ function).unsqueeze(0),
+            query_spatial=(asking @ function).unsqueeze(0),
+            pose=pose,
+            absolute=True,
+        ),
+    }[kind]
+    call = GridCall(q, k, v, terms, queries, keys, query=query)
+    assert not call.one_set
+    expected = torch.zeros(1, 1, len(asking), poses, channels, dtype=torch.float64)
+    for x, h in itertools.product(range(len(asking)), range(poses)):
+        for other in [h] if query == "own" else range(poses):
+            scores, values = [], []
+            for y, p in itertools.product(range(len(asked)), range(poses)):
+                offset = asked[y] - asking[x]
+                if not seen(queries.window, offset, keys.spacing):
+                    continue
+                a, b = q[0, 0, x, other], k[0, 0, y, p] + pose[0, h, p]
+                if kind == "spatial":
+                    b = b + (offset / unit) @ function[h]
+                elif kind == "rotary":
+                    b = rotate(b, rotary[0, h] @ (offset / unit))
+                else:
+                    a, b = a + asking[x] @ function[h] + pose[0, h, other], b + asked[y] @ function[h]
+                scores.append(a @ b / 2)
+                values.append(v[0, 0, y, p])
+            if scores:
+                expected[0, 0, x, h] += torch.stack(scores).softmax(0) @ torch.stack(values)
+    torch.testing.assert_close(ON_GRIDS.compute(call), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="'blocked' cannot serve this call: keys have other positions"):
+        ON_GRIDS.compute(call, "blocked")
+
+
+@pytest.mark.parametrize("window", [Window(), Window(3), Window(5, "disc")])
+def test_two_grids_that_are_the_same_have_the_offsets_of_one(window):
+    one, index = Grid((4, 5), window), torch.arange(20)
+    pair = GridPair(one, Grid((4, 5), Window()))
+    rows, own = pair.rows(index[:, None], index), one.rows(index[:, None], index)
+    assert torch.equal(rows < 0, own < 0)
+    torch.testing.assert_close(pair.offsets[rows[rows >= 0]], one.offsets[own[own >= 0]])
+
+
+def test_grids_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"key_grid: got shape \(3,\), needed 2 axes"):
+        GridPair(Grid((3, 3), Window()), Grid((3,), Window()))
+    with pytest.raises(ValueError, match="dilation: got 2"):
+        GridPair(Grid((3,), Window(3, "square", 2)), Grid((3,), Window()))

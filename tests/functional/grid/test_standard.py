@@ -5,17 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.functional import PositionalBias, attention
+from escnn_attention.functional import ON_GRIDS, PositionalBias, attention
 from escnn_attention.functional.grid import standard
-from escnn_attention.functional.grid.call import Call
-from escnn_attention.functional.grid.fold import fold
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.windows import Window
 from tests.functional.cases import assert_same, case, cases, leaves, outputs_and_gradients
 
 
 def run(tensors, grid, terms, query="own", keys="all"):
-    call, unfold = fold(Call(*tensors, grid, terms, query, keys))
-    return unfold(standard.attention(call))
+    call, unfold = ON_GRIDS.fold(GridCall(*tensors, terms, grid, grid, query=query, keys=keys))
+    out = standard.attention(call)
+    return out if unfold is None else unfold(out)
 
 
 @given(cases(), st.sampled_from([1, 50, 1000, standard.SCORES_PER_IMAGE]))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from escnn_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.functional import BACKENDS, PositionalBias, attention, working_memory
 from escnn_attention.functional.grid import triton, triton_own
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window
 from tests import spaces
@@ -311,7 +311,7 @@ class TestRefuses:
     def reason(self, arguments, query="own", device="cuda"):
         (q, k, v), grid, terms = arguments
         q = q.detach().to("meta") if device == "meta" else q
-        return triton.why_unsupported(Call(q, k, v, grid, terms, query))
+        return triton.why_unsupported(GridCall(q, k, v, terms, grid, grid, query=query))
 
     @interpreted
     def test_what_it_does_not_compute(self, arguments, monkeypatch):
@@ -330,7 +330,9 @@ class TestRefuses:
         assert reason == "a head would have 324 products of queries with tables, at most 162"
         large = torch.empty(1, 1, 1, 2, 1, device="meta").expand(-1, -1, 2**20, -1, 2**9)
         monkeypatch.setattr(triton, "why_not_run", lambda _: None)
-        reason = triton.why_unsupported(Call(large, large, large, Grid((2**10, 2**10), Window(1)), PositionalBias(2)))
+        reason = triton.why_unsupported(
+            GridCall(large, large, large, PositionalBias(2), *2 * [Grid((2**10, 2**10), Window(1))])
+        )
         assert reason == "the numbers of a head of an image are more than 32 bits count"
 
     def test_where_it_does_not_run(self, arguments, monkeypatch):
@@ -505,7 +507,7 @@ def test_layers_are_equivariant_on_cuda(name, query):
 def test_is_what_cuda_takes_by_default():
     q = torch.empty(1, 1, 9, 2, 4, device="cuda")
     _, grid, terms = case(2, 2, 2, (3, 3), Window(3), {"spatial"})
-    assert triton.why_unsupported(Call(q, q, q, grid, terms)) is None
+    assert triton.why_unsupported(GridCall(q, q, q, terms, grid, grid)) is None
     out = attention(q, q, q, Grid((3, 3), Window(3), device="cuda"), PositionalBias(2))
     assert out.shape == (1, 1, 9, 2, 4)
     assert math.isfinite(out.nan_to_num().sum().item())

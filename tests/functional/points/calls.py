@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from escnn_attention.functional import compute
-from escnn_attention.functional.grid.call import Call
+from escnn_attention.functional import BETWEEN_POINTS, PointCall
 from escnn_attention.functional.points.bias import PairBias, PairTables
 from escnn_attention.geometry.neighbours import Neighbourhood, Neighbours
 from escnn_attention.geometry.points import Points
@@ -20,7 +19,7 @@ class GivenPoints(Points):
         super().__init__(coords, coords, None, None, Neighbourhood())
         self._given = neighbours
 
-    def neighbours(self) -> Neighbours:
+    def neighbours(self, keys: Points) -> Neighbours:
         return self._given
 
 
@@ -66,5 +65,8 @@ def point_attention(
     q, k, v = (t.transpose(0, 1).unsqueeze(1) for t in (q, k, v))
     values = None if mix is None else GivenValues(features=1, function=mix)
     query = "all" if q.shape[3] == 1 else query
-    call = Call(q, k, v, GivenPoints(coords, neighbours), bias, query, keys, 0.0, normalization, values)
-    return compute(call, backend).squeeze(1).transpose(0, 1)
+    points = GivenPoints(coords, neighbours)
+    options = {"query": query, "keys": keys, "normalization": normalization, "values": values}
+    return (
+        BETWEEN_POINTS.compute(PointCall(q, k, v, bias, points, points, **options), backend).squeeze(1).transpose(0, 1)
+    )

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from escnn_attention import PointSelfAttention
-from escnn_attention.functional.points import dense
+from escnn_attention.functional.points import call, dense
 
 SPACE = gspaces.rot2dOnR2(4)
 TYPE = FieldType(SPACE, 2 * [SPACE.regular_repr])
@@ -149,8 +149,8 @@ def test_the_number_of_clouds_takes_no_operations_and_nothing_waits_for_a_gpu(mo
 @pytest.mark.parametrize("scale", [None, 2.0])
 def test_checkpoints_drop_the_same_keys_again_or_say_that_they_cannot(monkeypatch, reentrant, scale):
     """Where fused attention has dropout, as on a GPU: coordinates that are given, and such as are computed within."""
-    monkeypatch.setattr(dense.fused, "why_unsupported", lambda _: None)
-    monkeypatch.setattr(dense, "_MANY", 1)
+    monkeypatch.setattr(dense, "why_no_kernel", lambda *_: None)
+    monkeypatch.setattr(call, "MANY", 1)
     attention = PointSelfAttention(TYPE, TYPE, 1, encoding="rotary", keys="own", dropout=0.3).double()
     x, coords = points(12)
     coords.requires_grad_()

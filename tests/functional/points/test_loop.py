@@ -1,6 +1,7 @@
 """The compiled loop between points inside of packages of AOTInductor."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch.export import Dim, ExportedProgram
 
 import escnn_attention as ea
 from escnn_attention._export import with_loops
+from escnn_attention.functional import BETWEEN_POINTS
 from escnn_attention.functional.native import build, packaged
-from escnn_attention.functional.points import loop
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.packages import ELSEWHERE, NEEDS_LOOPS, exported, times_written
@@ -168,5 +169,6 @@ def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler)
 def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(compiler, monkeypatch):
     with with_loops():
         assert loops_of(program_of(layer("own keys"))) == 0
-        monkeypatch.setattr(loop, "why_unsupported", lambda _: "it lies elsewhere")
+        elsewhere = replace(BETWEEN_POINTS.packaged, why_unsupported=lambda _: "it lies elsewhere")
+        monkeypatch.setattr(BETWEEN_POINTS, "packaged", elsewhere)
         assert loops_of(program_of(layer("radius"))) == 0

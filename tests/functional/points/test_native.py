@@ -21,7 +21,7 @@ from escnn_attention.geometry.neighbours import Lists, WholeClouds
 from tests.functional.points.calls import point_attention
 from tests.functional.precise import EXTENDED, errors, exact, mean_ratio
 
-if reason := native_points.why_unsupported_grid(torch.zeros(1)):
+if reason := native_points.why_unsupported(torch.zeros(1)):
     pytest.skip(reason, allow_module_level=True)
 
 POINTS = 9
@@ -475,7 +475,7 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
         point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments)
     assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "auto"}).any()
     # And nothing is built for those who name another.
-    monkeypatch.setattr(native_points, "why_unsupported_grid", lambda _: pytest.fail("asked for"))
+    monkeypatch.setattr(native_points, "why_unsupported", lambda _: pytest.fail("asked for"))
     assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "neighbours"}).any()
 
 
