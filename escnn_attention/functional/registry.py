@@ -136,7 +136,10 @@ class Registry(Generic[_C]):
             return self._choose(call, backend)
         # Whoever replaces a backend gets another plan.
         key = (backend, *self.backends.values(), key)
-        plan = self._plans.get(key)
+        try:
+            plan = self._plans.get(key)
+        except TypeError:  # sizes that a tracer keeps open cannot be looked up
+            return self._choose(call, backend)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()

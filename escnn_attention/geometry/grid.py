@@ -134,12 +134,12 @@ class Grid:
         return _SharedRows(*_tiles(*self.key[:4], self.key[-1]))
 
 
-_MOST_KEPT = 64
+_MOST_KEPT, _MOST_POSITIONS = 64, 2**16
 _kept: dict[tuple[Any, ...], Grid] = {}
 
 
 def kept_grid(shape: torch.Size, window: Window, dtype: torch.dtype, device: torch.device) -> Grid:
-    """The grid of these arguments, which is made once; the oldest of many give way.
+    """The grid of these arguments. Small ones are made once; the oldest of many give way.
 
     Example:
         >>> import torch
@@ -155,7 +155,9 @@ def kept_grid(shape: torch.Size, window: Window, dtype: torch.dtype, device: tor
     key = (shape, window, dtype, device)
     grid = _kept.get(key)
     if grid is None:
-        grid = _kept[key] = Grid(shape, window, dtype=dtype, device=device)
+        grid = Grid(shape, window, dtype=dtype, device=device)
+        if grid.num_positions <= _MOST_POSITIONS:
+            _kept[key] = grid
         if len(_kept) > _MOST_KEPT:
             _kept.pop(next(iter(_kept)), None)
     return grid

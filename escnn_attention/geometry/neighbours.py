@@ -145,17 +145,18 @@ class WholeClouds(Neighbours):
 
     @classmethod
     def single(cls, num_points: int, device: torch.device) -> WholeClouds:
-        """A single cloud, which is made once; the oldest of many give way."""
-        key, ordinary = (num_points, device), not (torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
-        if ordinary and key in _single:
-            return _single[key]
+        """A single cloud. Small ones on a CPU are made once; the oldest of many give way."""
+        ordinary = device.type == "cpu" and not (torch.compiler.is_compiling() or is_in_torch_dispatch_mode())
+        if ordinary and num_points in _single:
+            return _single[num_points]
+        ordinary = ordinary and num_points <= _MOST_POINTS
         one = cls.__new__(cls)
         # No GPU has to be waited for the size.
-        one._order = _numbers(num_points, device) if ordinary else torch.arange(num_points, device=device)
+        one._order = _numbers(num_points) if ordinary else torch.arange(num_points, device=device)
         one._in_order = True
         one.sizes, one._starts = ([num_points], [0]) if num_points else ([], [])
         if ordinary:
-            _single[key] = one
+            _single[num_points] = one
             if len(_single) > _MOST_SINGLE:
                 _single.pop(next(iter(_single)), None)
         return one
@@ -191,13 +192,13 @@ class WholeClouds(Neighbours):
         return out
 
 
-_MOST_SINGLE = 64
-_single: dict[tuple[int, torch.device], WholeClouds] = {}
+_MOST_SINGLE, _MOST_POINTS = 64, 2**16
+_single: dict[int, WholeClouds] = {}
 
 
 @constant_tables
-def _numbers(number: int, device: torch.device) -> Tensor:
-    return torch.arange(number, device=device)
+def _numbers(number: int) -> Tensor:
+    return torch.arange(number)
 
 
 def _rows(entries: Tensor, start: Tensor, number: Tensor, longest: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.grid import Grid, kept_grid, trimmed
 from escnn_attention.geometry.windows import Window
 
 windows = st.builds(
@@ -135,3 +135,15 @@ def test_a_grid_has_positions():
         with pytest.raises(ValueError, match=f"^input: a grid of {name} has no positions, needed at least one along"):
             Grid(shape, Window(3))
     assert Grid((), Window()).num_positions == 1
+
+
+def test_small_grids_are_made_once():
+    def grid(*shape):
+        return kept_grid(torch.Size(shape), Window(3), torch.float32, torch.device("cpu"))
+
+    assert grid(5, 4) is grid(5, 4)
+    assert grid(5, 4) is not grid(4, 5)
+    assert grid(2**17) is not grid(2**17)
+    for n in range(1, 80):
+        grid(n)
+    assert grid(5, 4).shape == (5, 4)
