@@ -20,11 +20,12 @@ def on_cuda(backend):
         return None if t is None else t.cuda()
 
     def attention(call):
-        grid, terms = call.positions, call.bias
+        grid, terms = call.query_grid, call.bias
         grid = Grid(grid.shape, grid.window, dtype=grid.offsets.dtype, device="cuda")
         waves = terms.waves and Waves(move(terms.waves.frequencies), move(terms.waves.readout))
         terms = replace(terms, spatial=move(terms.spatial), pose=move(terms.pose), waves=waves)
-        moved = replace(call, q=move(call.q), k=move(call.k), v=move(call.v), positions=grid, bias=terms)
+        moved = replace(call, q=move(call.q), k=move(call.k), v=move(call.v), bias=terms)
+        moved = replace(moved, query_grid=grid, key_grid=grid)
         assert BACKENDS[backend].why_unsupported(moved) is None
         return BACKENDS[backend].attention(moved).cpu()
 
