@@ -1,12 +1,12 @@
-"""The base class of the positional encodings: what is bound to a layer, and its term of the pose."""
+"""The base class of the positional encodings, the encoding without positions, and the networks both are made of."""
 
 from __future__ import annotations
 
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,33 +14,67 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.encodings.bias import EncodingBias
-from escnn_attention.encodings.needs import Needs
-from escnn_attention.encodings.networks import coordinate_mlp, last_linear
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import PairBias, PairTables
 from escnn_attention.geometry.orbits import Orbits
 
-__all__ = ["Encoding", "spread_offsets"]
+__all__ = ["Encoding", "Form", "Needs", "NoEncoding", "coordinate_mlp", "last_linear", "spread_offsets"]
 
+Form = Literal["offsets", "features", "waves"]
+"""A form of a function of the offset: its values, features with a linear readout, or waves with a linear readout."""
 
 _Self = TypeVar("_Self", bound="Encoding")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The projections that a layer needs for its scores, besides the values.
+
+    Attributes:
+        queries: whether scores depend on queries.
+        keys: whether they depend on keys; without, keys are 1 in every channel.
+        key_bias: the number of leading channels of a head whose key bias changes the attention. In the other channels a
+            bias adds the same to all scores of a query, which drops out of a softmax.
+
+    Example:
+        >>> from escnn_attention import MLPEncoding, RotaryEncoding
+        >>> RotaryEncoding().needs(channels=5, dim=2)
+        Needs(queries=True, keys=True, key_bias=4)
+        >>> MLPEncoding().needs(channels=5, dim=2).key_bias, MLPEncoding().needs(5, 2, "count").key_bias
+        (0, 5)
+    """
+
+    queries: bool = True
+    keys: bool = True
+    key_bias: int = 0
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the projections, in the order of the rows of a projection's weight."""
+        return (*(("queries",) if self.queries else ()), "values", *(("keys",) if self.keys else ()))
 
 
 class Encoding(Versioned, ABC):
     """Base class of the positional encodings.
 
-    A subclass makes its parameters in ``_build_offsets`` and says its function of the offset as :meth:`offsets`, as
-    :meth:`features` or as :meth:`waves`; layers take whichever form serves them best.
+    A subclass creates its parameters in ``_build_offsets`` and defines its function of the offset in one of three
+    forms: as :meth:`offsets`, :meth:`features` or :meth:`waves`. ``form`` names this form, which layers use. From
+    features and waves the base class derives the offsets. A subclass of another encoding that changes the function in
+    one form sets ``form`` to it; where it changes the features of :class:`MLPEncoding`, which has offsets of its own,
+    it overrides both.
 
     An encoding is made with its options and has no parameters yet; a layer *binds* a copy of it, which creates the
     parameters for the layer's heads. One instance can therefore be given to many layers, and they share nothing.
 
     Attributes:
+        form: the form of the function of the offset; None for an encoding that has no such function.
         absolute: whether the encoding is a function of the positions themselves, added to queries and keys (GSA-Nets,
             Eq. 10), and not of their differences, added to the keys (Eq. 11).
-        rotates_values: whether :meth:`rotations` are for values, too.
+        rotates: whether it has :meth:`rotations`, which rotate queries and keys.
+        rotates_values: whether they rotate values, too.
+        has_start: whether :meth:`start` sets the initial weights of queries and keys.
         bound: whether the parameters exist.
 
     Example:
@@ -57,21 +91,11 @@ class Encoding(Versioned, ABC):
         (torch.Size([3, 25, 4]), torch.Size([3, 8, 4]))
     """
 
+    form: Form | None = "offsets"
     absolute: bool = False
+    rotates: bool = False
     rotates_values: bool = False
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Take the function of the offset from the nearest class that says anything of it, and from no other.
-
-        A class says it as :meth:`offsets`, :meth:`features` or :meth:`waves`, and what it leaves out follows from what
-        it says: a subclass that overrides one of them does not inherit another that is of another function.
-        """
-        super().__init_subclass__(**arguments)
-        default = {"offsets": Encoding._offsets_of_features, "features": Encoding.features, "waves": Encoding.waves}
-        place = {name: [name in vars(c) for c in cls.__mro__].index(True) for name in default}
-        for name, method in default.items():
-            if place[name] > min(place.values()):
-                setattr(cls, name, method)
+    has_start: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,6 +105,11 @@ class Encoding(Versioned, ABC):
         self.pose_network: torch.nn.Sequential | None = None
         self._relative: Tensor | None = None
         self._orbits: Orbits | None = None
+
+    @property
+    def adds_to_keys(self) -> bool:
+        """Whether the encoding is a function of the offset and the pose that is added to the keys, and nothing else."""
+        return not (self.absolute or self.rotates)
 
     def bind(
         self: _Self,
@@ -101,11 +130,12 @@ class Encoding(Versioned, ABC):
             pose_features: the number F of features of a relative pose, from which a network makes the pose term in
                 place of the table; or such features ``(..., F)``, of all pairs of poses, over which the network is
                 scaled at initialisation. 0 for a table.
-            orbits: what there is to look at in the layer's window, for an encoding that begins with some of it; None
-                where the layer is not on a grid with a finite group.
+            orbits: the orbits of the positions in the layer's window, for an encoding whose heads start at some of
+                them; None where the layer is not on a grid with a finite group.
 
         Raises:
-            ValueError: the encoding is bound already, or ``channels`` are too few for it.
+            ValueError: the encoding is bound already, ``channels`` are too few for it, or two forms of its function
+                differ.
         """
         if self.bound:
             raise ValueError(f"encoding: this {type(self).__name__} belongs to a layer already; pass a new one")
@@ -119,27 +149,28 @@ class Encoding(Versioned, ABC):
         bound._orbits = orbits
         bound._build()
         bound._relative = bound._orbits = None
+        bound._check_forms()
         return bound
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
-        """What a layer makes of its features for the scores, with heads of so many channels.
+        """The projections that a layer needs for its scores.
 
-        A bias of the keys adds the same to all scores of a query and drops out of a softmax, but where the offset
-        rotates it. Scores that are divided by the number of keys are what they are.
+        A bias of the keys adds the same to all scores of a query and drops out of a softmax, except where the offset
+        rotates it. Scores that are divided by the number of keys keep it.
 
         Args:
             channels: the channels C of a head.
             dim: the dimension of the offsets.
-            normalization: what becomes of the scores.
+            normalization: the normalisation of the scores.
         """
         return Needs(key_bias=channels if normalization == "count" else self.rotated_channels(channels) if dim else 0)
 
     def rotated_channels(self, channels: int) -> int:
-        """How many of the first channels of a head of so many :meth:`rotations` rotate."""
-        return 0 if type(self).rotations is Encoding.rotations else channels
+        """The number of leading channels that :meth:`rotations` rotate, in a head of so many channels."""
+        return channels if self.rotates else 0
 
     def start(self, queries: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> None:
-        """Set how queries and keys begin, in place, where the encoding wants them otherwise than random.
+        """Set the initial weights of queries and keys, in place; an encoding that does so has ``has_start = True``.
 
         Args:
             queries, keys: ``(num_heads, C, in)``, the weights that make them; None for what is not needed.
@@ -164,7 +195,7 @@ class Encoding(Versioned, ABC):
                 self._build_pose_network(self._relative, std)
 
     def _build_pose_network(self, relative: Tensor, std: float) -> None:
-        """A network of the features of a relative pose, ``(n, F)``, scaled as :meth:`_calibrate` does offsets."""
+        """A network of the features of a relative pose, ``(n, F)``, scaled as :meth:`_calibrate` scales offsets."""
         self.pose_network = self._pose_mlp(relative.shape[-1], self._table_heads() * self._pose_channels())
         first = self.pose_network[0]
         assert isinstance(first, torch.nn.Linear)
@@ -176,33 +207,30 @@ class Encoding(Versioned, ABC):
             varies = values.var(dim=1, correction=0).mean().sqrt()
             last_linear(self.pose_network).weight.mul_(std / varies.clamp(min=1e-6))
 
+    def _check_forms(self) -> None:
+        """Check that the attributes agree with the methods: an inherited form must not be of another function."""
+        name = type(self).__name__
+        if not self.rotates and self.rotations() is not None:
+            raise ValueError(f"encoding: {name} has rotations, needed rotates = True")
+        if not self.dim or self.form in (None, "offsets"):
+            return
+        delta = spread_offsets(self.dim)
+        with torch.no_grad():
+            ours, derived = self.offsets(delta), self._derived_offsets(delta)
+        if ours is None or derived is None or ours.is_meta:
+            return
+        if (ours - derived).abs().max() > 1e-3 * ours.abs().max():
+            raise ValueError(
+                f"encoding: offsets and {self.form} of {name} are different functions; needed form = 'offsets', or "
+                "both overridden"
+            )
+
     def drop_poses(self) -> None:
-        """Do without the term of the pose: the function of the offset stays the one that the layer has beside it."""
+        """Remove the term of the pose; the function of the offset keeps the scale that it has beside it."""
         self.pose_embedding = None
         if self.pose_network is not None:
-            del self.pose_network  # A module that is None would take what is saved of one, and say nothing.
+            del self.pose_network  # An entry of None among the modules would accept saved weights of a network.
             self.pose_network = None
-
-    @torch.no_grad()
-    def saved_pose(self, saved: Mapping[str, Tensor], index: int | None, features: Tensor | None) -> Tensor:
-        """The term of one pose as an encoding has it that was bound with poses and saved, ``(heads, C)``.
-
-        Args:
-            saved: its parameters by name, those of the term of the pose among them.
-            index: the pose, of a table.
-            features: ``(F,)``, the features of the pose, of a network.
-        """
-        if "pose_embedding" in saved:
-            values = saved["pose_embedding"][:, index]
-        else:
-            assert features is not None
-            start = "pose_network."
-            weights = {n.removeprefix(start): t for n, t in saved.items() if n.startswith(start)}
-            like = next(iter(weights.values()))
-            network = self._pose_mlp(len(features), self._table_heads() * self._pose_channels()).to(like)
-            network.load_state_dict(weights)
-            values = network(features.to(like)).unflatten(-1, (self._table_heads(), -1))
-        return F.pad(values, (self.channels - values.shape[-1], 0)).expand(self.num_heads, -1)
 
     def _pose_mlp(self, inputs: int, outputs: int) -> torch.nn.Sequential:
         """The network of the features of a relative pose."""
@@ -220,7 +248,6 @@ class Encoding(Versioned, ABC):
     def _build_offsets(self) -> None:
         """Create the parameters of the function of the offset."""
 
-    @abstractmethod
     def offsets(self, delta: Tensor) -> Tensor | None:
         r"""The function of the offset :math:`\rho_x`.
 
@@ -229,11 +256,20 @@ class Encoding(Versioned, ABC):
 
         Returns:
             ``(heads or 1, ..., C)``; None where the encoding ignores offsets or there are none.
-        """
 
-    def _offsets_of_features(self, delta: Tensor) -> Tensor | None:
-        """:meth:`offsets` of an encoding that says its :meth:`features` or :meth:`waves`."""
-        offered = self.features(delta.reshape(-1, delta.shape[-1]).T.unsqueeze(0)) if self.dim else None
+        Raises:
+            TypeError: the class defines no function of the offset.
+        """
+        if self.form is None or not self.dim:
+            return None
+        values = self._derived_offsets(delta)
+        if values is None:
+            raise TypeError(f"encoding: {type(self).__name__} defines no offsets, needed them, or features or waves")
+        return values
+
+    def _derived_offsets(self, delta: Tensor) -> Tensor | None:
+        """The function of the offset from its features."""
+        offered = self.features(delta.reshape(-1, delta.shape[-1]).T.unsqueeze(0))
         if offered is None:
             return None
         features, readout = offered
@@ -270,6 +306,21 @@ class Encoding(Versioned, ABC):
         phase = matmul(frequencies.unsqueeze(0), columns)
         return torch.cat([phase.cos(), phase.sin()], dim=1), readout
 
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
+
+        Returns:
+            :math:`\Omega`, ``(F, d)``, and W, ``(heads or 1, C, 2F)``; None where it has no such form.
+        """
+        return None
+
+    def rotations(self) -> Tensor | None:
+        """The frequencies of rotations of pairs of channels, ``(heads or 1, F, d)``; None where there are none.
+
+        An encoding that has some has ``rotates = True``.
+        """
+        return None
+
     def poses(self, relative: Tensor | None = None) -> Tensor | None:
         """The function E of the pose.
 
@@ -292,24 +343,12 @@ class Encoding(Versioned, ABC):
         return F.pad(values, (self.channels - values.shape[-1], 0))
 
     def pair_bias(self, tables: PairTables) -> PairBias:
-        """What the encoding adds to the scores between points.
+        """The terms that the encoding adds to the scores between points.
 
         Args:
-            tables: what the layer knows of the group and of the pairs.
+            tables: the layer's tables of the group and of the pairs.
         """
         return EncodingBias(self, tables)
-
-    def waves(self) -> tuple[Tensor, Tensor] | None:
-        r"""The function of the offset in the form :math:`W [\cos\Omega\delta, \sin\Omega\delta]`.
-
-        Returns:
-            :math:`\Omega`, ``(F, d)``, and W, ``(heads or 1, C, 2F)``; None where it has no such form.
-        """
-        return None
-
-    def rotations(self) -> Tensor | None:
-        """The frequencies of rotations of pairs of channels, ``(heads or 1, F, d)``; None where there are none."""
-        return None
 
     def _output_layers(self) -> list[torch.nn.Linear]:
         """The linear layers whose weights scale the function of the offset."""
@@ -321,13 +360,40 @@ class Encoding(Versioned, ABC):
 
         Only what changes from key to key counts: a constant is lost in the softmax.
         """
-        delta = spread_offsets(self.dim)
-        values = self.offsets(delta)
+        values = self.offsets(spread_offsets(self.dim))
         if values is None:
             return
         varies = values.flatten(1, -2).var(dim=1, correction=0).mean().sqrt()
         for layer in self._output_layers():
             layer.weight.mul_(std / varies.clamp(min=1e-6))
+
+
+class NoEncoding(Encoding):
+    """No positions at all: the attention is equivariant to every permutation of the positions (Prop. 4.1).
+
+    Ask for it by name, ``encoding="none"``. Poses are not distinguished either.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import GroupSelfAttention
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+        >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding="none")
+        >>> x = torch.randn(1, 8, 3, 3)
+        >>> torch.allclose(layer(fields(x.roll(1, 2))).tensor, layer(fields(x)).tensor.roll(1, 2), atol=1e-5)
+        True
+
+    Source: GSA-Nets (Romero and Cordonnier 2021), Eqs. 3 and 8.
+    """
+
+    form = None
+
+    def _build(self) -> None:
+        pass
+
+    def _build_offsets(self) -> None:
+        pass
 
 
 def spread_offsets(dim: int) -> Tensor:
@@ -338,3 +404,35 @@ def spread_offsets(dim: int) -> Tensor:
         return 2 * points.to(torch.empty(0).device) - 1
     axis = torch.linspace(-1, 1, 9)
     return torch.stack(torch.meshgrid([axis] * dim, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def coordinate_mlp(inputs: int, hidden: int, layers: int, outputs: int, normalize_hidden: bool) -> torch.nn.Sequential:
+    """Linear maps with SiLU between them.
+
+    Coordinates are the inputs, so the first layer decides how fast it varies: a standard deviation of 2 and offsets
+    spread over the window let a hidden unit bend once or twice across it.
+    """
+    modules: list[torch.nn.Module] = []
+    for layer in range(layers):
+        linear = torch.nn.Linear(inputs if layer == 0 else hidden, hidden)
+        torch.nn.init.normal_(linear.weight, std=2.0 if layer == 0 else 1 / math.sqrt(hidden))
+        if normalize_hidden:
+            torch.nn.init.zeros_(linear.bias)
+        else:
+            torch.nn.init.uniform_(linear.bias, -1.0, 1.0)
+        modules += [linear, *([_HiddenNorm(hidden)] if normalize_hidden else []), torch.nn.SiLU()]
+    last = torch.nn.Linear(hidden, outputs, bias=False)
+    torch.nn.init.normal_(last.weight, std=1 / math.sqrt(hidden))
+    return torch.nn.Sequential(*modules, last)
+
+
+def last_linear(mlp: torch.nn.Module) -> torch.nn.Linear:
+    """The linear map with which a network ends."""
+    last = list(mlp.children())[-1]
+    assert isinstance(last, torch.nn.Linear)
+    return last
+
+
+class _HiddenNorm(torch.nn.LayerNorm):
+    def __init__(self, features: int):
+        super().__init__(features, eps=1e-12)

@@ -1,11 +1,11 @@
-"""What an encoding adds to the scores: as tables over a grid or a cloud, and for pairs of points."""
+"""The terms that an encoding adds to the scores: tables over a grid or a cloud, and terms of pairs of points."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,18 +14,13 @@ from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
 from escnn_attention.geometry.grid import Grid
 
-__all__ = ["EncodingBias", "Offers", "positional_bias"]
+__all__ = ["EncodingBias", "FromAllPoses", "Offers", "positional_bias"]
 
 
 class Offers(Protocol):
-    r"""What an encoding offers of itself; see :class:`~escnn_attention.encodings.Encoding`.
+    """The part of :class:`~escnn_attention.encodings.Encoding`, with the same names, of which biases are made."""
 
-    Attributes:
-        absolute: whether it is a function of positions, and not of offsets.
-        rotates_values: whether its rotations are for values, too.
-        dim: the dimension of the offsets.
-    """
-
+    form: Literal["offsets", "features", "waves"] | None
     absolute: bool
     rotates_values: bool
     dim: int
@@ -34,10 +29,10 @@ class Offers(Protocol):
         """The function of the offset, ``(heads or 1, ..., C)`` at ``(..., d)``."""
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and what reads them, ``(heads or 1, C, F)``."""
+        """Features ``(B, F, n)`` at offsets ``(B, d, n)``, and their readout, ``(heads or 1, C, F)``."""
 
     def waves(self) -> tuple[Tensor, Tensor] | None:
-        """Frequencies ``(F, d)`` and what reads cosines and sines, ``(heads or 1, C, 2F)``."""
+        """Frequencies ``(F, d)`` and the readout of cosines and sines, ``(heads or 1, C, 2F)``."""
 
     def rotations(self) -> Tensor | None:
         """Frequencies ``(heads or 1, F, d)`` of rotations of pairs of channels."""
@@ -54,18 +49,19 @@ def positional_bias(
     relative: Tensor | None = None,
     log_measure: Tensor | None = None,
 ) -> PositionalBias:
-    """What an encoding and a measure add to the scores at the positions of a grid.
+    """The terms that an encoding and a measure add to the scores at the positions of a grid.
 
     Args:
         encoding: a bound encoding.
-        positions: where the features lie; None for an encoding without a function of the offset.
-        inverse: ``(|H|, d, d)``; the matrices by which every output pose sees points.
-        quotient: ``(|H|, P)``; as what every output pose sees the poses of the keys. None with ``relative``, and where
-            keys have no poses.
-        relative: ``(|H|, P, F)``; the same as features, for an encoding that was bound with some.
+        positions: the positions of the features; None for an encoding without a function of the offset.
+        inverse: ``(|H|, d, d)``; the matrix of the inverse of every output pose.
+        quotient: ``(|H|, P)``; the index of each key pose relative to each output pose. None with ``relative``, and
+            where keys have no poses.
+        relative: ``(|H|, P, F)``; the relative poses as features, for an encoding that was bound with some.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    spatial, waves, rotary = None, encoding.waves(), encoding.rotations()
+    spatial, rotary = None, encoding.rotations()
+    waves = encoding.waves() if encoding.form == "waves" else None
     if waves is None and positions is not None:
         points = positions.coordinates if encoding.absolute else positions.offsets
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
@@ -107,11 +103,8 @@ class EncodingBias(PairBias):
 
     @property
     def factorises(self) -> bool:  # type: ignore[override]
-        """Whether the encoding is a product of what queries and keys know by themselves."""
-        if self.in_frames or self._encoding.waves() is not None:
-            return True
-        with torch.no_grad():
-            return self._encoding.offsets(self.tables.inverse_action.new_zeros(1, self._encoding.dim)) is None
+        """Whether the scores are products of functions of the query and functions of the key."""
+        return self.in_frames or not self._encoding.dim or self._encoding.form in (None, "waves")
 
     def why_no_table(self) -> str | None:
         return None if self.tables.offsets else "it is for the offsets between all points of a cloud"
@@ -125,7 +118,7 @@ class EncodingBias(PairBias):
         return replace(bias, spatial=encoding.offsets(points.to(inverse.dtype) @ inverse.transpose(-1, -2)))
 
     def _pose_term(self) -> Tensor | None:
-        """What poses add to the keys, ``(M or 1, |H|, J or 1, P, C)``."""
+        """The term of the pose, which is added to the keys, ``(M or 1, |H|, J or 1, P, C)``."""
         poses = _of_pairs_of_poses(self._encoding, self.tables.quotient, self.tables.relative)
         poses = self.tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
         return None if poses is None else poses.movedim(1, -1)
@@ -135,7 +128,7 @@ class EncodingBias(PairBias):
         features, readout = self._features(seen)
         reads = q
         if features is not None and readout is not None:
-            # The function of the offset is linear in its features: the query reads them. All queries of a head at once.
+            # The function of the offset is linear in its features: the readout acts on all queries of a head together.
             rows = q.permute(1, 0, 4, 2, 3, 5)  # M, G, A, H or 1, J, C
             reads = rows.flatten(1, 4) @ readout.expand(len(rows), -1, -1)
             reads = reads.unflatten(1, rows.shape[1:5]).permute(1, 0, 3, 4, 2, 5)
@@ -146,11 +139,69 @@ class EncodingBias(PairBias):
 
         Without such a form, its values ``(M or 1, H, C, G, A, P or 1, K)`` and None.
         """
-        # For every pose all pairs side by side, so that what a network makes of them has long rows.
+        if self._encoding.form is None:
+            return None, None
+        # For every pose all pairs side by side, so that a network gives long rows.
         rows = in_rows(seen.permute(1, 5, 0, 2, 3, 4))  # H, D, G, A, P, K
         rows, shape = rows.flatten(2), rows.shape[2:]
-        offered = self._encoding.features(rows)
+        offered = self._encoding.features(rows) if self._encoding.form != "offsets" else None
         if offered is not None:
             return offered[0].unflatten(2, shape).unsqueeze(0), offered[1]
         values = self._encoding.offsets(seen)  # M or 1, G, H, A, P, K, C
         return None if values is None else values.permute(0, 2, 6, 1, 3, 4, 5), None
+
+
+class FromAllPoses:
+    r"""The encoding :math:`\rho(h^{-1}\delta)` for every pose h, side by side, as that of a single pose.
+
+    With queries and keys of all poses side by side, too, the score of that pose is the sum of the scores of all.
+
+    Args:
+        encoding: a bound encoding that is a function of the offset, added to the keys.
+        inverse: ``(|H|, d, d)``; the matrix of the inverse of every pose.
+    """
+
+    absolute = False
+    rotates_values = False
+
+    def __init__(self, encoding: Offers, inverse: Tensor):
+        self.dim, self.form = encoding.dim, encoding.form
+        self._encoding, self._inverse = encoding, inverse
+
+    @property
+    def identity(self) -> Tensor:
+        """``(1, d, d)``, the inverse matrix of the single pose."""
+        return torch.eye(self._inverse.shape[-1], dtype=self._inverse.dtype, device=self._inverse.device).unsqueeze(0)
+
+    def offsets(self, delta: Tensor) -> Tensor | None:
+        """The function of the offset, ``(M or 1, ..., |H| · C)`` at ``(..., d)``."""
+        values = self._encoding.offsets(torch.einsum("hij,...j->...hi", self._inverse.to(delta.dtype), delta))
+        return None if values is None else values.flatten(-2)
+
+    def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features ``(B, |H| · F, n)`` at offsets ``(B, d, n)``, and their readout, ``(M or 1, |H| · C, |H| · F)``."""
+        seen = torch.einsum("hij,bjn->hbin", self._inverse.to(columns.dtype), columns)
+        offered = self._encoding.features(seen.flatten(0, 1))
+        if offered is None:
+            return None
+        return offered[0].unflatten(0, seen.shape[:2]).transpose(0, 1).flatten(1, 2), self._per_pose(offered[1])
+
+    def waves(self) -> tuple[Tensor, Tensor] | None:
+        """Frequencies ``(|H| · F, d)`` and the readout of cosines and sines, ``(M or 1, |H| · C, 2 · |H| · F)``."""
+        offered = self._encoding.waves()
+        if offered is None:
+            return None
+        frequencies, readout = offered
+        parts = [self._per_pose(part) for part in readout.chunk(2, dim=-1)]
+        return (frequencies @ self._inverse.to(frequencies.dtype)).flatten(0, 1), torch.cat(parts, dim=-1)
+
+    def rotations(self) -> None:
+        """None: the encoding is added to the keys."""
+
+    def poses(self, relative: Tensor | None = None) -> None:
+        """None: a pose sees keys of its own pose only, for which there is one number."""
+
+    def _per_pose(self, readout: Tensor) -> Tensor:
+        """A matrix ``(M or 1, C, F)`` for each pose, ``(M or 1, |H| · C, |H| · F)``."""
+        each = torch.eye(len(self._inverse), dtype=readout.dtype, device=readout.device)
+        return torch.einsum("mcf,hg->mhcgf", readout, each).flatten(3, 4).flatten(1, 2)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_int, check_length
-from escnn_attention.encodings.base import Encoding
-from escnn_attention.encodings.none import NoEncoding
+from escnn_attention.encodings.base import Encoding, NoEncoding
 from escnn_attention.encodings.quadratic import check_sharpness
 
 __all__ = ["ConvolutionalEncoding"]
@@ -93,6 +92,8 @@ class ConvolutionalEncoding(Encoding):
     Vision Transformers", NeurIPS 2025, for the beginning, without groups.
     """
 
+    has_start = True
+
     def __init__(
         self,
         encoding: Encoding | None = None,
@@ -106,7 +107,7 @@ class ConvolutionalEncoding(Encoding):
         rest = NoEncoding() if encoding is None else encoding
         if not isinstance(rest, Encoding):
             raise TypeError(f"encoding: got {type(rest).__name__}, needed an Encoding or None")
-        if rest.absolute or type(rest).rotations is not Encoding.rotations:
+        if not rest.adds_to_keys:
             raise ValueError(f"encoding: got {type(rest).__name__}, needed one that is added to the keys and relative")
         if width is not None and check_int("width", width) % 2 == 0:
             raise ValueError(f"width: got {width}, needed an odd number")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from escnn_attention.encodings.absolute import AbsoluteEncoding
-from escnn_attention.encodings.base import Encoding
+from escnn_attention.encodings.base import Encoding, NoEncoding
 from escnn_attention.encodings.convolutional import ConvolutionalEncoding
-from escnn_attention.encodings.fourier import FourierEncoding
-from escnn_attention.encodings.mlp import MLPEncoding
-from escnn_attention.encodings.none import NoEncoding
-from escnn_attention.encodings.rotary import RotaryEncoding
-from escnn_attention.encodings.separable import SeparableEncoding
+from escnn_attention.encodings.frequencies import FourierEncoding, RotaryEncoding
+from escnn_attention.encodings.mlp import AbsoluteEncoding, MLPEncoding, SeparableEncoding
 
 __all__ = ["as_encoding"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_bool, check_int, check_option
-from escnn_attention.encodings.needs import Needs
+from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import matmul
@@ -74,6 +74,8 @@ class PairKernel(Versioned):
     the logarithm of the element between them, here their offset and the pose, or with
     ``relation=LogMotion()`` the same.
     """
+
+    absolute = rotates = has_start = False
 
     bias: Parameter | None
     of_pose: Parameter | None
@@ -167,13 +169,6 @@ class PairKernel(Versioned):
         if self.combine == "mlp":
             self.join_hidden_bias = Parameter(torch.zeros(heads, self.hidden))
             self.join_last_bias = Parameter(torch.zeros(heads)) if shifts else None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load what a kernel with parameters that change nothing has saved, too."""
-        for name in ("bias", "of_pose"):
-            if getattr(self, name) is None:
-                state_dict.pop(f"{prefix}{name}", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _build(self, dim: int, heads: int, channels: int, num_poses: int, pose_features: int) -> None:
         self.num_heads, self.channels = heads, channels

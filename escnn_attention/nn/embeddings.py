@@ -232,11 +232,9 @@ class PositionEmbedding(PlainModule):
             raise ValueError(f"in_type: {in_type.gspace.name} has no base space, and so no positions")
         kernel, channels = as_encoding(encoding), check_int("channels", channels)
         name = type(kernel).__name__
-        if type(kernel).start is not Encoding.start or type(kernel).rotations is not Encoding.rotations:
+        if kernel.has_start or kernel.form is None:
             raise ValueError(f"encoding: got {name}, needed a function of the position: mlp, separable, fourier")
         function = kernel.bind(group.dimension, 1, channels, 1)
-        if function.offsets(torch.zeros(1, group.dimension)) is None:
-            raise ValueError(f"encoding: got {name}, needed a function of the position: mlp, separable, fourier")
         project_out = FromPoses(
             frames(in_type, group=group, dual=True), in_type.size, channels, group.order, mass=mass(in_type)
         )

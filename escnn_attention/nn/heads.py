@@ -9,7 +9,7 @@ from escnn.nn import FieldType
 
 from escnn_attention._checks import check_bool, check_int, check_option
 from escnn_attention.encodings import Encoding, PairKernel
-from escnn_attention.encodings.needs import Needs
+from escnn_attention.encodings.base import Needs
 from escnn_attention.functional import KeyMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
@@ -142,7 +142,7 @@ def normalised_needs(
         raise ValueError(
             f"qk_norm: got True, but the scores of this {name} have no queries and keys; leave it at False"
         )
-    if isinstance(encoding, Encoding) and type(encoding).start is not Encoding.start:
+    if encoding.has_start:
         raise ValueError(
             f"qk_norm: got True, but a {name} begins with queries of a certain size; leave it at False, or choose "
             "another encoding"
@@ -170,7 +170,7 @@ def check_registers(registers: int, keys: KeyMode, encoding: Encoding | PairKern
         return 0
     if keys == "own":
         raise ValueError(f'registers: got {registers}, which belong to no pose, and keys="own"; needed keys="all"')
-    if isinstance(encoding, Encoding) and type(encoding).start is not Encoding.start:
+    if encoding.has_start:
         raise ValueError(
             f"registers: got {registers}, but a {type(encoding).__name__} begins with certain keys; leave it at 0, or "
             "choose another encoding"

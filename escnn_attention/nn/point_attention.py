@@ -9,7 +9,7 @@ import torch
 from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_length, check_probability
-from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
+from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
@@ -244,7 +244,7 @@ class PointAttentiveConv(PointSelfAttention):
         known = [n for n in option_names(PointSelfAttention) if n not in left]
         check_options(type(self).__name__, options, [*option_names(PointAttentiveConv), *known])
         kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-        if _is_of_positions(kernel):
+        if kernel.absolute or kernel.rotates:
             raise ValueError(
                 f"encoding: PointAttentiveConv got {type(kernel).__name__}, needed a function of the relation of two "
                 "points: mlp, separable, fourier, none or a PairKernel"
@@ -282,15 +282,10 @@ def bind_kernel(
     return bound
 
 
-def _is_of_positions(kernel: Encoding | PairKernel) -> bool:
-    """Whether an encoding is a function of two positions, each by itself, and not of their relation."""
-    return isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding))
-
-
 def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
     """The encoding or kernel, if it can see this relation."""
     kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-    if _is_of_positions(kernel) and not isinstance(relation, Offset):
+    if (kernel.absolute or kernel.rotates) and not isinstance(relation, Offset):
         raise ValueError(
             f"relation: got {relation}, but a {type(kernel).__name__} is a function of the positions themselves; "
             "leave it at None"

@@ -59,7 +59,7 @@ def sees_scalars(in_type: FieldType, encoding: Encoding, heads: Heads, query: Qu
     Against values without a pose such a summand drops out of the softmax, and the poses of queries and keys with it.
     Rotary encodings rotate the term of the pose by the offset, absolute ones add it to queries of several poses, too.
     """
-    added = type(encoding).rotations is Encoding.rotations or keys == "own"
+    added = not encoding.rotates or keys == "own"
     drops_out = query == "own" if encoding.absolute else added
     return is_scalar(in_type) and heads.group.order > 1 and drops_out
 
@@ -95,11 +95,7 @@ def check_shared(
         return False
     if (query, keys) != ("own", "own"):
         raise ValueError(f'shared_scores: got True with query={query!r} and keys={keys!r}, needed "own" of both')
-    if isinstance(encoding, PairKernel) or (
-        encoding.absolute
-        or type(encoding).rotations is not Encoding.rotations
-        or type(encoding).start is not Encoding.start
-    ):
+    if isinstance(encoding, PairKernel) or not encoding.adds_to_keys or encoding.has_start:
         raise ValueError(
             f"shared_scores: got True, but a {type(encoding).__name__} is of every pose by itself; needed an encoding "
             "that is added to the keys: mlp, separable, fourier, none"

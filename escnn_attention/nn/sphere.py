@@ -13,7 +13,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_length, check_probability
-from escnn_attention.encodings import Encoding, RotaryEncoding, as_encoding
+from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import QueryMode
 from escnn_attention.functional.call import Normalization
@@ -305,7 +305,7 @@ def _choose_neighbourhood(radius: float | None, num_neighbours: int | None) -> N
 def _choose_encoding(encoding: Encoding | PairKernel | str | None) -> Encoding | PairKernel:
     """The encoding or kernel, if it is a function of the quotient of two frames."""
     kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-    if isinstance(kernel, Encoding) and (kernel.absolute or isinstance(kernel, RotaryEncoding)):
+    if kernel.absolute or kernel.rotates:
         raise ValueError(
             f"encoding: SphereSelfAttention got {type(kernel).__name__}, needed a function of the quotient of two "
             "frames: mlp, separable, fourier, none or a PairKernel"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
+from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import positional_bias
-from escnn_attention.encodings.needs import Needs
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape

@@ -14,9 +14,8 @@ from torch.nn import Parameter
 from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
-from escnn_attention.encodings.all_poses import FromAllPoses
-from escnn_attention.encodings.bias import EncodingBias
-from escnn_attention.encodings.needs import Needs
+from escnn_attention.encodings.base import Needs
+from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.functional import BETWEEN_POINTS, KeyMode, PointCall, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul

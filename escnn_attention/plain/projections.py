@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention.encodings import Encoding, PairKernel
-from escnn_attention.encodings.needs import Needs
+from escnn_attention.encodings.base import Needs
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.matmul import Columns, grouped_linear, grouped_linear_transpose, in_groups
 from escnn_attention.plain.buffers import ExactBuffers

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from escnn_attention.encodings import Encoding
-from escnn_attention.encodings.all_poses import FromAllPoses
-from escnn_attention.encodings.bias import positional_bias
-from escnn_attention.encodings.needs import Needs
+from escnn_attention.encodings.base import Needs
+from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.windows import Window

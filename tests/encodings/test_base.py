@@ -15,7 +15,9 @@ from escnn_attention import (
     MLPEncoding,
     NoEncoding,
     PointSelfAttention,
+    RotaryEncoding,
 )
+from escnn_attention.encodings.base import coordinate_mlp, last_linear
 from tests import spaces
 from tests.encodings.cases import POSITIONAL, cube, every_encoding, positional
 
@@ -168,14 +170,18 @@ def test_repr_says_what_it_is(make):
 
 
 class Twice(MLPEncoding):
-    """Says another function of the offset, and leaves the features to its base class, whose features are not of it."""
+    """Another function of the offset, without features."""
+
+    form = "offsets"
 
     def offsets(self, delta):
         return 2 * super().offsets(delta)
 
 
 class TwiceByFeatures(MLPEncoding):
-    """The same function, said as features alone."""
+    """The same function, by features alone."""
+
+    offsets = Encoding.offsets
 
     def features(self, columns):
         features, readout = super().features(columns)
@@ -183,6 +189,8 @@ class TwiceByFeatures(MLPEncoding):
 
 
 class Mixin:
+    form = "offsets"
+
     def offsets(self, delta):
         return 2 * super().offsets(delta)
 
@@ -198,12 +206,14 @@ class TwiceWaves(FourierEncoding):
 
 
 class TwiceNoWaves(FourierEncoding):
+    form = "offsets"
+
     def offsets(self, delta):
         return 2 * super().offsets(delta)
 
 
 class Renamed(MLPEncoding):
-    """Says nothing of its own."""
+    """Overrides nothing."""
 
 
 @pytest.mark.parametrize("make", [Twice, TwiceByFeatures, TwiceMixed, TwiceWaves, TwiceNoWaves])
@@ -216,13 +226,29 @@ def test_a_subclass_is_one_function_in_all_its_forms(make):
     delta = torch.randn(3, 5, 2, dtype=torch.float64)
     expected = 2 * original.offsets(delta)
     torch.testing.assert_close(encoding.offsets(delta), expected)
-    offered = encoding.features(delta.flatten(0, 1).T.unsqueeze(0))
-    by_offsets = make in (Twice, TwiceMixed, TwiceNoWaves)
-    assert (offered is None) == by_offsets
-    assert (encoding.waves() is not None) == (make is TwiceWaves)
-    if offered is not None:
-        features, readout = offered
+    assert (encoding.form == "offsets") == (make in (Twice, TwiceMixed, TwiceNoWaves))
+    if encoding.form != "offsets":
+        features, readout = encoding.features(delta.flatten(0, 1).T.unsqueeze(0))
         torch.testing.assert_close((readout @ features).mT.unflatten(1, (3, 5)), expected)
+
+
+@pytest.mark.parametrize("base", [MLPEncoding, FourierEncoding])
+def test_forms_of_different_functions_are_refused(base):
+    class Mistaken(base):
+        def offsets(self, delta):
+            return 2 * super().offsets(delta)
+
+    with pytest.raises(ValueError, match=f"encoding: offsets and {base.form} .* form = 'offsets'"):
+        Mistaken(6).bind(2, 2, 4, 1)
+    Mistaken(6).bind(0, 2, 4, 3)  # without offsets there is nothing to compare
+
+
+def test_rotations_need_their_attribute():
+    class Mistaken(RotaryEncoding):
+        rotates = False
+
+    with pytest.raises(ValueError, match=r"encoding: Mistaken .* rotates = True"):
+        Mistaken(1).bind(2, 2, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +283,8 @@ def test_a_subclass_that_says_nothing_of_its_own_offers_what_its_base_does(monke
 
 def test_features_alone_make_an_encoding():
     class Rings(Encoding):
+        form = "features"
+
         def _build_offsets(self):
             self.readout = torch.nn.Parameter(torch.randn(self.num_heads, self.channels, 4))
 
@@ -272,10 +300,32 @@ def test_features_alone_make_an_encoding():
     assert spaces.grid_error(layer, spaces.random_field(hidden, 4, 4)) < 1e-12
 
 
-def test_an_encoding_says_something_of_the_offset():
+def test_an_encoding_defines_a_function_of_the_offset():
     class Silent(Encoding):
         def _build_offsets(self):
             pass
 
-    with pytest.raises(TypeError, match="offsets"):
-        Silent()
+    with pytest.raises(TypeError, match="encoding: Silent defines no offsets"):
+        Silent().bind(2, 2, 4, 1)
+
+
+def test_no_encoding_has_no_terms():
+    encoding = NoEncoding().bind(2, 3, 5, 4)
+    assert encoding.offsets(torch.randn(7, 2)) is None
+    assert encoding.poses() is None
+    assert not list(encoding.parameters())
+
+
+def test_hidden_layers_between_coordinates_and_a_readout():
+    mlp = coordinate_mlp(2, 8, 3, 5, normalize_hidden=False)
+    assert [tuple(m.weight.shape) for m in mlp if isinstance(m, torch.nn.Linear)] == [(8, 2), (8, 8), (8, 8), (5, 8)]
+    assert last_linear(mlp) is mlp[-1]
+    assert mlp[-1].bias is None
+
+
+def test_normalised_hidden_units_have_unit_variance():
+    normed, plain = (coordinate_mlp(2, 8, 1, 5, normalize_hidden=n) for n in (True, False))
+    x = torch.randn(20, 2)
+    assert torch.allclose(normed[:2](x).var(-1, correction=0), torch.ones(20))
+    assert not normed[0].bias.any()
+    assert not torch.allclose(plain[:1](x).var(-1, correction=0), torch.ones(20))

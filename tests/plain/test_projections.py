@@ -446,6 +446,15 @@ def test_a_constant_term_of_the_pose_is_a_bias(name, monkeypatch):
     torch.testing.assert_close(case.output(module, *inputs), expected, rtol=1e-10, atol=1e-12)
 
 
+def test_constants_of_a_kernel_that_drop_out_are_no_parameters():
+    constants = {"plain.encoding.bias", "plain.encoding.of_pose"}
+    options = {"head_fields": 3, "encoding": PairKernel("dot", "raw", "sum"), "keys": "own", "query": "all"}
+    layer = ea.PointSelfAttention(*2 * [mixed(D3)], **options)
+    counted = ea.PointSelfAttention(*2 * [mixed(D3)], **options, normalization="count")
+    assert not constants & set(layer.state_dict())
+    assert constants < set(counted.state_dict())
+
+
 CONSTANT = {
     "grid": lambda **options: grid(RotaryEncoding(**options), channels=4, query="all"),
     "grid, keys own": lambda **options: grid(RotaryEncoding(**options), channels=4, keys="own"),

@@ -5,7 +5,7 @@ import torch
 from escnn import gspaces
 
 from escnn_attention.encodings import as_encoding
-from escnn_attention.encodings.all_poses import FromAllPoses
+from escnn_attention.encodings.bias import FromAllPoses
 from escnn_attention.groups.fibers import fibers
 
 pytestmark = pytest.mark.usefixtures("double")
