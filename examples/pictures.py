@@ -149,7 +149,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
     c4, c8, d4 = gspaces.rot2dOnR2(4), gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4)
 
     torch.manual_seed(0)
-    gsa_net = GSANet(c8, 1, 10, channels=16, blocks=(1,), num_heads=2, encoding="mlp")
+    gsa_net = GSANet(c8, 1, 10, channels=16, blocks=(1,), num_heads=2, block={"encoding": "mlp"})
     save("encoding.png", plot_encoding(gsa_net, "stages.attention_1_1", title="The encoding of a window, for C8"))
     torch.manual_seed(2)
     fields = nn.FieldType(d4, 4 * [d4.regular_repr])
@@ -158,7 +158,7 @@ def draw_attention(save: Callable[[str, Figure | Animation], None], quick: bool)
     save("encoding_global.png", plot_encoding(everywhere, size=8, title=title))
 
     torch.manual_seed(5)
-    gsa_net = GSANet(c4, 1, 10, channels=16, blocks=(1,), num_heads=4, kernel_size=7, encoding="mlp")
+    gsa_net = GSANet(c4, 1, 10, channels=16, blocks=(1,), num_heads=4, kernel_size=7, block={"encoding": "mlp"})
     large = digits(2.8)[0][DIGIT : DIGIT + 1]
     layers = ["stages.lifting", "stages.attention_1_1"]
     save("feature_maps.png", plot_feature_maps(large, gsa_net, layers))

@@ -254,7 +254,7 @@ def networks(draw: Draw) -> Drawn:
     """Transformers on points, with any head."""
     space = points.SPACES[draw.choice(list(points.SPACES))]()
     in_type, out_type = draw.fields(space), draw.choice([3, "vector", draw.fields(space)])
-    heads = {"readout": draw.choice(["clouds", "points"]), "poses": draw.choice(["mean", "max"])}
+    heads = {"readout": draw.choice(["clouds", "points"]), "head": {"poses": draw.choice(["mean", "max"])}}
     heads["pool"] = draw.choice(["mean", "sum", None, *(["max"] if isinstance(out_type, int) else [])])
     attention = {"query": draw.choice(["own", "all"]), "keys": draw.choice(["all", "own"])}
     number, positions = draw.randint(1, 2), draw.yes()

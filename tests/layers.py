@@ -270,7 +270,9 @@ CASES = {
         mask=MASK,
     ),
     "PlatonicTransformer": on_points(
-        lambda: models.PlatonicTransformer(ON_R3, 2, 3, fields=8, num_blocks=1, num_heads=2, hidden_fields=3),
+        lambda: models.PlatonicTransformer(
+            ON_R3, 2, 3, fields=8, num_blocks=1, num_heads=2, block={"hidden_fields": 3}
+        ),
         batch=BATCH,
     ),
     "HamiltonianNetwork": on_points(hamiltonian, batch=BATCH, num_frames=2, step=0.1),
@@ -279,7 +281,7 @@ CASES = {
         point_transformer(attention={"edge_dim": 1}), batch=BATCH, mask=MASK, edge_attr=TABLES
     ),
     "PointTransformer, even": on_points(point_transformer(even_in=[0]), batch=BATCH, mask=MASK),
-    "PointTransformer, spectrum": on_points(point_transformer(poses="spectrum"), batch=BATCH, mask=MASK),
+    "PointTransformer, spectrum": on_points(point_transformer(head={"poses": "spectrum"}), batch=BATCH, mask=MASK),
     "PointTransformer, tensors": on_points(
         lambda: models.PointTransformer(
             ON_R3, 2, FieldType(ON_R3, [models.symmetric_tensor_repr(ON_R3)]), fields=2, num_blocks=1, num_heads=1

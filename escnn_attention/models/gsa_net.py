@@ -12,7 +12,7 @@ import torch
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialModule
 
-from escnn_attention._checks import check_int, check_option, check_probability, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_option, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
@@ -31,24 +31,8 @@ __all__ = ["GSANet"]
 
 _Self = TypeVar("_Self", bound="GSANet")
 
-_OWN: tuple[str, ...] = (
-    "num_heads",
-    "kernel_size",
-    "query",
-    "encoding",
-    "window",
-    "projection",
-    "backend",
-    "norm",
-    "crop",
-)
-_OWN += (
-    "attention_dropout",
-    "dropout",
-    "samples",
-    "attention",
-    "norm_eps",
-)  # Options of blocks that the network gives itself.
+_TAKEN = ("norm", "crop", "attention", "samples", "query", "projection")
+"""Options of blocks that the network sets itself."""
 
 _GAIN = math.sqrt(2)  # "He's initialisation"
 
@@ -74,7 +58,7 @@ def _outline(
     """The stages, of the arguments of :class:`GSANet`."""
     counts = [check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")]
     factors = [check_int("expansion", n) for n in _listed("expansion", expansion, len(counts), "stage", 1)]
-    pooled = [_checked_bool("pool", value) for value in _listed("pool", pool, len(counts), "stage", False)]
+    pooled = [check_bool("pool", value) for value in _listed("pool", pool, len(counts), "stage", False)]
     margins = [check_int("crops", n, least=0) for n in _listed("crops", crops, sum(counts), "block", 0)]
     if any(n > 1 and not count for n, count in zip(factors, counts, strict=True)):
         raise ValueError("expansion: a stage without blocks has none to widen, needed 1 for it")
@@ -118,19 +102,16 @@ class GSANet(EquivariantClassifier):
             its own: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that mix
             poses, and by default an encoding for each head. GE-ViT's networks are of this form: there, head d asks with
             :math:`q(x, h d)` and has a table over the poses of its own.
-        encoding: of every layer; by default a :class:`SeparableEncoding` that all heads share, as published.
-        window: the shape of the windows, see :class:`GroupSelfAttention`.
         norm_between: whether a layer norm and a nonlinearity follow every block.
-        attention_dropout, value_dropout: of the attention probabilities and of what the attention gives.
         input_dropout: of the pixels.
         pool_dropout: in front of every pooling.
         readout: ``"max"`` for the logits above; ``"sum"`` for :math:`\max_h \sum_x W f(x, h)`, those of the published
             code.
-        norm_eps: what layer norms add to the mean square; 1e-12 in the published code.
-        backend: see :class:`GroupSelfAttention`.
-        block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
-            block; from 0 of the first it rises by equal steps), ``norm_kind`` (of all norms of the network) and
-            ``qk_norm``.
+        block: further options of every :class:`TransformerBlock`: ``attention_dropout`` and ``dropout``, by default
+            0.1; ``encoding``, ``window`` and ``backend``, which the lifting layer shares; ``norm_kind`` and
+            ``norm_eps``, of all norms of the network; ``drop_path`` (of the last block; from 0 of the first it rises
+            by equal steps), ``layer_scale`` and ``qk_norm``. The default encoding is a :class:`SeparableEncoding` that
+            all heads share, as published.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
@@ -167,37 +148,40 @@ class GSANet(EquivariantClassifier):
         num_heads: int = 9,
         kernel_size: int | None = 5,
         query: QueryMode | Literal["each"] = "all",
-        encoding: Encoding | str | None = None,
-        window: str = "auto",
         norm_between: bool = False,
-        attention_dropout: float = 0.1,
-        value_dropout: float = 0.1,
         input_dropout: float = 0.0,
         pool_dropout: float = 0.0,
         readout: Literal["max", "sum"] = "max",
-        norm_eps: float = 1e-5,
-        backend: str = "auto",
         block: Mapping[str, Any] | None = None,
     ):
         image = image_type(gspace, in_channels)
-        _check_choices(norm_between, query, readout)
+        check_bool("norm_between", norm_between)
+        check_option("query", query, ("own", "all", "each"))
+        check_option("readout", readout, ("max", "sum"))
         outline = _outline(blocks, expansion, crops, pool)
         fields = _regular(gspace, check_int("channels", channels))
-        _check_channels(channels, gspace.dimensionality, encoding)
-        options: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size}
-        options |= {"window": window, "projection": "pointwise", "backend": backend}
-        options["encoding"] = SeparableEncoding(per_head=False) if encoding is None else encoding
-        blocks_left, given = _blocks(block, sum(len(stage.crops) for stage in outline), encoding)
-        norm = _norms(block, norm_eps)
-        lifting = LiftingSelfAttention(image, fields, **_half("head", fields), dropout=attention_dropout, **options)
+        given: dict[str, Any] = {"attention_dropout": 0.1, "dropout": 0.1, **(block or {})}
+        _check_channels(channels, gspace.dimensionality, given.get("encoding"))
+        layers: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size, "projection": "pointwise"}
+        layers["dropout"] = given.pop("attention_dropout")
+        blocks_left, of_attention = _blocks(given, sum(len(stage.crops) for stage in outline))
+        shared = {name: of_attention[name] for name in ("encoding", "window", "backend") if name in of_attention}
+        has_encoding = shared.get("encoding") is not None
+        if not has_encoding:
+            shared["encoding"] = SeparableEncoding(per_head=False)
+        kind, eps = check_norm_kind(given.get("norm_kind")), given.get("norm_eps", 1e-5)
+
+        def norm(fields: FieldType) -> tuple[EquivariantModule, ...]:
+            return norm_of(fields, kind, "sample", eps), SiLU(fields)
+
+        lifting = LiftingSelfAttention(image, fields, **_half("head", fields), **layers, **shared)
         first = _sequence(_dropout("input_dropout", image, input_dropout), lifting, norm(fields))
         stages: dict[str, EquivariantModule] = {"lifting": first}
-        attention = _attention(query, attention_dropout, given, options)
-        of_blocks: dict[str, Any] = {"projection": "pointwise", "dropout": value_dropout, "norm_eps": norm_eps}
+        attention = _attention(query, layers, of_attention | shared, has_encoding)
         for number, stage in enumerate(outline, start=1):
             wider = _regular(gspace, len(fields) * stage.expansion)
             for i, crop in enumerate(stage.crops, start=1):
-                own = {**of_blocks, **_half("hidden", wider), **next(blocks_left)}
+                own = {"projection": "pointwise", **_half("hidden", wider), **next(blocks_left)}
                 layer = TransformerBlock(fields, wider, attention=attention, crop=crop, **own)
                 fields = wider
                 stages[f"attention_{number}_{i}"] = _sequence(layer, norm(fields) if norm_between else ())
@@ -294,19 +278,6 @@ def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, defa
     return list(values)
 
 
-def _checked_bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: got {value!r}, needed True or False")
-    return value
-
-
-def _check_choices(norm_between: Any, query: Any, readout: Any) -> None:
-    """The options of these names have values that there are."""
-    _checked_bool("norm_between", norm_between)
-    check_option("query", query, ("own", "all", "each"))
-    check_option("readout", readout, ("max", "sum"))
-
-
 def _check_channels(channels: int, dimensions: int, encoding: Any) -> None:
     """Half of so many fields are enough for the separable encoding, which is there where no other is given."""
     if encoding is None and channels // 2 < dimensions + 1:
@@ -329,12 +300,6 @@ def _sequence(*modules: EquivariantModule | tuple[EquivariantModule, ...]) -> Se
     return SequentialModule(*flat)
 
 
-def _norms(block: Mapping[str, Any] | None, eps: float) -> Callable[[FieldType], tuple[EquivariantModule, ...]]:
-    """What makes what follows the lifting, and every block where it is wanted."""
-    kind = check_norm_kind((block or {}).get("norm_kind"))
-    return lambda fields: (norm_of(fields, kind, "sample", eps), SiLU(fields))
-
-
 def _half(what: str, fields: FieldType) -> dict[str, Any]:
     """The option of so many fields of one kind, half as many as there are."""
     return {f"{what}_fields": max(1, len(fields) // 2)}
@@ -346,36 +311,35 @@ def _classes(fields: FieldType, num_classes: int) -> PoseLinear:
     return PoseLinear(fields, classes, projection="pointwise", bias=False)
 
 
-def _blocks(
-    block: Mapping[str, Any] | None, number: int, encoding: Encoding | str | None
-) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
-    """The further options of each block, and those of the attention of all of them, with an encoding."""
-    options = each_block(block, number, _OWN)
+def _blocks(block: Mapping[str, Any], number: int) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
+    """The options of each block besides its attention, and those of the attention of all of them."""
+    options = each_block(block, number, _TAKEN)
     of_attention = [n for n in option_names(GroupSelfAttention) if n not in option_names(TransformerBlock)]
-    given = {} if encoding is None else {"encoding": encoding}
-    given |= {n: value for some in options[:1] for n, value in some.items() if n in of_attention}
-    return iter([{n: value for n, value in some.items() if n not in of_attention} for some in options]), given
+    rest = [{n: value for n, value in own.items() if n not in of_attention} for own in options]
+    return iter(rest), {n: block[n] for n in of_attention if n in block}
 
 
 def _attention(
-    query: QueryMode | Literal["each"], dropout: float, given: dict[str, Any], options: dict[str, Any]
+    query: QueryMode | Literal["each"], layers: dict[str, Any], options: dict[str, Any], has_encoding: bool
 ) -> Callable[[FieldType, FieldType], GroupSelfAttention]:
-    """What makes the attention of a block, of its types.
+    """The function that makes the attention of a block from its types.
 
     Args:
         query: whose queries contribute.
-        dropout: of the probabilities.
-        given: options that are given for blocks, the encoding among them.
-        options: of all attention layers.
+        layers: options of all attention layers, the number of heads among them.
+        options: options of the attention of blocks, the encoding among them.
+        has_encoding: whether an encoding was given.
     """
+    shared = {**layers, **options}
     if query != "each":
-        shared = {**options, **given, "query": query, "dropout": dropout}
-        return lambda fields, wider: GroupSelfAttention(fields, wider, **_half("head", wider), **shared)
-    shared = {**options, "encoding": SeparableEncoding(), **given, "query": "own", "projection": "group"}
+        return lambda fields, wider: GroupSelfAttention(fields, wider, **_half("head", wider), **shared, query=query)
     heads = shared.pop("num_heads")
+    shared |= {"query": "own", "projection": "group"}
+    if not has_encoding:
+        shared["encoding"] = SeparableEncoding()
 
     def make(fields: FieldType, wider: FieldType) -> GroupSelfAttention:
         number = heads * fields.gspace.fibergroup.order()
-        return GroupSelfAttention(fields, wider, number, **_half("head", wider), **shared, dropout=dropout)
+        return GroupSelfAttention(fields, wider, number, **_half("head", wider), **shared)
 
     return make

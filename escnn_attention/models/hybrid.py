@@ -9,16 +9,14 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, ReLU, SequentialModule
 
 from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
-from escnn_attention.encodings import Encoding
-from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
-from escnn_attention.nn.arguments import check_options
+from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.invariants import AttentionPool
 from escnn_attention.nn.norms import FieldLayerNorm, check_norm_kind, norm_of
 from escnn_attention.nn.pointwise import SiLU
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
-from escnn_attention.nn.self_attention import LiftingSelfAttention
+from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.resample import PoolKind
 
@@ -31,7 +29,7 @@ class HybridNet(EquivariantClassifier):
     A network of stages, each on half as many positions along every axis as the one before. A stage is a number of
     steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s; convolutions
     in the early stages and attention in the late ones is the usual division of labour. Without any attention it is the
-    steerable G-CNN of the same outline, and with ``stem="attention"`` and no other convolution it has attention only.
+    steerable G-CNN of the same outline; with a stem of attention and no other convolution it has attention only.
 
     Args:
         gspace: the symmetry, of the plane or of space.
@@ -40,30 +38,25 @@ class HybridNet(EquivariantClassifier):
         widths: the number of regular fields in each stage.
         convolutions: the number of convolutions in each stage; at least one in the first, which is the stem.
         attention: the number of attention blocks in each stage.
-        stem: what lifts the image to functions on the group: a ``"convolution"``, or lifting self-attention in windows,
-            with a layer norm and :class:`SiLU` (``"attention"``), in place of the first convolution.
-        stem_kernel: the width of the first convolution, or of the windows in its place.
-        stem_heads: the number of heads of a stem that attends.
-        conv_kernel: the width of the others.
-        kernel_size: the width of the attention windows; None for global attention, as is usual where the stages before
-            have left few positions: its cost grows with the square of their number.
-        window: their shape, see :class:`GroupSelfAttention`.
-        num_heads: the number of heads.
-        head_fields: the regular fields of a head, in the stem, too; by default the width divided by the number of
-            heads, rounded up.
-        query, keys, encoding, backend: of the attention, see :class:`GroupSelfAttention`.
-        norm: of the attention blocks, see :class:`TransformerBlock`.
+        stem: the odd width of the first convolution; or the options of a :class:`LiftingSelfAttention` in its place,
+            such as ``{"num_heads": 9, "kernel_size": 5}``, which a layer norm and :class:`SiLU` follow. It shares
+            ``encoding``, ``window``, ``head_fields``, ``attention_dropout`` and ``backend`` with the blocks.
+        conv_kernel: the odd width of the other convolutions.
+        num_heads: the number of heads of the blocks.
+        kernel_size: the width of their windows; None for global attention, as is usual where the stages before have
+            left few positions: its cost grows with the square of their number.
+        block: further options of every :class:`TransformerBlock`, such as ``encoding``, ``keys``, ``dropout``,
+            ``layer_scale``, ``norm_kind`` (of the last norm, too) and ``drop_path`` (of the last block; from 0 of the
+            first it rises by equal steps). By default ``norm`` is ``"pre"``, and ``head_fields`` the width divided by
+            the number of heads, rounded up.
         last_norm: whether a layer norm follows the last stage where that ends in attention.
-        features: the number of regular fields that a last pointwise convolution gives; by default there is none.
+        features: the number of regular fields of a last pointwise convolution; by default there is none.
         class_token: the options of an :class:`AttentionPool`, ``num_heads`` and ``head_fields``, whose token reads the
             logits of all positions and poses; by default a linear map reads them of the maximum over the poses and the
             mean over the positions.
         pool: how positions are halved between the stages, ``"max"`` or ``"avg"``; both exact for any size.
         antialiased: whether a blur follows the maximum or replaces the mean (:class:`AntialiasedPool` in place of
             :class:`HalvingPool`); rotations by angles that do not map the grid onto itself then change the logits less.
-        attention_dropout, dropout: of the attention probabilities and of the branches of a block.
-        block: further options of every :class:`TransformerBlock`, such as ``layer_scale``, ``drop_path`` (of the last
-            block; from 0 of the first it rises by equal steps), ``norm_kind`` (of the last norm, too) and ``qk_norm``.
 
     Shape:
         ``(B, in_channels, *space)`` to ``(B, num_classes)``.
@@ -95,56 +88,44 @@ class HybridNet(EquivariantClassifier):
         widths: Sequence[int] = (16, 32, 32),
         convolutions: Sequence[int] = (2, 2, 0),
         attention: Sequence[int] = (0, 0, 2),
-        stem: Literal["convolution", "attention"] = "convolution",
-        stem_kernel: int = 5,
-        stem_heads: int = 4,
+        stem: int | Mapping[str, Any] = 5,
         conv_kernel: int = 3,
-        kernel_size: int | None = None,
-        window: str = "auto",
         num_heads: int = 4,
-        head_fields: int | None = None,
-        query: QueryMode = "own",
-        keys: KeyMode = "all",
-        encoding: Encoding | str | None = None,
-        norm: Literal["gsa", "pre"] = "pre",
+        kernel_size: int | None = None,
+        block: Mapping[str, Any] | None = None,
         last_norm: bool = True,
         features: int | None = None,
         class_token: Mapping[str, int] | None = None,
         pool: PoolKind = "max",
         antialiased: bool = False,
-        attention_dropout: float = 0.0,
-        dropout: float = 0.0,
-        backend: str = "auto",
-        block: Mapping[str, Any] | None = None,
     ):
         fields = image_type(gspace, in_channels)
         outline = _outline(widths, convolutions, attention)
         check_int("num_classes", num_classes)
         check_int("num_heads", num_heads)
-        check_option("stem", stem, ("convolution", "attention"))
-        check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
+        check_odd_widths(conv_kernel=conv_kernel)
         check_option("pool", pool, get_args(PoolKind))
         halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
-        shared: dict[str, Any] = {"encoding": encoding, "window": window, "backend": backend}
-        given = shared | {"norm": norm, "query": query, "keys": keys}
-        given |= {"dropout": dropout, "attention_dropout": attention_dropout}
-        lifting = shared | {"head_fields": head_fields, "dropout": attention_dropout}
-        blocks_left = iter(each_block(block, sum(attention), (*given, "head_fields", "samples", "attention")))
+        options = {"norm": "pre", **(block or {})}
+        blocks = iter(each_block(options, sum(attention), ("samples", "attention")))
         stages: dict[str, EquivariantModule] = {}
         for kind, name, width in outline:
             wider = fields if kind == "pool" else FieldType(gspace, width * [gspace.regular_repr])
             if kind == "pool":
                 stages[name] = halve(fields, pool)
             elif kind == "attention":
-                given["head_fields"] = -(-width // num_heads) if head_fields is None else head_fields
-                stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **given, **next(blocks_left))
-            elif stages or stem == "convolution":
-                stages[name] = _convolution(fields, wider, conv_kernel if stages else stem_kernel)
+                own = {"head_fields": -(-width // num_heads), **next(blocks)}
+                stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **own)
+            elif stages:
+                stages[name] = _convolution(fields, wider, conv_kernel)
+            elif isinstance(stem, Mapping):
+                stages["lifting"] = _lifting(fields, wider, stem, options)
             else:
-                stages["lifting"] = _lifting(fields, wider, stem_heads, stem_kernel, **lifting)
+                check_odd_widths(stem=stem)
+                stages[name] = _convolution(fields, wider, stem)
             fields = wider
         if attention[-1] and last_norm:
-            stages["norm"] = norm_of(fields, check_norm_kind((block or {}).get("norm_kind")))
+            stages["norm"] = norm_of(fields, check_norm_kind(options.get("norm_kind")))
         stages |= _last_stages(fields, num_classes, features, class_token)
         super().__init__(stages, num_classes if class_token is None else None)
 
@@ -191,7 +172,7 @@ def _outline(
 def _last_stages(
     fields: FieldType, num_classes: int, features: int | None, class_token: Mapping[str, int] | None
 ) -> dict[str, EquivariantModule]:
-    """What follows the last norm: a pointwise convolution and a token, each where it is asked."""
+    """The stages behind the last norm: a pointwise convolution and a token, each where it is asked for."""
     stages: dict[str, EquivariantModule] = {}
     if features is not None:
         wider = FieldType(fields.gspace, check_int("features", features) * [fields.gspace.regular_repr])
@@ -213,10 +194,17 @@ def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> S
     return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))
 
 
+_SHARED = ("encoding", "window", "head_fields", "backend")
+"""The options of the blocks that a stem of attention shares."""
+
+
 def _lifting(
-    in_type: FieldType, out_type: FieldType, num_heads: int, kernel_size: int, **options: Any
+    in_type: FieldType, out_type: FieldType, stem: Mapping[str, Any], block: Mapping[str, Any]
 ) -> SequentialModule:
-    if options["head_fields"] is None:
-        options["head_fields"] = -(-len(out_type) // check_int("stem_heads", num_heads))
-    lifting = LiftingSelfAttention(in_type, out_type, num_heads, kernel_size, **options)
+    """The stem of attention, of its own options and of those that it shares with the blocks."""
+    check_options("stem", stem, ("num_heads", "kernel_size", *option_names(GroupSelfAttention)))
+    shared = {name: block[name] for name in _SHARED if name in block}
+    options = {"num_heads": 4, "kernel_size": 5, "dropout": block.get("attention_dropout", 0.0), **shared, **stem}
+    options.setdefault("head_fields", -(-len(out_type) // check_int("num_heads", options["num_heads"])))
+    lifting = LiftingSelfAttention(in_type, out_type, **options)
     return SequentialModule(lifting, FieldLayerNorm(out_type), SiLU(out_type))

@@ -31,7 +31,7 @@ _EXTENT = 127
 _SMALL, _TIMES = 1 << 27, 256
 """Tensors of a construction may have so many elements, and so many for each byte of weights: filters, tables, grids."""
 
-_EXTENTS = ("kernel", "kernel_size", "attention_size", "patch_size", "dilation", "crops")
+_EXTENTS = ("stem", "kernel", "kernel_size", "attention_size", "patch_size", "dilation", "crops")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from escnn_attention.encodings import RotaryEncoding
 from escnn_attention.groups.fibers import fibers
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.point_transformer import in_type_of
-from escnn_attention.nn.arguments import check_type
+from escnn_attention.nn.arguments import check_options, check_type, option_names
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.point_attention import PointSelfAttention
 from escnn_attention.nn.pointwise import Activation, DropPath, PoseLinear, activation_of, ends_of
@@ -125,8 +125,8 @@ class PlatonicTransformer(CloudNetwork):
         fields: the width: the number of regular fields.
         num_blocks: the number of blocks.
         num_heads: of each attention, in the frame of each pose.
-        hidden_fields, constant_keys, rotate_values, activation, norm_kind, layer_scale, backend: of
-            :class:`PlatonicBlock`.
+        block: further options of every :class:`PlatonicBlock`, such as ``hidden_fields``, ``constant_keys``,
+            ``rotate_values``, ``activation``, ``norm_kind`` and ``layer_scale``.
         positions: whether waves of the position itself are added to the embedding.
         hidden_readout: whether the head has a hidden layer, as wide as the features, with a GELU.
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
@@ -166,26 +166,19 @@ class PlatonicTransformer(CloudNetwork):
         fields: int,
         num_blocks: int,
         num_heads: int,
-        hidden_fields: int | None = None,
-        constant_keys: bool = True,
-        rotate_values: bool = False,
-        activation: Activation = "gelu",
-        norm_kind: NormKind = "layer",
-        layer_scale: float | None = None,
+        block: Mapping[str, Any] | None = None,
         positions: bool = False,
         hidden_readout: bool = True,
         pool: Literal["mean", "sum"] | None = "mean",
         divisor: float = 1.0,
-        backend: str = "auto",
     ):
         if pool is not None:
             check_option("pool", pool, ("mean", "sum"))
         super().__init__(gspace, in_type_of(gspace, in_type))
         self.out_type = in_type_of(gspace, out_type)
         hidden = FieldType(gspace, check_int("fields", fields) * [gspace.regular_repr])
-        options: dict[str, Any] = {"hidden_fields": hidden_fields, "constant_keys": constant_keys}
-        options |= {"activation": activation, "norm_kind": norm_kind, "layer_scale": layer_scale, "backend": backend}
-        options["rotate_values"] = rotate_values
+        options = dict(block or {})
+        check_options("block", options, option_names(PlatonicBlock))
         self.embedding = PoseLinear(self.in_type, hidden, bias=False)
         if check_bool("positions", positions):
             if fields % 2:

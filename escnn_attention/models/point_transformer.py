@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, IdentityModule
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.geometry.relations import Relation
@@ -19,7 +20,7 @@ from escnn_attention.groups.fibers import Fibers, count_irreps, fibers, frames, 
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.models.cloud_network import CloudNetwork
 from escnn_attention.models.symmetric_tensors import symmetric_tensor_repr
-from escnn_attention.nn.arguments import check_same_gspace, check_type
+from escnn_attention.nn.arguments import check_options, check_same_gspace, check_type
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.module import PlainModule
@@ -91,15 +92,16 @@ class PointTransformer(CloudNetwork):
         samples: the samples of a continuous fiber group.
         pool: over the points of a cloud, ``"mean"``, ``"sum"`` or ``"max"`` (invariants only); None for an output at
             every point.
-        poses: how invariants are made: by pooling z over the poses, ``"mean"`` or ``"max"``, or ``"spectrum"``, the
-            :class:`~escnn_attention.PowerSpectrum` of f in place of z. That is exact for continuous groups, too.
         readout: whether the MLP acts on the pooled features of ``"clouds"``, or at ``"points"`` before they are pooled,
             which makes sums over the points extensive.
-        head_fields: the fields of z, by default as many as ``fields`` has scalars, each regular field with one.
-        head_layers: the hidden layers of the MLP, each as wide as z.
-        batch_norm: whether invariants go through a batch norm before the MLP. Those of different clouds differ little
-            where they are means over many points and poses, and are learned from faster if they are standardised. For
-            the same reason running statistics lag behind while weights change: let the learning rate fall to zero.
+        head: further options of the head. ``"fields"``: the fields of z, by default as many as ``fields`` has scalars,
+            each regular field with one. Of an invariant head also ``"layers"``: the hidden layers of the MLP, each as
+            wide as z, by default 1; ``"poses"``: the pooling of z over the poses, ``"mean"`` or ``"max"``, or
+            ``"spectrum"``, the :class:`~escnn_attention.PowerSpectrum` of f in place of z, which is exact for
+            continuous groups, too; and ``"batch_norm"``: whether invariants go through a batch norm before the MLP.
+            Those of different clouds differ little where they are means over many points and poses, and are learned
+            from faster if they are standardised. For the same reason running statistics lag behind while weights
+            change: let the learning rate fall to zero.
 
     Attributes:
         in_type: the type of the features.
@@ -148,13 +150,11 @@ class PointTransformer(CloudNetwork):
         even_in: Sequence[int] = (),
         samples: Samples | int | None = None,
         pool: Pool | None = "mean",
-        poses: PosePool = "mean",
         readout: Readout = "clouds",
-        head_fields: int | None = None,
-        head_layers: int = 1,
-        batch_norm: bool = False,
+        head: Mapping[str, Any] | None = None,
     ):
-        _check_head(pool, poses, readout, head_layers)
+        chosen_head = _Head.of(head)
+        _check_pooling(pool, readout)
         check_int("num_blocks", num_blocks)
         super().__init__(gspace, in_type_of(gspace, in_type))
         self.pool: Pool | None = pool
@@ -173,22 +173,21 @@ class PointTransformer(CloudNetwork):
         types = [self.embedding.out_type] + num_blocks * [hidden]
         self.blocks = _blocks(types, num_heads, {"encoding": encoding, "relation": relation, **options})
         self.norm = norm_of(hidden, options.get("norm_kind"), eps=options.get("norm_eps", 1e-5))
-        width = width if head_fields is None else check_int("head_fields", head_fields)
+        width = width if chosen_head.fields is None else check_int("fields", chosen_head.fields)
         to_poses = _to_poses(hidden, width, group)
         self.num_outputs: int | None = None
         if isinstance(out_type, int):
             self.num_outputs = check_int("out_type", out_type)
             self.out_type = _scalars(gspace, "out_type", out_type)
             invariants: ToPoses | PlainPowerSpectrum = to_poses
-            widths = (1 + head_layers) * [width] + [self.num_outputs]
-            if poses == "spectrum":
+            widths = (1 + chosen_head.layers) * [width] + [self.num_outputs]
+            if chosen_head.poses == "spectrum":
                 spectrum = PowerSpectrum(hidden)
                 invariants, widths[0] = spectrum.plain, spectrum.out_type.size
-            self.head = InvariantHead(
-                invariants, group.weights, widths, poses=poses, pool=pool, readout=readout, batch_norm=batch_norm
-            )
+            options = {"poses": chosen_head.poses, "batch_norm": chosen_head.batch_norm}
+            self.head = InvariantHead(invariants, group.weights, widths, pool=pool, readout=readout, **options)
             return
-        _check_equivariant(pool, poses, batch_norm)
+        _check_equivariant(pool, chosen_head)
         tensors = SymmetricTensors(gspace.dimensionality) if out_type == "symmetric tensor" else None
         self.out_type = _named(gspace, out_type)
         self.head = EquivariantHead(to_poses, _from_poses(width, self.out_type, group), pool, tensors)
@@ -286,20 +285,37 @@ def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Sam
     return IdentityModule(in_type)
 
 
-def _check_head(pool: Pool | None, poses: PosePool, readout: Readout, head_layers: int) -> None:
-    """The options of a head are some that there are."""
-    check_int("head_layers", head_layers, least=0)
+@dataclass(frozen=True)
+class _Head:
+    """The options of a head: see :class:`PointTransformer`."""
+
+    fields: int | None = None
+    layers: int = 1
+    poses: PosePool = "mean"
+    batch_norm: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> _Head:
+        """The options by name, if they are known."""
+        check_options("head", options or {}, tuple(cls.__dataclass_fields__))
+        head = cls(**(options or {}))
+        check_int("layers", head.layers, least=0)
+        check_option("poses", head.poses, ("mean", "max", "spectrum"))
+        check_bool("batch_norm", head.batch_norm)
+        return head
+
+
+def _check_pooling(pool: Pool | None, readout: Readout) -> None:
     if pool is not None:
         check_option("pool", pool, ("mean", "sum", "max"))
-    check_option("poses", poses, ("mean", "max", "spectrum"))
     check_option("readout", readout, ("clouds", "points"))
 
 
-def _check_equivariant(pool: Pool | None, poses: PosePool, batch_norm: bool) -> None:
-    """The options are none that are for invariants only."""
-    if poses == "spectrum":
+def _check_equivariant(pool: Pool | None, head: _Head) -> None:
+    """Check that no option is for invariants only."""
+    if head.poses == "spectrum":
         raise ValueError('poses: got "spectrum", which are invariants; leave it at "mean"')
-    if batch_norm:
+    if head.batch_norm:
         raise ValueError("batch_norm: got True, which is for invariants; leave it at False")
     if pool == "max":
         raise ValueError(

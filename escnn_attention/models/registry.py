@@ -65,20 +65,22 @@ def _many_rotations() -> GSpace:
 _OF_DIGITS = {"in_channels": 1, "num_classes": 10}
 _HEADS = {
     "num_heads": 4,
-    "head_fields": 2,
     "kernel_size": 5,
-    "keys": "own",
-    "encoding": "convolutional",
+    "block": {
+        "encoding": "convolutional",
+        "head_fields": 2,
+        "keys": "own",
+        "projection": "group",
+        "norm_scope": "sample",
+    },
     "last_norm": False,
-    "block": {"projection": "group", "norm_scope": "sample"},
 }
 _STEERABLE_DIGITS = {**_OF_DIGITS, "widths": (8, 8), "convolutions": (1, 3), "attention": (0, 0), "features": 10}
 _HYBRID_DIGITS = {**_OF_DIGITS, **_HEADS, "widths": (7, 7), "convolutions": (1, 2), "attention": (0, 1), "features": 30}
 _GSA_DIGITS = {
     **_OF_DIGITS,
     **_HEADS,
-    "stem": "attention",
-    "stem_heads": 9,
+    "stem": {"num_heads": 9, "kernel_size": 5},
     "widths": (7, 7),
     "convolutions": (1, 0),
     "attention": (0, 2),
@@ -88,9 +90,7 @@ _DIGITS = {"size": 16, "mean": [0.3075791001319885], "std": [0.3515421450138092]
 _GSA_ROTMNIST = {
     **_OF_DIGITS,
     **_HEADS,
-    "stem": "attention",
-    "stem_kernel": 5,
-    "stem_heads": 9,
+    "stem": {"num_heads": 9, "kernel_size": 5},
     "widths": (20, 20, 20),
     "convolutions": (1, 0, 0),
     "attention": (0, 2, 1),
@@ -128,7 +128,7 @@ _PARTICLES = {
     "num_heads": 2,
     "attention": {"norm_kind": "layer"},
     "positions": True,
-    "head_fields": 5,
+    "head": {"fields": 5},
     "even_in": (0,),
     "pool": None,
 }
@@ -141,8 +141,7 @@ _PATTERNS = {
     "attention": {"length_scale": 0.03, "radius": 0.1, "kernel_features": 8, "norm_kind": "layer"},
     "encoding": PairKernel(hidden=16),
     "pool": "sum",
-    "head_fields": 32,
-    "head_layers": 2,
+    "head": {"fields": 32, "layers": 2},
 }
 _SOLIDS = {
     "in_type": 1,
@@ -152,8 +151,7 @@ _SOLIDS = {
     "num_heads": 8,
     "positions": True,
     "attention": {"keys": "own", "num_neighbours": 32, "length_scale": 0.5},
-    "poses": "max",
-    "batch_norm": True,
+    "head": {"poses": "max", "batch_norm": True},
 }
 _NETWORKS = {
     "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, "CIFAR10"),

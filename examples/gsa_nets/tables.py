@@ -107,29 +107,33 @@ _SMALL_TRAINING: dict[str, Any] = {
 }
 _SMALL_BLOCKS: dict[str, Any] = {
     "num_heads": 8,
-    "head_fields": 2,
     "kernel_size": 5,
-    "keys": "own",
-    "encoding": "convolutional",
+    "block": {
+        "encoding": "convolutional",
+        "head_fields": 2,
+        "keys": "own",
+        "projection": "group",
+        "norm_scope": "sample",
+    },
     "last_norm": False,
-    "block": {"projection": "group", "norm_scope": "sample"},
 }
 _SMALL_OUTLINES: dict[str, dict[str, Any]] = {
     "attention": {
         "convolutions": [1, 0],
         "attention": [0, 2],
-        "stem": "attention",
-        "stem_heads": 9,
+        "stem": {"num_heads": 9, "kernel_size": 5},
         **_SMALL_BLOCKS,
     },
     "convolution": {"convolutions": [3, 3], "attention": [0, 0]},
     "hybrid": {"convolutions": [3, 2], "attention": [0, 1], **_SMALL_BLOCKS},
 }
 _SMALL_GLOBAL = {
-    "stem_kernel": 5,
     "kernel_size": None,
-    # Heads begin with places of a window of 5×5 on 7×7 positions.
-    "encoding": {"class_path": "escnn_attention.ConvolutionalEncoding", "init_args": {"width": 5, "reach": 1 / 3}},
+    "block": {
+        **_SMALL_BLOCKS["block"],
+        # Heads begin with places of a window of 5×5 on 7×7 positions.
+        "encoding": {"class_path": "escnn_attention.ConvolutionalEncoding", "init_args": {"width": 5, "reach": 1 / 3}},
+    },
 }
 # Fields of both stages: networks of all groups and kinds have about as many parameters.
 _SMALL_WIDTHS: dict[str, dict[str, list[int]]] = {
@@ -218,7 +222,8 @@ def _small(data: str, group: str, kind: str, window: int | None = 5) -> dict[str
     name = {"rotmnist": "HalfRotMNIST", "cifar10": "HalfCIFAR10", "pcam": "HalfPatchCamelyon"}[data]
     # Rotated digits may be rotated again; photographs are upright.
     more = {f"{DATA}.rotate_train": 360.0, "trainer.max_epochs": 15} if data == "rotmnist" else {}
-    windows = {"stem_kernel": window, "kernel_size": window} if window else _SMALL_GLOBAL
+    stem = {"num_heads": 9, "kernel_size": window or 5}
+    windows = {"stem": stem, **({"kernel_size": window} if window else _SMALL_GLOBAL)}
     outline = _SMALL_OUTLINES[kind] | (windows if kind == "attention" else {})
     return {
         "data.class_path": f"examples.experiments.half_size.{name}",

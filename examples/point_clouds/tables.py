@@ -113,7 +113,7 @@ _WIDE_HEAD: dict[str, Any] = {
     "model.schedule": "one-cycle",
     f"{NETWORK}.num_blocks": 2,
     f"{NETWORK}.num_heads": 2,
-    f"{NETWORK}.head_fields": 32,
+    f"{NETWORK}.head.fields": 32,
 }
 _QM9 = {
     **_WIDE_HEAD,

@@ -32,7 +32,6 @@ from examples.experiments.runs import DATA, NETWORK, set_value
 
 RECIPE = "the recipe"
 _RATE, _WEIGHT_DECAY = "model.optimizer.init_args.lr", "model.optimizer.init_args.weight_decay"
-_BLOCK = {"projection": "group", "norm_scope": "sample"}
 
 
 def _network(**changes: Any) -> dict[str, Any]:
@@ -41,8 +40,8 @@ def _network(**changes: Any) -> dict[str, Any]:
 
 
 def _block(**changes: Any) -> dict[str, Any]:
-    """Other arguments of the network's blocks."""
-    return _network(block=_BLOCK | changes)
+    """Other options of the network's blocks."""
+    return {f"{NETWORK}.block.{name}": value for name, value in changes.items()}
 
 
 _TOKEN = _network(class_token={"num_heads": 4, "head_fields": 4})
@@ -61,12 +60,12 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "steerable": {RECIPE: {}, "logits read by a class token": _TOKEN, **_TRAINING},
     "hybrid": {
         RECIPE: {},
-        "encoding by an MLP, not as a convolution": _network(encoding="mlp"),
-        "the same, queries and keys of unit length": _network(encoding="mlp", block=_BLOCK | {"qk_norm": True}),
+        "encoding by an MLP, not as a convolution": _block(encoding="mlp"),
+        "the same, queries and keys of unit length": _block(encoding="mlp", qk_norm=True),
         "layer norms of each position": _block(norm_scope="position"),
         "batch norms in the block": _block(norm_scope=None, norm_kind="batch"),
         "a last layer norm": _network(last_norm=True),
-        "keys of all poses": _network(keys="all"),
+        "keys of all poses": _block(keys="all"),
         "pointwise projections": _block(projection="pointwise"),
         "LayerScale of 0.1": _block(layer_scale=0.1),
         "stochastic depth of 0.1": _block(drop_path=0.1),
@@ -74,19 +73,19 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "two convolutions, two blocks": _network(convolutions=[1, 1], attention=[0, 2]),
         "logits read by a class token": _TOKEN,
         **_TRAINING,
-        "keys of all poses, encoding by an MLP": _network(keys="all", encoding="mlp"),
-        "the same with two registers": _network(keys="all", encoding="mlp", block=_BLOCK | {"registers": 2}),
+        "keys of all poses, encoding by an MLP": _block(keys="all", encoding="mlp"),
+        "the same with two registers": _block(keys="all", encoding="mlp", registers=2),
     },
     "gsa-net": {
         RECIPE: {},
-        "encoding by an MLP, not as a convolution": _network(encoding="mlp"),
-        "the same, queries and keys of unit length": _network(encoding="mlp", block=_BLOCK | {"qk_norm": True}),
+        "encoding by an MLP, not as a convolution": _block(encoding="mlp"),
+        "the same, queries and keys of unit length": _block(encoding="mlp", qk_norm=True),
         "layer norms of each position": _block(norm_scope="position"),
-        "blocks of GSA-Nets": _network(norm="gsa"),
+        "blocks of GSA-Nets": _block(norm="gsa"),
         "stochastic depth of 0.1": _block(drop_path=0.1),
         "logits read by a class token": _TOKEN,
         **_TRAINING,
-        "four heads in the lifting layer, not nine": _network(stem_heads=4),
+        "four heads in the lifting layer, not nine": {f"{NETWORK}.stem.num_heads": 4},
     },
 }
 """Changes of a training, by the names of the network and of the change: new values of the configuration."""

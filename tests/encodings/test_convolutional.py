@@ -313,7 +313,8 @@ def test_it_learns_what_else_to_look_at():
 
 def test_a_network_of_the_paper_begins_with_convolutions():
     g = gspaces.rot2dOnR2(4)
-    network = GSANet(g, 1, 3, channels=6, blocks=(1,), num_heads=2, kernel_size=3, encoding=ConvolutionalEncoding())
+    block = {"encoding": ConvolutionalEncoding()}
+    network = GSANet(g, 1, 3, channels=6, blocks=(1,), num_heads=2, kernel_size=3, block=block)
     plain = network.stages["attention_1_1"][0].attention.plain
     assert not plain.project_in.weight.chunk(3)[0].any()
     assert plain.project_in.bias.chunk(2)[0].view(2, -1)[:, 0].tolist() == [1.0, 1.0]

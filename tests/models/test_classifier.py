@@ -30,7 +30,8 @@ def test_export():
     """For each kind of network, in eval mode, from plain images to the same logits."""
     gspace = gspaces.rot2dOnR2(4)
     gsa = GSANet(gspace, 1, 3, channels=6, blocks=(1,), pool=(True,), num_heads=1, input_dropout=0.2, pool_dropout=0.1)
-    hybrid = HybridNet(gspace, 1, 3, widths=(2, 3), convolutions=(1, 1), attention=(0, 1), num_heads=1, dropout=0.1)
+    outline = {"widths": (2, 3), "convolutions": (1, 1), "attention": (0, 1), "num_heads": 1}
+    hybrid = HybridNet(gspace, 1, 3, **outline, block={"dropout": 0.1})
     for network in (EquivariantClassifier(stages(gspace), 3), gsa, hybrid):
         for dtype in (torch.float32, torch.float64):
             images = torch.randn(4, 1, 8, 9, dtype=dtype)

@@ -12,7 +12,7 @@ NETWORKS = {
     "ours": lambda g: PointTransformer(g, 2, 1, **SMALL),
     "positions": lambda g: PointTransformer(g, 2, 1, positions=True, attention={"layer_scale": 0.5}, **SMALL),
     "LieTransformer": lambda g: LieTransformer(g, 2, 1, **SMALL),
-    "Platonic": lambda g: PlatonicTransformer(g, 2, 1, positions=True, layer_scale=0.5, **SMALL),
+    "Platonic": lambda g: PlatonicTransformer(g, 2, 1, positions=True, block={"layer_scale": 0.5}, **SMALL),
 }
 BATCH = torch.tensor([0, 0, 0, 2, 2, 1, 1, 1, 1])
 

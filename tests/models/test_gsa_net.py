@@ -139,19 +139,21 @@ def test_initialisation_is_the_published_one():
 
 
 def test_dropouts_are_where_they_are_said_to_be():
-    off = {"attention_dropout": 0.0, "value_dropout": 0.0}
+    off = {"attention_dropout": 0.0, "dropout": 0.0}
     x = torch.randn(2, 1, 9, 9)
-    network = tiny(gspaces.rot2dOnR2(2), **off)
+    network = tiny(gspaces.rot2dOnR2(2), block=off)
     torch.testing.assert_close(network(x), network(x))
-    for name in ("attention_dropout", "value_dropout", "input_dropout", "pool_dropout"):
-        network = tiny(gspaces.rot2dOnR2(2), **{**off, name: 0.5})
+    for name in ("attention_dropout", "dropout", "input_dropout", "pool_dropout"):
+        options = {"block": {**off, name: 0.5}} if name in off else {"block": off, name: 0.5}
+        network = tiny(gspaces.rot2dOnR2(2), **options)
         assert not torch.allclose(network(x), network(x)), name
         network.eval()
         torch.testing.assert_close(network(x), network(x))
 
 
 def test_options_reach_the_layers():
-    network = tiny(gspaces.rot2dOnR2(2), kernel_size=5, query="own", window="disc", encoding="fourier", num_heads=3)
+    block = {"window": "disc", "encoding": "fourier"}
+    network = tiny(gspaces.rot2dOnR2(2), kernel_size=5, query="own", num_heads=3, block=block)
     lifting = [m for m in network.modules() if isinstance(m, LiftingSelfAttention)]
     blocks = [m for m in network.modules() if type(m) is GroupSelfAttention]
     assert (len(lifting), len(blocks)) == (1, 2)
@@ -234,6 +236,6 @@ def test_readouts():
 
 
 def test_norms_have_the_epsilon_that_is_asked_for():
-    network = tiny(gspaces.rot2dOnR2(4), norm_between=True, norm_eps=1e-12)
+    network = tiny(gspaces.rot2dOnR2(4), norm_between=True, block={"norm_eps": 1e-12})
     assert {m.eps for m in network.modules() if hasattr(m, "eps")} == {1e-12}
     assert {m.eps for m in tiny(gspaces.rot2dOnR2(4)).modules() if hasattr(m, "eps")} == {1e-5}

@@ -15,7 +15,7 @@ from escnn_attention.geometry.windows import Window
 from escnn_attention.models import HybridNet
 from tests.models.networks import check_trains
 
-SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem_kernel": 3, "num_heads": 2}
+SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem": 3, "num_heads": 2}
 
 
 def layers(network, kind):
@@ -43,9 +43,8 @@ def test_equivariant_in_space():
 
 
 def test_stages_are_as_asked_for():
-    network = HybridNet(
-        gspaces.rot2dOnR2(4), 2, 5, **SMALL, kernel_size=5, window="disc", query="all", encoding="fourier", norm="gsa"
-    )
+    block = {"window": "disc", "query": "all", "encoding": "fourier", "norm": "gsa"}
+    network = HybridNet(gspaces.rot2dOnR2(4), 2, 5, **SMALL, kernel_size=5, block=block)
     assert list(network.stages) == [
         "convolution_1_1",
         "pool_1",
@@ -116,13 +115,20 @@ def test_precisions_do_not_reach_other_networks():
 
 def test_a_stem_that_attends():
     options = {"widths": (2, 4), "convolutions": (1, 0), "attention": (0, 1), "num_heads": 2, "kernel_size": 3}
-    options |= {"stem": "attention", "stem_heads": 2, "norm": "gsa", "last_norm": False, "features": 3}
+    options |= {"stem": {"num_heads": 2, "kernel_size": 5}, "last_norm": False, "features": 3}
+    options["block"] = {"norm": "gsa", "encoding": "fourier", "attention_dropout": 0.2}
     network = HybridNet(gspaces.rot2dOnR2(4), 1, 5, **options)
     assert list(network.stages) == ["lifting", "pool_1", "attention_2_1", "features"]
     assert [c.kernel_size for c in layers(network, R2Conv)] == [1]
     assert equivariance_report(network.as_fields(), (2, 1, 8, 8), layers=False).relative_error < 1e-5
     lifting = layers(network, LiftingSelfAttention)[0]
     assert (lifting.num_heads, lifting.head_fields, lifting.plain.window) == (2, 1, Window(5, "square"))
+    # The stem shares options of the blocks, unless it has its own.
+    assert (type(lifting.plain.encoding).__name__, lifting.plain.dropout) == ("FourierEncoding", 0.2)
+    own = HybridNet(gspaces.rot2dOnR2(4), 1, 5, **options | {"stem": {"encoding": "mlp", "dropout": 0.1}})
+    lifting = layers(own, LiftingSelfAttention)[0]
+    assert (type(lifting.plain.encoding).__name__, lifting.plain.dropout) == ("MLPEncoding", 0.1)
+    assert lifting.plain.window == Window(5, "square")
 
 
 def test_features_follow_the_last_norm():
@@ -156,7 +162,7 @@ def test_attention_alone_can_widen():
 
 def test_trains():
     torch.manual_seed(0)
-    network = HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, dropout=0.1, attention_dropout=0.1)
+    network = HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, block={"dropout": 0.1, "attention_dropout": 0.1})
     check_trains(network, 9, lr=1e-2)
 
 
@@ -167,9 +173,9 @@ def test_trains():
         ({"convolutions": (0, 1, 0)}, "convolutions: got 0, needed at least 1"),
         ({"attention": (0, 0, 0)}, "convolutions, attention: stage 3 has neither"),
         ({"num_heads": 0}, "num_heads: got 0, needed at least 1"),
-        ({"stem_kernel": 4}, "stem_kernel: got 4, needed an odd width"),
-        ({"stem": "pooling"}, "stem: got 'pooling', needed one of 'convolution', 'attention'"),
-        ({"stem": "attention", "stem_heads": 0}, "stem_heads: got 0, needed at least 1"),
+        ({"stem": 4}, "stem: got 4, needed an odd width"),
+        ({"conv_kernel": 4}, "conv_kernel: got 4, needed an odd width"),
+        ({"stem": {"num_heads": 0}}, "num_heads: got 0, needed at least 1"),
         ({"features": 0}, "features: got 0, needed at least 1"),
         ({"pool": "sum"}, "pool: got 'sum', needed one of 'max', 'avg'"),
     ],
@@ -177,6 +183,10 @@ def test_trains():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **{**SMALL, **options})
+    with pytest.raises(TypeError, match="stem: got 'attention', needed an integer"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL | {"stem": "attention"})
+    with pytest.raises(TypeError, match="heads: stem has no such option"):
+        HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL | {"stem": {"heads": 2}})
     with pytest.raises(TypeError, match="antialiased: got 'max', needed"):
         HybridNet(gspaces.rot2dOnR2(4), 1, 2, **SMALL, antialiased="max")
     with pytest.raises(TypeError, match="class_token: got 3, needed the options of an AttentionPool, by name"):

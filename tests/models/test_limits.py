@@ -37,12 +37,12 @@ HOSTILE = [
     {"kernel_size": 10**5},
     {"conv_kernel": 10**5},
     {"conv_kernel": 15, "gspace": group("rot2dOnR2", N=32)},
-    {"stem_kernel": 1001},
+    {"stem": 1001},
     {"gspace": group("rot2dOnR2", N=10**5)},
     {"gspace": group("flipRot2dOnR2", N=10**5)},
     {"gspace": group("rot2dOnR2", N=-1, maximum_frequency=10**5)},
     {"gspace": group("rot3dOnR3", maximum_frequency=500)},
-    {"encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 10**9}}},
+    {"block": {"encoding": {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": 10**9}}}},
     {"block": {"qk_norm": 10**9}},
 ]
 

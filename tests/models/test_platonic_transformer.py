@@ -48,7 +48,7 @@ def test_masks_and_clouds():
 
 def test_is_saved_and_loaded(tmp_path):
     pytest.importorskip("huggingface_hub")
-    network = small(gspaces.rot2dOnR2(4), layer_scale=0.1)
+    network = small(gspaces.rot2dOnR2(4), block={"layer_scale": 0.1})
     network.save_pretrained(tmp_path)
     x, coords = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     y = PlatonicTransformer.from_pretrained(tmp_path)(x, coords)
@@ -62,7 +62,7 @@ def test_bad_arguments():
         ({"pool": "max"}, r"^pool: got 'max'"),
         ({"fields": 5, "positions": True}, r"^fields: got 5, needed an even number with positions"),
         ({"divisor": 0.0}, r"^divisor"),
-        ({"norm_kind": "batch"}, r"^kind: got 'batch'"),
+        ({"block": {"norm_kind": "batch"}}, r"^kind: got 'batch'"),
     ):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)

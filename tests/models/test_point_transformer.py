@@ -73,7 +73,7 @@ def test_equivariance(name, scalar, out, pool, poses, readout, attention, positi
         4 if scalar else mixed(space),
         mixed(space) if out == "mixed" else out,
         pool=pool,
-        poses=poses,
+        head={"poses": poses},
         readout=readout,
         attention=attention,
         positions=positions,
@@ -148,7 +148,7 @@ def test_clouds_do_not_see_each_other():
 
 def test_pooling_is_the_formula():
     space = gspaces.rot2dOnR2(4)
-    network = PointTransformer(space, 3, 2, head_layers=2, poses="max", **SMALL).double()
+    network = PointTransformer(space, 3, 2, head={"layers": 2, "poses": "max"}, **SMALL).double()
     x, coords = cloud(network.in_type)
     features = network.embedding(GeometricTensor(x, network.in_type, coords))
     assert all(r.is_trivial() for r in features.type.representations)
@@ -165,7 +165,7 @@ def test_pooling_is_the_formula():
 def test_batch_norm():
     """Standardised over the clouds of a batch in training, by running statistics afterwards, and invariant in both."""
     space = gspaces.rot2dOnR2(4)
-    network = PointTransformer(space, 3, 2, batch_norm=True, head_layers=0, **SMALL).double()
+    network = PointTransformer(space, 3, 2, head={"batch_norm": True, "layers": 0}, **SMALL).double()
     x, coords = cloud(network.in_type)
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     agree(network(x, coords @ turn.T, batch=BATCH), network(x, coords, batch=BATCH))
@@ -178,7 +178,7 @@ def test_batch_norm():
     agree(network(x, coords @ turn.T, batch=BATCH), network(x, coords, batch=BATCH))
     agree(network.export()(x, coords, batch=BATCH), network(x, coords, batch=BATCH))
     with pytest.raises(ValueError, match="batch_norm"):
-        PointTransformer(space, 3, "vector", batch_norm=True)
+        PointTransformer(space, 3, "vector", head={"batch_norm": True})
 
 
 def test_points_of_measure_two_count_as_two():
@@ -270,7 +270,7 @@ def test_a_head_of_spectra_is_exact_for_continuous_groups():
     space = gspaces.rot3dOnR3()
     fields = FieldType(space, 2 * [space.trivial_repr, space.irrep(1), space.irrep(2)])
     sizes = {"fields": fields, "num_blocks": 1, "num_heads": 2, "samples": 4}
-    network = PointTransformer(space, fields, 3, poses="spectrum", **sizes).double().eval()
+    network = PointTransformer(space, fields, 3, head={"poses": "spectrum"}, **sizes).double().eval()
     x, _ = cloud(fields)
     generator = np.random.default_rng(0)
     for _ in range(3):
@@ -279,7 +279,7 @@ def test_a_head_of_spectra_is_exact_for_continuous_groups():
         given, expected = network.head(x, None, 1), network.head(turned(x, fields, g), None, 1)
         agree(given, expected)
     with pytest.raises(ValueError, match=r'^poses: got "spectrum", which are invariants'):
-        PointTransformer(space, fields, "vector", poses="spectrum", **sizes)
+        PointTransformer(space, fields, "vector", head={"poses": "spectrum"}, **sizes)
     pooled = PointTransformer(space, fields, 3, **sizes).double().eval()  # the negative control
     assert (pooled.head(x, None, 1) - pooled.head(turned(x, fields, g), None, 1)).norm() > 1e-6
 
@@ -343,7 +343,7 @@ def test_lone_fields_reach_other_points(in_type, fields, attention):
     torch.manual_seed(0)
     in_type = FieldType(LONE, in_type) if isinstance(in_type, list) else in_type
     options = {**SMALL, "num_blocks": 1, "fields": fields, "attention": {**attention, "norm_eps": 1e-12}}
-    network = PointTransformer(LONE, in_type, 1, pool=None, head_fields=2, **options).double()
+    network = PointTransformer(LONE, in_type, 1, pool=None, head={"fields": 2}, **options).double()
     x, coords = cloud(network.in_type, 6)
     assert as_seen(network, x, coords) > 1e-6
     y = network(x, coords)
@@ -434,7 +434,7 @@ def test_bad_arguments():
     space = gspaces.rot2dOnR2(4)
     for error, message, arguments in (
         (ValueError, "pool: got 'median'", {"pool": "median"}),
-        (ValueError, "poses", {"poses": "sum"}),
+        (ValueError, "poses", {"head": {"poses": "sum"}}),
         (ValueError, "readout", {"readout": "edges"}),
         (ValueError, 'pool: got "max"', {"pool": "max", "out_type": "vector"}),
         (ValueError, "out_type: got 'tensor'", {"out_type": "tensor"}),
@@ -465,7 +465,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("readout", ["clouds", "points"])
 def test_batch_norm_of_a_single_cloud(readout):
     """Nothing to standardise over: an error in training only, and only where the MLP sees one vector."""
-    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, batch_norm=True, readout=readout, **SMALL).double()
+    network = PointTransformer(gspaces.rot2dOnR2(3), 2, 1, head={"batch_norm": True}, readout=readout, **SMALL).double()
     x, coords = cloud(network.in_type)
     if readout == "clouds":
         with pytest.raises(ValueError, match="batch: got one cloud, but batch_norm standardises over at least two"):

@@ -165,7 +165,7 @@ def test_a_copy_knows_what_it_was_made_with(saved, tmp_path):
 def test_arguments_can_take_the_place_of_those_in_the_folder(saved):
     folder, network = saved
     x = torch.randn(1, 1, 9, 9)
-    changed = models.from_pretrained(folder, backend="reference", encoding=None)
+    changed = models.from_pretrained(folder, block={"backend": "reference"})
     assert changed.stages["attention_2_1"].attention.plain.backend == "reference"
     assert torch.allclose(changed(x), network(x), atol=1e-5)
     with pytest.raises(ValueError, match="nonsense"):

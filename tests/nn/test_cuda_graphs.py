@@ -22,7 +22,9 @@ G = gspaces.rot2dOnR2(4)
 
 def network() -> HybridNet:
     torch.manual_seed(0)
-    return HybridNet(G, 1, 3, widths=(2, 2), convolutions=(1, 1), attention=(0, 1), num_heads=2, backend="blocked")
+    return HybridNet(
+        G, 1, 3, widths=(2, 2), convolutions=(1, 1), attention=(0, 1), num_heads=2, block={"backend": "blocked"}
+    )
 
 
 class Replay:

@@ -376,5 +376,5 @@ def test_unknown_parts():
         ea.GroupSelfAttention(FIELDS, FIELDS, qk_norm=1, kernel_size=None)
     with pytest.raises(TypeError, match="gain: block has no such option"):
         HybridNet(C4, 1, 2, block={"gain": 1})
-    with pytest.raises(TypeError, match="encoding: block has no such option"):
-        GSANet(C4, 1, 2, channels=6, blocks=(1,), block={"encoding": "mlp"})
+    with pytest.raises(TypeError, match="query: block has no such option"):
+        GSANet(C4, 1, 2, channels=6, blocks=(1,), block={"query": "own"})

@@ -172,7 +172,7 @@ def configuration(tmp_path, data):
                     "num_heads": 1,
                     "kernel_size": 3,
                     "query": "own",
-                    "encoding": "mlp",
+                    "block": {"encoding": "mlp"},
                 },
             },
             "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.05, "momentum": 0.9}},

@@ -208,7 +208,8 @@ def _network(
     if rows % half:
         raise ValueError(f"{LIFTING}.query.weight: got {rows} rows, needed a multiple of {half}, half of the fields")
     window = checkpoint.tensors[f"{LIFTING}.row_indices"]
-    encoder = f"{LIFTING}.row_embedding.0.weight"
+    hidden = checkpoint.shape(f"{LIFTING}.row_embedding.0.weight", 4)[0]
+    encoding = SeparableEncoding(hidden, per_head=query == "each", normalize_hidden=True)
     return GSANet(
         gspace,
         ins,
@@ -221,10 +222,9 @@ def _network(
         num_heads=rows // half,
         kernel_size=window.shape[-1] if window.dim() == 3 else None,
         query=query,
-        encoding=SeparableEncoding(checkpoint.shape(encoder, 4)[0], per_head=query == "each", normalize_hidden=True),
         norm_between=any(stage.norms for stage in outline),
         readout="sum",
-        norm_eps=1e-12,
+        block={"encoding": encoding, "norm_eps": 1e-12},
     )
 
 

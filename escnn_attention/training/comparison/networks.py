@@ -38,12 +38,15 @@ _LARGEST = 8  # grids of this size, and smaller ones, are not pooled
 # is far behind one that knows them. Layer norms of each position would make as much of the dark ones as of the others.
 _ATTENTION = {
     "num_heads": 4,
-    "head_fields": 2,
     "kernel_size": 5,
-    "keys": "own",
-    "encoding": "convolutional",
+    "block": {
+        "encoding": "convolutional",
+        "head_fields": 2,
+        "keys": "own",
+        "projection": "group",
+        "norm_scope": "sample",
+    },
     "last_norm": False,
-    "block": {"projection": "group", "norm_scope": "sample"},
 }
 
 
@@ -104,7 +107,7 @@ def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[in
         options |= _ATTENTION if attending else {}
     if name == "gsa-net":
         # Each looks at an orbit of places at first: four would leave most of the window out.
-        options |= {"stem": "attention", "stem_heads": 9}
+        options["stem"] = {"num_heads": 9, "kernel_size": 5}
 
     def describe(width: int, features: int) -> dict[str, Any]:
         sizes = {"widths": len(layers) * [width], "features": features}

@@ -101,8 +101,8 @@ def test_fit_test_and_predict(configuration, fitted, tmp_path, data):
 def test_mixed_precision(configuration, tmp_path, encoding):
     """As in App. F.1: close to single precision, with weights that stay in it."""
     single, mixed = tmp_path / "single", tmp_path / "mixed"
-    changes = {"trainer__max_epochs": 1, "model__network__init_args__encoding": encoding}
-    changes |= {f"model__network__init_args__{part}_dropout": 0.0 for part in ("attention", "value")}
+    block = {"encoding": encoding, "attention_dropout": 0.0, "dropout": 0.0}
+    changes = {"trainer__max_epochs": 1, "model__network__init_args__block": block}
     call("fit", configuration(**changes), single)
     call("fit", configuration(**changes, trainer__precision="bf16-mixed"), mixed)
     losses = [float(rows(folder)[0]["train_loss"]) for folder in (single, mixed)]

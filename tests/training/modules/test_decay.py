@@ -32,7 +32,7 @@ POINTS = {"fields": 2, "num_blocks": 1, "num_heads": 1}
 
 def hybrid(encoding):
     options = {"widths": (2, 4), "convolutions": (1, 1), "attention": (0, 1), "num_heads": 1, "kernel_size": 3}
-    return HybridNet(C2, 1, 3, **options, features=2, encoding=encoding)
+    return HybridNet(C2, 1, 3, **options, features=2, block={"encoding": encoding})
 
 
 def sequence():
@@ -56,14 +56,14 @@ NETWORKS = {
     "hybrid, rotary": lambda: hybrid(RotaryEncoding()),
     "hybrid, quadratic": lambda: hybrid(QuadraticEncoding()),
     "hybrid, convolutional": lambda: hybrid(ConvolutionalEncoding(FourierEncoding(3))),
-    "attention alone": lambda: HybridNet(C2, 1, 3, widths=(4,), convolutions=(1,), attention=(1,), stem="attention"),
+    "attention alone": lambda: HybridNet(C2, 1, 3, widths=(4,), convolutions=(1,), attention=(1,), stem={}),
     "CNN": lambda: CNN(1, 3, widths=(2,), convolutions=(1,), features=2),
     "p4-CNN": lambda: GroupCNN(C2, 1, 3, width=2, convolutions=(1, 1)),
     "α-p4-CNN": lambda: GroupCNN(C2, 1, 3, width=2, convolutions=(1, 1), attention="full"),
     "All-CNN-C": lambda: AllCNNC(C2, 3, 10, width=2),
     "ResNet44": lambda: ResNet44(C2, 3, 10, width=(1, 1, 1), blocks=1),
     "DenseNet": lambda: GroupDenseNet(C2, 3, 2, width=1, blocks=1),
-    "clouds": lambda: PointTransformer(C2, 2, 3, batch_norm=True, **POINTS),
+    "clouds": lambda: PointTransformer(C2, 2, 3, head={"batch_norm": True}, **POINTS),
     "clouds, kernel": lambda: PointTransformer(C2, 2, "vector", encoding=PairKernel(), **POINTS),
     "clouds, convolved": lambda: PointTransformer(C2, 2, 3, attention={"kernel_features": 3}, **POINTS),
     "Hamiltonian": lambda: HamiltonianNetwork(PointTransformer(C2, 2, 1, **POINTS)),
