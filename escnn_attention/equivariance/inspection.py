@@ -17,6 +17,7 @@ __all__ = [
     "evaluating",
     "find_attention",
     "find_layer",
+    "find_layers",
     "gspace_of",
     "on_fields",
     "watch",
@@ -167,6 +168,42 @@ def find_attention(model: torch.nn.Module, layer: str | torch.nn.Module | None =
             f"{why}"
         )
     return next(iter(found.values()))
+
+
+def find_layers(
+    model: object, layers: Any, accepts: Callable[[torch.nn.Module], bool], needed: str, argument: str = "layers"
+) -> dict[str, Any]:
+    """Chosen layers of one kind, by their names in a model.
+
+    Args:
+        model: a layer itself, whose name is empty, or any module that contains some.
+        layers: names, layers, or modules that contain some; one of these, or a sequence; None for all layers.
+        accepts: whether a module is such a layer.
+        needed: the kind of layer, for messages.
+        argument: the name of ``layers``, for messages.
+
+    Raises:
+        TypeError: ``model`` is not a module, or a layer neither a module nor a name.
+        ValueError: there is no such layer in ``model``, or none at all.
+    """
+    _check_model(model)
+    assert isinstance(model, torch.nn.Module)
+    there = {name: module for name, module in model.named_modules() if accepts(module)}
+    if not there:
+        raise ValueError(f"model: the {type(model).__name__} has no {needed}")
+    if layers is None:
+        return there
+    found: dict[str, Any] = {}
+    for layer in layers if isinstance(layers, (list, tuple)) else [layers]:
+        inside = set(find_layer(model, layer).modules())
+        chosen = {name: module for name, module in there.items() if module in inside}
+        if not chosen:
+            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
+            raise ValueError(f"{argument}: got {got}, needed {needed}: {_listed(there)}")
+        found |= chosen
+    if not found:
+        raise ValueError(f"{argument}: got none, needed at least one")
+    return found
 
 
 def gspace_of(model: torch.nn.Module) -> GSpace | None:

@@ -12,18 +12,15 @@ figure is made, so importing this module does not need it.
 """
 
 from escnn_attention.plotting._cloud_drawing import CloudStyle
-from escnn_attention.plotting._names import name_element
-from escnn_attention.plotting._sheet import COLOURS
+from escnn_attention.plotting._drawing import COLOURS
+from escnn_attention.plotting._elements import name_element
 from escnn_attention.plotting.accuracies import plot_accuracies
-from escnn_attention.plotting.attended_images import plot_attended_images
 from escnn_attention.plotting.attention_maps import plot_attention_maps
-from escnn_attention.plotting.attentive_layers import plot_attentive_layers
-from escnn_attention.plotting.attentive_maps import plot_attentive_maps
+from escnn_attention.plotting.attentive_maps import plot_attended_images, plot_attentive_layers, plot_attentive_maps
 from escnn_attention.plotting.cloud_attention import plot_cloud_attention
 from escnn_attention.plotting.encodings import plot_encoding
 from escnn_attention.plotting.equivariance_error import plot_equivariance_error
-from escnn_attention.plotting.feature_animation import animate_feature_maps
-from escnn_attention.plotting.feature_maps import plot_feature_maps
+from escnn_attention.plotting.feature_maps import animate_feature_maps, plot_feature_maps
 
 __all__ = [
     "COLOURS",

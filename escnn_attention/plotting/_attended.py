@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from escnn.nn import EquivariantModule, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.inspection import evaluating, find_layer, on_fields, watch
+from escnn_attention.equivariance.inspection import evaluating, find_layers, on_fields, watch
 from escnn_attention.nn import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention
-from escnn_attention.plotting._arguments import check_image, check_index
-from escnn_attention.plotting._fields import as_drawn
+from escnn_attention.plotting._elements import as_drawn, check_image, check_index
 
 AttentiveLayer: TypeAlias = AttentiveConv | FeatureAttention | PoseAttention
 
 
-def attentive_layers(model: torch.nn.Module) -> dict[str, AttentiveLayer]:
-    """The layers of a model that multiply features or responses by maps, by their names in it."""
-    return {name: module for name, module in model.named_modules() if _attends(module)}  # type: ignore[misc]
+def find_attentive(model: torch.nn.Module, layers: Any, argument: str = "layers") -> dict[str, AttentiveLayer]:
+    """Chosen attentive layers of a model by name, all by default: see :func:`find_layers`."""
+    needed = "attentive layer (AttentiveConv with attention, FeatureAttention or PoseAttention)"
+    return find_layers(model, layers, _attends, needed, argument)
 
 
 def _attends(module: torch.nn.Module) -> bool:
@@ -29,43 +29,6 @@ def _attends(module: torch.nn.Module) -> bool:
     if isinstance(module, AttentiveConv):
         return module.plain.squeeze is not None or module.plain.spatial is not None
     return isinstance(module, (FeatureAttention, PoseAttention))
-
-
-def find_attentive(
-    model: torch.nn.Module, layers: str | torch.nn.Module | Sequence[str | torch.nn.Module] | None
-) -> dict[str, AttentiveLayer]:
-    """Chosen attentive layers of a model by name, all by default.
-
-    Args:
-        model: a layer itself, or any module that contains some.
-        layers: names, the layers themselves, or blocks, of which the first such layer is meant.
-
-    Raises:
-        TypeError: ``model`` is not a module, or a layer neither a module nor a name.
-        ValueError: there is no such layer in ``model``, or none at all.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, needed a torch.nn.Module")
-    there = attentive_layers(model)
-    if not there:
-        raise ValueError(
-            f"model: the {type(model).__name__} has no attentive layer (AttentiveConv with attention, FeatureAttention "
-            "or PoseAttention)"
-        )
-    if layers is None:
-        return there
-    wanted = [layers] if isinstance(layers, (str, torch.nn.Module)) or not isinstance(layers, Sequence) else layers
-    if not wanted:
-        raise ValueError("layers: got none, needed at least one")
-    found = {}
-    for layer in wanted:
-        inside = attentive_layers(find_layer(model, layer))
-        if not inside:
-            got = repr(layer) if isinstance(layer, str) else f"a {type(layer).__name__}"
-            raise ValueError(f"layer: got {got}, needed an attentive layer: {', '.join(map(repr, list(there)[:12]))}")
-        first = next(iter(inside.values()))
-        found[next(name for name, module in there.items() if module is first)] = first
-    return found
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from escnn_attention.plotting._arguments import check_index
-from escnn_attention.plotting._sheet import GREY, SMALL_PRINT, Sheet
+from escnn_attention.plotting._drawing import GREY, SMALL_PRINT, Sheet
+from escnn_attention.plotting._elements import check_index
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

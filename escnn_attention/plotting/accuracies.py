@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from escnn_attention.plotting._sheet import COLOURS, SMALL_PRINT, figure_class
+from escnn_attention.plotting._drawing import COLOURS, SMALL_PRINT, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,19 +17,20 @@ from torch import Tensor
 from escnn_attention.equivariance.inspection import evaluating, find_attention, on_fields, watch
 from escnn_attention.groups.fibers import Fibers, is_signed_permutation
 from escnn_attention.nn import Crop
-from escnn_attention.plotting._arguments import (
+from escnn_attention.plotting._drawing import Frame, Sheet, figure_class, shaded
+from escnn_attention.plotting._elements import (
+    as_drawn,
     check_image,
     check_index,
     element_indices,
     grid_elements,
+    name_element,
     planar,
     pose_indices,
     refuse_exported,
+    stacked,
+    transformed,
 )
-from escnn_attention.plotting._fields import as_drawn, transformed
-from escnn_attention.plotting._names import name_element, stacked
-from escnn_attention.plotting._overlays import shaded
-from escnn_attention.plotting._sheet import Frame, Sheet, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

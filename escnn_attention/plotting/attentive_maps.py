@@ -1,8 +1,8 @@
-"""What an attentive layer lets through, pose by pose, on transformed images."""
+"""Maps of attentive convolutions: pose by pose, layer by layer, and image by image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +13,27 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.plotting._attended import find_attentive, look
-from escnn_attention.plotting._names import stacked
-from escnn_attention.plotting._overlays import (
+from escnn_attention.plotting._attended import Attended, find_attentive, look
+from escnn_attention.plotting._drawing import (
+    Frame,
+    Sheet,
     as_change,
     draw_bar,
     draw_image,
     draw_over,
     extents,
+    figure_class,
+    pose_colour,
     shaded,
     shades,
 )
-from escnn_attention.plotting._sheet import Frame, Sheet, figure_class, pose_colour
-from escnn_attention.plotting._transformations import Transformation, largest_change, transformations_for
+from escnn_attention.plotting._elements import Transformation, largest_change, stacked, transformations_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_attentive_maps"]
+__all__ = ["plot_attended_images", "plot_attentive_layers", "plot_attentive_maps"]
 
 
 def plot_attentive_maps(
@@ -99,7 +101,7 @@ def plot_attentive_maps(
     Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figures 7 and 11.
     """
     figure_class()
-    chosen = dict(list(find_attentive(model, layer).items())[:1])
+    chosen = dict(list(find_attentive(model, layer, "layer").items())[:1])
     ((name, module),) = chosen.items()
     x, run = look(x, model, chosen, field)
     columns = transformations_for(x, elements, angles, background)
@@ -216,3 +218,300 @@ def _draw_channels(
         )
     ax.set_xlim(0, poses)
     ax.set_ylim(fields, 0)
+
+
+_LONGEST = 0.16  # arrow, in units of a cell
+_ROOM = 0.19  # for arrows at either side of a panel
+
+
+def plot_attentive_layers(
+    x: GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layers: Sequence[str | torch.nn.Module] | None = None,
+    *,
+    elements: Sequence[GroupElement] | None = None,
+    angles: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
+    background: float = 0.0,
+    title: str = "What attention lets through, layer by layer",
+) -> Figure:
+    r"""The equivariant attention maps of all layers of a network, with the strengths of their poses.
+
+    A row is a layer, a column the image transformed by a group element, or rotated by any angle. The map over the image
+    is what the layer lets through, as in :func:`plot_attentive_maps`, in the mean over the poses. Around it an arrow
+    for each pose points where the pose takes the first axis; its length is the mean size of what the layer gives in
+    that pose, in units of the largest (broken arrows are poses that mirror). When the image is transformed, so are maps
+    and arrows.
+
+    The number at the right is the largest difference that maps of all poses, transformed back and put back to their
+    poses, have from those of the image as it is: rounding errors, where the network is equivariant.
+
+    Args:
+        x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
+            take one.
+        model: any module with attentive layers inside; called in evaluation mode.
+        layers: the layers, each by its name in the model, itself, or a block that contains it; by default all.
+        elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
+        angles: degrees to rotate it by in place of elements.
+        background: the value around the image.
+        title: above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        TypeError: ``model`` is not a module, ``x`` no tensor, or a layer or element is of another type.
+        ValueError: ``x`` is not one planar image, there is no such layer or element, the model does not call a layer,
+            or both elements and angles are given, or angles for what is not square and scalar.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import FeatureAttention
+        >>> from escnn_attention.plotting import plot_attentive_layers
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> image, fields = nn.FieldType(g, [g.trivial_repr]), nn.FieldType(g, 3 * [g.regular_repr])
+        >>> network = nn.SequentialModule(
+        ...     FeatureAttention(image, ratio=1), nn.R2Conv(image, fields, 3), FeatureAttention(fields)
+        ... )
+        >>> figure = plot_attentive_layers(torch.randn(1, 1, 12, 12), network)
+        >>> len(figure.axes)  # the image and two layers, four times, and two scales
+        14
+
+    Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figure 7.
+    """
+    figure_class()
+    chosen = find_attentive(model, layers)
+    x, run = look(x, model, chosen)
+    columns = transformations_for(x, elements, angles, background)
+    upright = run(x)
+    images = [t.apply(x) for t in columns]
+    seen = [run(image) for image in images]
+
+    cell = 1.35 if len(columns) <= 4 else 1.0
+    left, right = 1.5, 1.1
+    end = left + cell * len(columns)
+    total = Sheet.TOP + cell * (1 + len(chosen)) + 0.05
+    note = f"arrows: the strength of each pose ({x.type.gspace.fibergroup.name}); maps and arrows follow the image"
+    sheet = Sheet(end + right, total, title, note)
+    y = Sheet.TOP - _ROOM * cell
+    for column, (transformation, image) in enumerate(zip(columns, images, strict=True)):
+        ax = sheet.cell(left + column * cell, y, cell, _ROOM)
+        draw_image(ax, shades(image))
+        ax.set_title(transformation.name, fontsize=10 if cell > 1.2 else 8, pad=4)
+    sheet.text(left - 0.08, y + cell / 2, "input", ha="right", fontsize=10)
+    sheet.text(end + 0.75, y + cell / 2, "change,\nmoved\nback", ha="center", fontsize=8)
+    labels = _shortened(list(chosen))
+    for name, layer in chosen.items():
+        y += cell
+        label = labels[name] or type(layer).__name__
+        sheet.text(left - 0.08, y + cell / 2, label, ha="right", fontsize=min(10.0, 130 / len(label)))
+        found = [one[name] for one in seen]
+        scale = _draw_row(sheet, (left, y, cell), images, found, columns)
+        draw_bar(sheet, end + 0.02, y + _ROOM * cell, cell * (1 - 2 * _ROOM), scale)
+        returned = [t.undo(one.passed, x.type) for t, one in zip(columns, found, strict=True)]
+        largest = max(largest_change(r, upright[name].passed, t) for r, t in zip(returned, columns, strict=True))
+        sheet.text(end + 0.75, y + cell / 2, as_change(largest), ha="center", fontsize=8)
+    return sheet.figure
+
+
+def _draw_row(
+    sheet: Sheet,
+    place: tuple[float, float, float],
+    images: Sequence[GeometricTensor],
+    found: Sequence[Attended],
+    columns: Sequence[Transformation],
+) -> tuple[float, float]:
+    """Draw what one layer lets through of each image, from ``place`` (x, y, side of a cell) on; the scale of it."""
+    x, y, cell = place
+    means = [one.passed.mean(0) for one in found]
+    scale = extents(means)
+    strongest = max(float(one.strength.max()) for one in found) or 1.0
+    for column, (transformation, image, one, mean) in enumerate(zip(columns, images, found, means, strict=True)):
+        ax = sheet.cell(x + column * cell, y, cell, _ROOM)
+        draw_over(ax, shades(image), mean, scale, one.covered)
+        if len(one.strength) > 1:
+            _draw_arrows(ax, one.strength.numpy() / strongest, transformation)
+    return scale
+
+
+def _shortened(names: Sequence[str]) -> dict[str, str]:
+    """Names without their ends, which tell what a layer is and not where, as long as they are told apart."""
+    inside = [name.removeprefix("stages.") for name in names]
+    stems = [name.rpartition(".")[0] or name for name in inside]
+    return dict(zip(names, stems if len(set(stems)) == len(names) else inside, strict=True))
+
+
+def _draw_arrows(ax: Axes, lengths: npt.NDArray[np.float32], transformation: Transformation) -> None:
+    """Draw an arrow for each pose, from the border of the panel outwards."""
+    table = transformation.table
+    poses = len(lengths)
+    longest = _LONGEST / (1 - 2 * _ROOM)  # in units of the panel
+    mirrors = bool((np.linalg.det(table.action) < 0).any())
+    for pose in range(poses):
+        matrix = table.action[pose]
+        direction = matrix[:, 0]
+        mirrored = np.linalg.det(matrix) < 0
+        # From the border of the square, in units of the panel.
+        start = direction * (0.5 / np.abs(direction).max() + 0.02)
+        if mirrors:
+            # Two poses take the first axis to the same place: they stand side by side.
+            start = start + 0.07 * (-1 if mirrored else 1) * np.array([-direction[1], direction[0]])
+        tip = start + direction * longest * float(lengths[pose])
+        colour = pose_colour(transformation.source(pose), poses)
+        ax.annotate(
+            "", xy=tuple(0.5 + tip), xytext=tuple(0.5 + start), xycoords="axes fraction", textcoords="axes fraction",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-|>", "color": colour, "linewidth": 1.6, "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0,
+                "linestyle": (0, (1.5, 1)) if mirrored else "solid",
+            },
+        )  # fmt: skip
+
+
+def plot_attended_images(
+    images: GeometricTensor | Tensor,
+    model: torch.nn.Module,
+    layer: str | torch.nn.Module | None = None,
+    *,
+    elements: Sequence[GroupElement] | None = None,
+    angles: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
+    back: bool = True,
+    background: float = 0.0,
+    title: str = "What attention lets through, image by image",
+) -> Figure:
+    r"""The equivariant attention maps of one layer for several images, each transformed.
+
+    Two rows belong to an image: the transformed image, and over it what the layer lets through, as in
+    :func:`plot_attentive_maps`, in the mean over the poses. The mean knows no poses, so that an equivariant network
+    gives one map for an image, which is transformed with it. At the right are the maps transformed back, and the
+    largest difference that they have from those of the image as it is, over all poses: zero but for rounding where the
+    network is exact, and not where it is so approximately only, as with strides that do not fit the size of a grid
+    (Appendix C).
+
+    Args:
+        images: (B, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that take
+            one. Three scalar fields are drawn as colours.
+        model: an attentive layer, or any module in which some stand; called in evaluation mode, image by image.
+        layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
+        elements: the elements that transform the images; by default those that map the grid onto itself, at most four.
+        angles: degrees to rotate them by in place of elements.
+        back: whether to draw the part at the right.
+        background: the value around an image.
+        title: above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        TypeError: ``model`` is not a module, ``images`` no tensor, or a layer or element is of another type.
+        ValueError: there are no images, they are not planar, there is no such layer or element, the model does not call
+            the layer, or both elements and angles are given, or angles for what is not square and scalar.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import FeatureAttention
+        >>> from escnn_attention.plotting import plot_attended_images
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.flipRot2dOnR2(4)
+        >>> attention = FeatureAttention(nn.FieldType(g, 3 * [g.trivial_repr]), ratio=1)
+        >>> figure = plot_attended_images(torch.randn(2, 3, 12, 12), attention)
+        >>> len(figure.axes)  # for each image, there and back, four colour images and four maps
+        33
+
+    Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020, Figures 8, 10 and 11.
+    """
+    figure_class()
+    if not isinstance(images, (Tensor, GeometricTensor)):
+        raise TypeError(f"images: got {type(images).__name__}, needed a GeometricTensor or a torch.Tensor")
+    if not images.shape or not images.shape[0]:
+        raise ValueError(f"images: got shape {tuple(images.shape)}, needed at least one image (B, C, S, S)")
+    chosen = dict(list(find_attentive(model, layer, "layer").items())[:1])
+    ((name, module),) = chosen.items()
+    rows = []
+    for i in range(images.shape[0]):
+        x, run = look(images[i : i + 1], model, chosen)
+        columns = transformations_for(x, elements, angles, background, most=4)
+        rows.append(_row(x, run, name, columns))
+    what = name.removeprefix("stages.") or type(module).__name__
+    return _draw_images(rows, columns, back, title, f"{what}, mean over fields and poses")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of the picture: an image, and what is let through of it.
+
+    Attributes:
+        image: as it is.
+        images: transformed, one for each column.
+        maps: over these, in the mean over the poses.
+        returned: the maps, transformed back.
+        covered: the parts of the rows and columns of the image that the maps are of.
+        change: the largest difference of what was transformed back, over all poses.
+    """
+
+    image: npt.NDArray[np.float32]
+    images: list[npt.NDArray[np.float32]]
+    maps: list[Tensor]
+    returned: list[Tensor]
+    covered: tuple[float, float]
+    change: float
+
+
+def _row(
+    x: GeometricTensor,
+    run: Callable[[GeometricTensor], dict[str, Attended]],
+    name: str,
+    transformations: Sequence[Transformation],
+) -> _Row:
+    """An image under all transformations; ``run`` gives what the layers do to an image, by name."""
+    upright = run(x)[name]
+    images = [t.apply(x) for t in transformations]
+    seen = [run(image)[name] for image in images]
+    returned = [t.undo(found.passed, x.type) for t, found in zip(transformations, seen, strict=True)]
+    changes = [largest_change(r, upright.passed, t) for r, t in zip(returned, transformations, strict=True)]
+    return _Row(
+        image=shades(x),
+        images=[shades(image) for image in images],
+        maps=[found.passed.mean(0) for found in seen],
+        returned=[r.mean(0) for r in returned],
+        covered=upright.covered,
+        change=max(changes),
+    )
+
+
+def _draw_images(rows: Sequence[_Row], columns: Sequence[Transformation], back: bool, title: str, note: str) -> Figure:
+    """The figure of all rows."""
+    scale = extents([m for row in rows for m in row.maps])
+    cell, left, gap, between = 0.8, 0.15, 0.35, 0.14
+    block = cell * len(columns)
+    top = Sheet.TOP + 0.25
+    width = left + block + (gap + block + 0.75 if back else 0) + 0.5
+    sheet = Sheet(width, top + (2 * cell + between) * len(rows) + 0.1, title, note)
+    blocks = [
+        (left, "the image is transformed"),
+        *([(left + block + gap, "its map is transformed back")] if back else []),
+    ]
+    for start, heading in blocks:
+        sheet.text(start + block / 2, Sheet.TOP - 0.1, heading, ha="center", fontsize=9.5)
+    end = blocks[-1][0] + block
+    draw_bar(sheet, end + 0.06, top + cell + 0.04 * cell, 0.92 * cell, scale)
+    if back:
+        sheet.text(end + 0.78, top - 0.1, "change", ha="center", fontsize=8)
+    y = top
+    for row in rows:
+        for k, (start, _) in enumerate(blocks):
+            for column, transformation in enumerate(columns):
+                x = start + column * cell
+                image = row.image if k else row.images[column]
+                ax = sheet.cell(x, y, cell, 0.04)
+                draw_image(ax, image)
+                if y == top:
+                    ax.set_title(transformation.name, fontsize=8, pad=3)
+                values = (row.returned if k else row.maps)[column]
+                draw_over(sheet.cell(x, y + cell, cell, 0.04), image, values, scale, row.covered)
+        if back:
+            sheet.text(end + 0.78, y + cell, as_change(row.change), ha="center", fontsize=8)
+        y += 2 * cell + between
+    return sheet.figure

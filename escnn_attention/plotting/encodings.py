@@ -16,9 +16,8 @@ from escnn_attention._checks import check_int
 from escnn_attention.equivariance.inspection import evaluating, find_attention
 from escnn_attention.groups.fibers import Fibers
 from escnn_attention.nn import GroupSelfAttention, LiftingSelfAttention
-from escnn_attention.plotting._arguments import check_index, planar, pose_indices
-from escnn_attention.plotting._names import name_element
-from escnn_attention.plotting._sheet import MOST_COLUMNS, Frame, Sheet, figure_class
+from escnn_attention.plotting._drawing import Frame, Sheet, figure_class
+from escnn_attention.plotting._elements import MOST_COLUMNS, check_index, name_element, planar, pose_indices
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.equivariance.angles import EquivarianceErrors, equivariance_errors, named_models
-from escnn_attention.plotting._sheet import COLOURS, GREY, SMALL_PRINT, figure_class
+from escnn_attention.plotting._drawing import COLOURS, GREY, SMALL_PRINT, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

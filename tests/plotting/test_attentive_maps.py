@@ -1,3 +1,5 @@
+"""Maps of attentive convolutions."""
+
 import re
 
 import numpy as np
@@ -8,7 +10,8 @@ from escnn.group import cyclic_group
 
 from escnn_attention import AttentiveConv, Crop, FeatureAttention, GroupSelfAttention, HalvingPool, PoseAttention
 from escnn_attention.models import EquivariantClassifier
-from escnn_attention.plotting import plot_attentive_maps
+from escnn_attention.plotting import plot_attended_images, plot_attentive_layers, plot_attentive_maps
+from escnn_attention.plotting._attended import find_attentive, look
 from tests.plotting.pictures import Wrapped, drawn, number, shown, texts
 
 pytest.importorskip("matplotlib")
@@ -273,7 +276,7 @@ def test_mistakes_are_named():
         ({"angles": [0], "elements": C4.fibergroup.elements}, ValueError, "both elements and angles"),
         ({"field": 3}, ValueError, "field: got 3, needed a number from 0 to 2"),
         ({"field": 0.5}, TypeError, "field: got 0.5, needed an integer"),
-        ({"layer": "0"}, ValueError, "layer: got '0', needed an attentive layer: '1', '2'"),
+        ({"layer": "0"}, ValueError, "layer: got .0., needed attentive layer.*: .1., .2."),
         ({"layer": "nine"}, ValueError, "has no module 'nine'"),
         ({"layer": 1}, TypeError, "layer: got int"),
     ):
@@ -317,3 +320,175 @@ def test_grids_that_are_not_square():
     before = {number(ax): opacity(ax) for ax in panels[0][1:-1]}
     for ax in panels[1][1:-1]:
         np.testing.assert_allclose(opacity(ax), np.rot90(before[number(ax)]), atol=1e-4)
+
+
+def layered(gspace=C4):
+    """An image, and three attentive layers."""
+    image = nn.FieldType(gspace, [gspace.trivial_repr])
+    fields = nn.FieldType(gspace, 2 * [gspace.regular_repr])
+    return image(torch.randn(1, 1, 10, 10)), nn.SequentialModule(
+        FeatureAttention(image, ratio=1, kernel_size=3),
+        AttentiveConv(image, fields, 3, ratio=1, attention_size=3),
+        nn.ReLU(fields),
+        HalvingPool(fields),
+        PoseAttention(fields),
+    )
+
+
+def arrows(ax):
+    """The colours, directions and lengths of the arrows around a panel."""
+    found = {}
+    for text in ax.texts:
+        vector = np.subtract(text.xy, text.xyann)
+        found[text.arrow_patch.get_edgecolor()] = vector
+    return found
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("gspace", [C4, D4])
+def test_maps_and_arrows_turn_with_the_image(gspace):
+    x, model = layered(gspace)
+    element = gspace.fibergroup.elements[-1]
+    figure = plot_attentive_layers(x, model, elements=[gspace.fibergroup.identity, element])
+    assert drawn(figure) > 1000
+    assert len(figure.axes) == 2 + 3 * (2 + 1)
+    assert sum(text in texts(figure) for text in ("0", "1", "4")) == 3  # the names of the layers
+    matrix = gspace.basespace_action(element)
+    for row, poses in ((0, 1), (1, len(gspace.fibergroup.elements)), (2, len(gspace.fibergroup.elements))):
+        upright, turned = figure.axes[2 + 3 * row : 4 + 3 * row]
+        map_ = torch.tensor(shown(upright)[..., 3])[None, None]
+        expected = nn.GeometricTensor(map_, nn.FieldType(gspace, [gspace.trivial_repr])).transform(element)
+        np.testing.assert_allclose(shown(turned)[..., 3], expected.tensor[0, 0], atol=1e-4)
+        before, after = arrows(upright), arrows(turned)
+        assert len(before) == (poses if poses > 1 else 0)
+        for colour, vector in before.items():
+            np.testing.assert_allclose(after[colour], matrix @ vector, atol=1e-5)
+            assert 0 < np.linalg.norm(vector) < 0.3
+
+
+def test_arrows_are_the_sizes_of_what_a_layer_gives():
+    x, model = layered()
+    figure = plot_attentive_layers(x, model, ["4"], elements=[C4.fibergroup.identity])
+    with torch.no_grad():
+        sizes = model(x).tensor[0].abs().unflatten(0, (2, 4)).mean((0, 2, 3))
+    lengths = [np.linalg.norm(vector) for vector in arrows(figure.axes[1]).values()]
+    np.testing.assert_allclose(np.array(lengths) / max(lengths), sizes / sizes.max(), rtol=1e-4)
+    # Pose h points where h takes the first axis.
+    for vector, direction in zip(arrows(figure.axes[1]).values(), ((1, 0), (0, 1), (-1, 0), (0, -1)), strict=True):
+        np.testing.assert_allclose(vector / np.linalg.norm(vector), direction, atol=1e-6)
+
+
+def test_a_network_that_is_not_equivariant_is_seen(monkeypatch):
+    x, model = layered()
+
+    def changes():
+        figure = plot_attentive_layers(x, model)
+        return [float(t.get_text()) for t in figure.texts if t.get_position()[0] > 0.85 and t.get_text()[-1].isdigit()]
+
+    assert len(changes()) == 3
+    assert max(changes()) < 1e-5
+    monkeypatch.setattr(model[1].plain.kernel, "orbits", model[1].plain.kernel.orbits.flip(0))
+    exact, *others = changes()
+    assert exact < 1e-5
+    assert min(others) > 1e-3
+
+
+def test_angles_and_chosen_layers():
+    x, model = layered()
+    figure = plot_attentive_layers(x, model, ["4", model[1]], angles=[0, 30], background=0.5)
+    assert len(figure.axes) == 2 + 2 * 3
+    assert {"0°", "30°", "4", "1"} <= set(texts(figure))
+    for wrong, error, message in (
+        ({"layers": []}, ValueError, "layers: got none"),
+        ({"layers": ["2"]}, ValueError, "layers: got .2., needed attentive layer.*: .0., .1., .4."),
+        ({"elements": []}, ValueError, "elements: got none"),
+    ):
+        with pytest.raises(error, match=message):
+            plot_attentive_layers(x, model, **wrong)
+
+
+def test_where_the_grids_lie():
+    x, model = layered()
+    _, run = look(x, model, find_attentive(model, None))
+    covered = {name: found.covered for name, found in run(x).items()}
+    assert covered == {"0": (1, 1), "1": (0.8, 0.8), "4": (0.8, 0.8)}
+
+
+def coloured(gspace=C4, **options):
+    """Colour images, and attention on the features of a convolution."""
+    image = nn.FieldType(gspace, 3 * [gspace.trivial_repr])
+    fields = nn.FieldType(gspace, 2 * [gspace.regular_repr])
+    convolution = AttentiveConv(image, fields, 3, channel=False, spatial=False, **options)
+    return nn.SequentialModule(convolution, FeatureAttention(fields, kernel_size=3))
+
+
+def changes(figure):
+    return [float(t.get_text()) for t in figure.texts if t.get_text()[-1].isdigit() and "e-" in t.get_text() + "e-"]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("gspace", [C4, D4])
+def test_every_image_has_its_map_turned_and_turned_back(gspace):
+    model, images = coloured(gspace), torch.rand(2, 3, 9, 9)
+    figure = plot_attended_images(images, model)
+    assert drawn(figure) > 1000
+    assert len(figure.axes) == 1 + 2 * 2 * 2 * 4
+    panels = np.array(figure.axes[1:]).reshape(2, 2, 4, 2)  # images, turned or turned back, elements, image and map
+    elements = gspace.fibergroup.elements[:4]
+    trivial = nn.FieldType(gspace, [gspace.trivial_repr])
+    for image, (turned, back) in zip(images, panels, strict=True):
+        first = shown(turned[0][1])[..., 3]
+        assert np.ptp(first) > 0.1
+        for element, column, returned in zip(elements, turned, back, strict=True):
+            picture = model[0].in_type(image[None]).transform(element).tensor[0].movedim(0, -1)
+            scaled = (picture - picture.min()) / (picture.max() - picture.min())
+            np.testing.assert_allclose(shown(column[0]), scaled, atol=1e-5)
+            expected = trivial(torch.tensor(first)[None, None]).transform(element).tensor[0, 0]
+            np.testing.assert_allclose(shown(column[1])[..., 3], expected, atol=1e-4)
+            np.testing.assert_allclose(shown(returned[1])[..., 3], first, atol=1e-4)
+    found = changes(figure)
+    assert len(found) == 2
+    assert max(found) < 1e-5
+
+
+def test_the_mean_over_fields_and_poses():
+    model, images = coloured(), torch.rand(1, 3, 9, 9)
+    figure = plot_attended_images(images, model, elements=[C4.fibergroup.identity], back=False)
+    with torch.no_grad():
+        maps = model[1].attention_maps(model[0](model[0].in_type(images)))
+        passed = 1 - torch.einsum("fp,pyx->yx", maps.channel[0], maps.spatial[0]) / 8
+    expected = 0.9 * (passed - passed.min()) / (passed.max() - passed.min())
+    np.testing.assert_allclose(shown(figure.axes[2])[..., 3], expected, atol=1e-4)
+    assert "change" not in texts(figure)
+
+
+def test_strides_that_do_not_fit_are_seen():
+    """Appendix C: exact where the stride reaches the last position, approximate where it does not."""
+    model = coloured(stride=2)
+    for size, exact in ((9, True), (10, False)):
+        (found,) = changes(plot_attended_images(torch.rand(1, 3, size, size), model))
+        assert (found < 1e-5) == exact
+        assert exact or found > 1e-3
+
+
+def test_grey_images_and_angles():
+    image = nn.FieldType(C4, [C4.trivial_repr])
+    attention = FeatureAttention(image, ratio=1, kernel_size=3)
+    figure = plot_attended_images(image(torch.rand(2, 1, 9, 9)), attention, angles=[0, 90], back=False)
+    assert shown(figure.axes[1]).shape == (9, 9)
+    assert {"0°", "90°"} <= set(texts(figure))
+    assert len(figure.axes) == 1 + 2 * 2 * 2
+
+
+def test_mistakes_in_images_are_named():
+    model = coloured()
+    with pytest.raises(TypeError, match="images: got list"):
+        plot_attended_images([torch.rand(3, 9, 9)], model)
+    with pytest.raises(ValueError, match=r"images: got shape .*, needed at least one image"):
+        plot_attended_images(torch.rand(0, 3, 9, 9), model)
+    with pytest.raises(ValueError, match="needed 3 channels"):
+        plot_attended_images(torch.rand(1, 1, 9, 9), model)
+    with pytest.raises(ValueError, match="no attentive layer"):
+        plot_attended_images(model[0].in_type(torch.rand(1, 3, 9, 9)), model[0])
+    with pytest.raises(ValueError, match="layer: got '0'"):
+        plot_attended_images(torch.rand(1, 3, 9, 9), model, "0")
