@@ -1,4 +1,4 @@
-"""The encoding with which attention begins as a convolution."""
+"""The encoding with which attention starts as a convolution."""
 
 from __future__ import annotations
 
@@ -17,52 +17,51 @@ from escnn_attention.encodings.quadratic import check_sharpness
 
 __all__ = ["ConvolutionalEncoding"]
 
-_MOST = 1e6  # Of a sharpness far beyond what leaves anything to the other keys in any precision.
+_MOST = 1e6  # With this sharpness all other keys have weight zero in any precision.
 
 
 class ConvolutionalEncoding(Encoding):
-    r"""Each head begins with a place of a convolution, and learns what else to look at.
+    r"""Each head starts at one place of a convolution, and learns to attend elsewhere.
 
-    The first channel of a head sees a place c and a pose :math:`p_0`, the others another encoding
-    :math:`\rho'`:
+    The first channel of a head encodes the distance to a place c and the pose :math:`p_0`, the others are another
+    encoding :math:`\rho'`:
 
     .. math::
         \rho(\delta, p) = \big( -\sqrt C\, (\alpha \|\delta - c\|^2 + \beta_p),\; \rho'(\delta, p) \big),
         \qquad \beta_p = \alpha_0\, [p \ne p_0] .
 
-    A layer with this encoding begins with queries that are the first unit vector, by their bias, whatever the features
-    are. Scores are then those of the position alone,
+    At initialisation the bias of the queries makes them the first unit vector, whatever the features are. Scores then
+    depend on the position alone,
 
     .. math:: s_h(x; x', \hat h) = -\alpha \|h^{-1}\Delta - c\|^2 - \beta_{h^{-1}\hat h} ,
 
-    and the layer *is* a convolution, away from the border: a linear map of the features by a kernel that the group
-    steers. Its head m reads the value at :math:`(x + hc_m, hp_0)` through a Gaussian; for a large sharpness it is the
-    convolution whose kernel is :math:`K(hc_m) = \rho_{out}(h)\, W^o_m W^v_m\, \rho_{in}(h)^{-1}` on the orbit of
-    :math:`c_m`, and zero on orbits that no head looks at.
+    and the layer *is* a convolution, away from the border: a linear map of the features by a steerable kernel. Head m
+    reads the value at :math:`(x + hc_m, hp_0)` through a Gaussian; for a large sharpness it is the convolution with the
+    kernel :math:`K(hc_m) = \rho_{out}(h)\, W^o_m W^v_m\, \rho_{in}(h)^{-1}` on the orbit of :math:`c_m`, and zero on
+    the orbits of no head.
 
-    **Which places.** The orbits of the positions of the window under H, one place of each, in order of their distance
-    from the middle. M heads take them at equal distances in this order, and where there are more heads than orbits,
-    every orbit has one, and some have several. A window of 3×3 has 3 orbits under C4 and D4, 5×5 has 7 and 6, and
-    3×3×3 under the octahedral group 4. All heads prefer the pose of the output. With ``projection="pointwise"``, which
-    does not tell poses apart, there are all positions with all poses to look at in place of orbits.
+    **Places.** The places are one of each orbit of the window's positions under H, in order of their distance from the
+    middle. M heads take them at equal steps of this order; with more heads than orbits every orbit has one, and some
+    have several. A window of 3×3 has 3 orbits under C4 and D4, 5×5 has 7 and 6, and 3×3×3 has 4 under the octahedral
+    group. All heads prefer the pose of the output. ``projection="pointwise"`` does not distinguish poses; the places
+    are then all positions with all poses.
 
-    **The share of position and content.** Everything is learned: c, :math:`\alpha` and :math:`\beta` of each head, and
-    queries that depend on the features, which bring in content, :math:`\rho'`, and changes of the sharpness. The share
-    of a head is that of the two in the sum :math:`s`. ConViT's gate is a mixture of two softmaxes, one of positions and
-    one of contents, and takes two attentions; the sum takes one, on every backend. It holds what the mixture
-    begins with and what it ends with, softmax of the one or of the other, and is a product of the two between.
+    **Position and content.** Everything is learned: c, :math:`\alpha` and :math:`\beta` of each head, and queries that
+    depend on the features, which add content and :math:`\rho'` to the scores and change the sharpness. ConViT's gate
+    mixes two softmaxes, one of positions and one of contents, and needs two attentions. The sum of scores needs one, on
+    every backend. Both have the same two limits, the softmax of positions or of contents alone.
 
     Args:
-        encoding: :math:`\rho'`, relative and not rotary; by default :class:`NoEncoding`, which leaves positions and
-            poses to the first channel.
-        sharpness: :math:`\alpha_0`, by how much the score of the place exceeds that of the next one at initialisation:
-            :math:`\alpha` is this by the square of their distance. A small one lets heads move and mix their places
+        encoding: :math:`\rho'`, relative and not rotary; by default :class:`NoEncoding`, with which only the first
+            channel encodes positions and poses.
+        sharpness: :math:`\alpha_0`, the initial difference between the score of the place and that of its neighbour:
+            :math:`\alpha` is this over the square of their distance. With a small one heads move and mix their places
             from the first step on.
-        content: the size of the queries' weights at initialisation, relative to other encodings. At 0 the layer begins
-            as a convolution exactly; their gradients are not 0.
-        width, reach: for global attention, which has no window of its own: the places of a lattice of ``width`` along
-            each axis, the outermost of them at ``reach`` in units of the grid's longest side less one. On a grid of
-            7×7, ``width=3, reach=1/6`` is a convolution of 3×3.
+        content: the initial size of the queries' weights, relative to other encodings. At 0 the layer starts exactly as
+            a convolution; the gradients of these weights are not 0.
+        width, reach: for global attention, which has no window: the places of a lattice of ``width`` along each axis,
+            the outermost of them at ``reach`` in units of the grid's longest side less one. On a grid of 7×7,
+            ``width=3, reach=1/6`` is a convolution of 3×3.
 
     Attributes:
         centre: ``(num_heads, d)``, c in units of the window's reach.
@@ -71,7 +70,7 @@ class ConvolutionalEncoding(Encoding):
         rest: the other encoding.
 
     Raises:
-        TypeError: ``encoding`` is none.
+        TypeError: ``encoding`` is no encoding.
         ValueError: it is absolute or rotary, or a number is not positive; on binding, a head has a single channel,
             queries have no bias, or the layer is not on a grid with a finite group.
 
@@ -89,7 +88,7 @@ class ConvolutionalEncoding(Encoding):
 
     Source: Cordonnier, Loukas and Jaggi, "On the Relationship between Self-Attention and Convolutional Layers", ICLR
     2020, for the Gaussian; d'Ascoli et al., "ConViT", ICML 2021, and Zheng et al., "Structured Initialization for
-    Vision Transformers", NeurIPS 2025, for the beginning, without groups.
+    Vision Transformers", NeurIPS 2025, for the initialisation, without groups.
     """
 
     has_start = True
@@ -124,8 +123,8 @@ class ConvolutionalEncoding(Encoding):
     def _build(self) -> None:
         if self._orbits is None:
             raise ValueError(
-                "encoding: ConvolutionalEncoding looks at the places of a window, and is for layers on grids with a "
-                "finite fiber group"
+                "encoding: ConvolutionalEncoding has the places of a window, and needs a layer on a grid with a finite "
+                "fiber group"
             )
         if self.channels < 2:
             raise ValueError(
@@ -148,7 +147,7 @@ class ConvolutionalEncoding(Encoding):
         assert queries is not None
         assert keys is not None
         if bias is None:
-            raise ValueError("bias: got False, needed True: with ConvolutionalEncoding queries are constant at first")
+            raise ValueError("bias: got False, needed True: ConvolutionalEncoding starts with the bias of the queries")
         queries.mul_(self.content)
         bias.zero_()
         bias[:, 0] = 1.0
@@ -173,7 +172,7 @@ class ConvolutionalEncoding(Encoding):
         return self._with_rest(self.pose_preference.unsqueeze(-1), self.rest.poses())
 
     def _with_rest(self, scores: Tensor, rest: Tensor | None) -> Tensor:
-        """What the first channel adds to the score of a unit query, and the other channels."""
+        """The encoding whose first channel adds ``scores`` to the score of a unit query, with the other channels."""
         first = math.sqrt(self.channels) * scores
         if rest is None:
             return F.pad(first, (0, self.channels - 1))

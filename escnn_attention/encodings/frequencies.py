@@ -42,13 +42,13 @@ class FrequencyEncoding(Encoding):
 class FourierEncoding(FrequencyEncoding):
     r"""Waves of the offset: :math:`\rho(\delta, p) = W\,[\cos\Omega\delta, \sin\Omega\delta] + E[p]`.
 
-    The encoding whose attention factorises: with it the scores are those of standard attention on widened vectors.
+    Its attention factorises: the scores are those of standard attention on wider vectors.
 
     Args:
         num_frequencies: the number of rows of :math:`\Omega`, which all heads share; W is each head's own.
         scale: the standard deviation of the entries of :math:`\Omega` at initialisation, in radians for each unit of
             the window's reach.
-        learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn and is saved with the layer.
+        learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn, and is saved with the layer.
 
     Example:
         >>> from escnn_attention import FourierEncoding, GroupSelfAttention
@@ -84,15 +84,15 @@ class FourierEncoding(FrequencyEncoding):
 class RotaryEncoding(FrequencyEncoding):
     r"""Rotations of pairs of channels: :math:`\langle q, R(\Omega\delta)(k + E[p]) \rangle`.
 
-    With ``constant_keys`` k is 1 in every channel: queries ask for offsets and poses, whatever lies there. Another
-    constant would be a rotation and a factor of each pair of channels, which the projection to the queries can have.
-
     Queries and keys are rotated by the angles :math:`\Omega h^{-1}x` of their own positions, so that a score depends on
-    the offset, and nothing but ordinary attention is left. With ``keys="own"`` a layer then costs what an ordinary
-    transformer costs, with :math:`|H|` times the heads.
+    the offset, and the rest is ordinary attention. With ``keys="own"`` a layer costs as much as an ordinary transformer
+    with :math:`|H|` times the heads.
 
-    With ``values`` the values that are attended to are rotated by the same angles, and the output tells how far away
-    they were:
+    With ``constant_keys`` k is 1 in every channel: scores depend on offsets and poses, not on the features of the keys.
+    Another constant gives nothing new: it rotates and scales each pair of channels, as the projection of the queries
+    can.
+
+    With ``values`` the values are rotated by the same angles, so that the output depends on their offsets:
 
     .. math:: \mathrm{out}(x, h) = \sum \mathrm{softmax}(s_h) \; R(\Omega h^{-1}\Delta)\, v(x', \hat h)
 
@@ -100,13 +100,13 @@ class RotaryEncoding(FrequencyEncoding):
         num_frequencies: the number of rotated pairs; by default all channels of a head, C // 2 pairs.
         scale: the standard deviation of the entries of :math:`\Omega` at initialisation, in radians for each unit of
             the window's reach.
-        learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn and is saved with the layer.
-        constant_keys: whether keys are constant, and not made of the features.
+        learned: whether :math:`\Omega` is a parameter; otherwise it stays as drawn, and is saved with the layer.
+        constant_keys: whether keys are constant instead of projections of the features.
         values: whether values are rotated, too.
 
     Raises:
-        ValueError: on binding, when a head has fewer channels than are to be rotated; with ``constant_keys``, when it
-            has channels that are not rotated, in which a query would read nothing of the offset.
+        ValueError: on binding, if a head has fewer channels than are to be rotated; with ``constant_keys``, if it has
+            channels that are not rotated, whose scores would not depend on the offset.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention, RotaryEncoding
@@ -116,7 +116,7 @@ class RotaryEncoding(FrequencyEncoding):
         >>> layer = GroupSelfAttention(fields, fields, kernel_size=None, encoding=RotaryEncoding(), keys="own")
 
     Source: Su et al., "RoFormer", 2021, for rotary encodings; "Platonic Transformers", 2025, for their use in frames,
-    for keys that are constant, and for values that are rotated (there: RoPE on values).
+    for constant keys and rotated values (there: RoPE on values).
     """
 
     form = None

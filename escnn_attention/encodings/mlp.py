@@ -25,9 +25,9 @@ class MLPEncoding(Encoding):
         hidden: the width of the hidden layers.
         layers: the number of hidden layers.
         per_head: whether every head has an encoding of its own; otherwise they share one, as in the published code.
-        normalize_hidden: normalise the hidden features, as the published code of GSA-Nets does, with an epsilon of
-            1e-12. With the zero biases of its initialisation the encoding then sees little but the sign of a
-            coordinate, and gradients at 0 are of order 1e6: for parity only.
+        normalize_hidden: whether to normalise the hidden features, as the published code of GSA-Nets does, with an
+            epsilon of 1e-12. Biases start at zero, so that the encoding depends on little more than the sign of a
+            coordinate, and gradients at 0 are of order 1e6: use it for parity only.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention, MLPEncoding
@@ -63,8 +63,8 @@ class MLPEncoding(Encoding):
     def offsets(self, delta: Tensor) -> Tensor | None:
         if self.mlp is None:
             return None
-        of_points: Tensor = self.mlp(delta.reshape(-1, delta.shape[-1]))
-        return of_points.view(*delta.shape[:-1], self._table_heads(), self.channels).movedim(-2, 0)
+        values: Tensor = self.mlp(delta.reshape(-1, delta.shape[-1]))
+        return values.view(*delta.shape[:-1], self._table_heads(), self.channels).movedim(-2, 0)
 
     def features(self, columns: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.mlp is None:
@@ -74,9 +74,9 @@ class MLPEncoding(Encoding):
             return None
         for layer in hidden:
             if isinstance(layer, torch.nn.Linear):
-                columns = _of_columns(layer, columns)
+                columns = _apply_to_columns(layer, columns)
             elif isinstance(layer, torch.nn.SiLU):
-                columns = F.silu(columns, inplace=not torch.is_grad_enabled())  # what a linear map has just made
+                columns = F.silu(columns, inplace=not torch.is_grad_enabled())  # the result of a linear map
             else:  # such as a norm, which acts on the last axis
                 columns = layer(columns.transpose(1, 2)).transpose(1, 2)
         return columns, last.weight.unflatten(0, (self._table_heads(), self.channels))
@@ -170,8 +170,8 @@ class SeparableEncoding(MLPEncoding):
         return self.channels - sum(self._widths)
 
 
-def _of_columns(layer: torch.nn.Linear, columns: Tensor) -> Tensor:
-    """What the layer makes of ``(B, i, n)``."""
+def _apply_to_columns(layer: torch.nn.Linear, columns: Tensor) -> Tensor:
+    """A linear map of columns ``(B, i, n)``."""
     weight = layer.weight.expand(len(columns), -1, -1)
     bias = cast(Tensor | None, layer.bias)
     return weight @ columns if bias is None else torch.baddbmm(bias.unsqueeze(-1), weight, columns)

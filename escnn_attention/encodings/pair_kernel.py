@@ -38,26 +38,26 @@ class PairKernel(Versioned):
     .. math:: s = \phi\big( c(q, k),\; l(\delta, p) \big), \qquad
         \delta = r(h^{-1}x, h^{-1}x'), \quad p = h^{-1}\hat h
 
-    with parameters of its own for each head. Every argument is invariant when the group acts on everything.
+    with separate parameters for each head. Every argument is invariant under the group.
 
     Args:
         content: ``"dot"`` is :math:`\langle q, k \rangle / \sqrt C`; ``"concat"`` the vector
             :math:`W [q \| k]` of C numbers; ``"none"`` leaves the content out (location only).
         location: ``"mlp"`` is a number, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W\delta + b + E[p]))`; ``"raw"`` the
             vector :math:`(\delta, E[p])` itself; ``"none"`` leaves the location out.
-        combine: ``"sum"`` and ``"product"`` of the two as numbers, or ``"mlp"``, a network with two hidden layers of
-            both together, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W[c, l] + b))`. Where a number is needed of a vector
-            c it is :math:`w^T\mathrm{SiLU}(c)`: a linear map would leave nothing of the query in a softmax over sums.
+        combine: ``"sum"`` and ``"product"`` of the two as numbers, or ``"mlp"``, a network of both with two hidden
+            layers, :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(W[c, l] + b))`. A vector c becomes the number
+            :math:`w^T\mathrm{SiLU}(c)`: of a linear map of c the part of the query would drop out of the softmax.
         hidden: the width of the networks.
         biases: whether the second and the last layer of the networks have biases, too, which start at zero:
-            :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(\dots + b) + b') + b''`. The last layer goes without where all
-            scores of a query are the same numbers larger for it, which a softmax does not see.
+            :math:`w^T\mathrm{SiLU}(W'\mathrm{SiLU}(\dots + b) + b') + b''`. The last layer has none where it would
+            add the same to all scores of a query, which drops out of the softmax.
         last_activation: whether the networks end with one more SiLU,
             :math:`\mathrm{SiLU}(w^T\mathrm{SiLU}(\dots))`, so that the number is at least -0.28.
 
     Raises:
         TypeError: ``biases`` or ``last_activation`` is neither True nor False.
-        ValueError: an unknown option; neither content nor location; a ``"product"`` of one thing; ``biases`` or a
+        ValueError: an unknown option; neither content nor location; a ``"product"`` without one of them; ``biases`` or
             ``last_activation`` without a network.
 
     Example:
@@ -70,9 +70,8 @@ class PairKernel(Versioned):
 
     Source: Hutchinson et al., "LieTransformer", ICML 2021, Section 3.2 and Appendix C. The published default is
     ``PairKernel(biases=True, last_activation=True)``, and the kernel for QM9 ``PairKernel("concat", "raw", "mlp",
-    hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``; there what is seen of two points is
-    the logarithm of the element between them, here their offset and the pose, or with
-    ``relation=LogMotion()`` the same.
+    hidden=6, biases=True, last_activation=True)`` with ``normalization="count"``. There the location is the logarithm
+    of the element between two points; here it is the offset and the pose, or the same with ``relation=LogMotion()``.
     """
 
     absolute = rotates = has_start = False
@@ -117,10 +116,10 @@ class PairKernel(Versioned):
         self.bound = False
 
     def needs(self, channels: int, dim: int, normalization: Normalization = "softmax") -> Needs:
-        """What a layer makes of its features for the scores: see :meth:`escnn_attention.Encoding.needs`.
+        """The projections that a layer needs for its scores: see :meth:`escnn_attention.Encoding.needs`.
 
-        Of queries and keys nothing where the content is left out. A bias of the keys adds the same to all scores of a
-        query, and drops out of a softmax, in a sum with products of queries and keys only.
+        Without content there are neither queries nor keys. A bias of the keys adds the same to all scores of a query,
+        and drops out of a softmax, only if the content is a product that is added to the location.
         """
         if self.content == "none":
             return Needs(queries=False, keys=False)
@@ -144,7 +143,7 @@ class PairKernel(Versioned):
     ) -> PairKernel:
         """A copy with parameters: see :meth:`escnn_attention.encodings.base.Encoding.bind`.
 
-        Without those that add the same to all scores of a query, which drops out of a softmax.
+        Parameters that add the same to all scores of a query are left out: they drop out of a softmax.
         """
         if self.bound:
             raise ValueError("encoding: this PairKernel belongs to a layer already; pass a new one")
@@ -159,7 +158,7 @@ class PairKernel(Versioned):
         return bound
 
     def _build_biases(self, heads: int, normalization: Normalization) -> None:
-        """The biases of the second and of the last layers, of these where they do not drop out."""
+        """The biases of the second layers, and of the last layers where they do not drop out of the softmax."""
         shifts = self.last_activation or normalization == "count"
         if self.location == "mlp":
             self.location_hidden_bias = Parameter(torch.zeros(heads, self.hidden))
@@ -208,7 +207,7 @@ class PairKernel(Versioned):
             self.read_both = _weight(heads, hidden, gain=4.0)
 
     def poses(self, quotient: Tensor, relative: Tensor | None) -> Tensor | None:
-        r"""What the pose adds to the first layer of the location, ``(M, first, H, P)``.
+        r"""The contribution of the pose to the first layer of the location, ``(M, first, H, P)``.
 
         Args:
             quotient: ``(H, P)``; the index of :math:`h^{-1}\hat h`.
@@ -238,10 +237,10 @@ class PairKernel(Versioned):
         Args:
             q, keys, seen: as in :meth:`escnn_attention.functional.points.bias.PairBias.scores`.
             pose: as :meth:`poses` gives it, ``(M, first, H, J or 1, P)``: with P = 1 of the pose of the query.
-            halves: of the poses, where every pair of points is there both ways round and what -h sees of one is what h
-                sees of the other; None elsewhere.
+            halves: of the poses, where every pair of points occurs in both orders and the pose -h sees a pair as h sees
+                it in the other order; None elsewhere.
         """
-        location = self._from_all_poses(seen, pose, halves)
+        location = self._whole_location(seen, pose, halves)
         if self.content == "dot" and self.combine == "sum":
             return PairScores(q / math.sqrt(self.channels), extra=None if location is None else location.squeeze(1))
         content = self._content(q, keys)
@@ -254,34 +253,34 @@ class PairKernel(Versioned):
             return PairScores(None, extra=numbers[0])
         return PairScores(None, extra=numbers[0] + numbers[1] if self.combine == "sum" else numbers[0] * numbers[1])
 
-    def _from_all_poses(self, seen: Tensor, pose: Tensor | None, halves: Halves | None) -> Tensor | None:
+    def _whole_location(self, seen: Tensor, pose: Tensor | None, halves: Halves | None) -> Tensor | None:
         if halves is None or self.location != "mlp":
             return self._location(seen, pose)
-        # A network of many numbers for each: from half of the poses.
+        # The network is costly: it is evaluated for half of the poses.
         half = halves.half
         location = self._location(seen, None if pose is None else pose.index_select(2, half), half)
         assert location is not None
         other = location.transpose(-1, -2)
-        # What -h sees of ĥ is what h sees of -ĥ.
+        # The pose -h sees ĥ as h sees -ĥ.
         for axis in (3, 4):
             other = other.index_select(axis, halves.opposite) if other.shape[axis] > 1 else other
         whole = torch.cat([location, other], dim=2)
         return whole if halves.order is None else whole.index_select(2, halves.order)
 
     def _content(self, q: Tensor, keys: Callable[[], Tensor]) -> Tensor | None:
-        """What queries and keys say to each other, ``(M, number or vector, H or 1, J, P, G, A, K)``."""
+        """The content of queries and keys, ``(M, number or vector, H or 1, J, P, G, A, K)``."""
         if self.content == "none":
             return None
         if self.content == "dot":
-            return _inside(products(q, keys()).unsqueeze(-1)) / math.sqrt(self.channels)
-        of_query = _of_heads(_inside(q[:, :, :, :, :, None, None]), self.of_query)
-        return (of_query + _of_heads(_inside(keys().unsqueeze(4)), self.of_key)) / math.sqrt(2)
+            return _channels_first(products(q, keys()).unsqueeze(-1)) / math.sqrt(self.channels)
+        of_query = _map_heads(_channels_first(q[:, :, :, :, :, None, None]), self.of_query)
+        return (of_query + _map_heads(_channels_first(keys().unsqueeze(4)), self.of_key)) / math.sqrt(2)
 
     def _location(self, seen: Tensor, pose: Tensor | None, only: Tensor | None = None) -> Tensor | None:
-        """What some poses see of the location, ``(M, number or vector, H, J or 1, P or 1, G, A, K)``."""
+        """The location from some poses, ``(M, number or vector, H, J or 1, P or 1, G, A, K)``."""
         if self.location == "none":
             return None
-        # For every pose, and every pose of the keys that sees anything else, all pairs of points side by side.
+        # All pairs of points in one row, for every pose, and for every pose of the keys that sees them differently.
         rows = in_rows(seen.permute(1, 3, 5, 0, 2, 4))  # H, P or 1, D, G, A, K
         rows, shape = rows.flatten(3), rows.shape[3:]
         rows = rows if only is None else rows.index_select(0, only)
@@ -291,14 +290,14 @@ class PairKernel(Versioned):
         bias = bias.expand(-1, -1, len(rows), -1, max(bias.shape[4], rows.shape[1]))
         size = bias.shape[2:]
         if self.location == "mlp":
-            # Repetitions of what is seen have other biases.
+            # Poses of keys that see the same have other biases.
             bias = bias.flatten(3) if rows.shape[1] == 1 else bias.flatten(2).unsqueeze(-1)
             layers: tuple[Tensor, Tensor, Tensor] = (bias, self.of_offset, self.within)
             if self.location_hidden_bias is not None:
                 layers = _with_constant(*layers, self.location_hidden_bias)
             numbers = pair_mlp(rows.flatten(0, 1), *layers, self.read_location)
             return self._last(numbers, self.location_last_bias).view(len(numbers), 1, *size, *shape)
-        # One product with long rows.
+        # A single product with long rows.
         first = matmul(self.of_offset.flatten(0, 1).unsqueeze(0), rows.movedim(2, 0).flatten(1).unsqueeze(0))
         first = first.view(*self.of_offset.shape[:2], len(rows), 1, rows.shape[1], *shape)
         return first + bias[..., None, None, None]
@@ -306,16 +305,16 @@ class PairKernel(Versioned):
     def _join(self, content: Tensor | None, location: Tensor | None) -> Tensor:
         total = self.join_bias.view(*self.join_bias.shape, *[1] * 6)
         if content is not None:
-            total = total + _of_heads(content, self.join_content)
+            total = total + _map_heads(content, self.join_content)
         if location is not None:
-            total = total + (_of_heads(location, self.join_location) if self.location == "mlp" else location)
-        total = _of_heads(F.silu(total), self.join_within)
+            total = total + (_map_heads(location, self.join_location) if self.location == "mlp" else location)
+        total = _map_heads(F.silu(total), self.join_within)
         if self.join_hidden_bias is not None:
             total = total + self.join_hidden_bias.view(*total.shape[:2], *[1] * 6)
         return self._last(_dot(F.silu(total), self.read_both), self.join_last_bias)
 
     def _last(self, numbers: Tensor, bias: Tensor | None) -> Tensor:
-        """What a network makes of the numbers ``(M, ...)`` of its last map."""
+        """The output of a network whose last map gives the numbers ``(M, ...)``."""
         if bias is not None:
             numbers = numbers + bias.view(-1, *[1] * (numbers.dim() - 1))
         return F.silu(numbers) if self.last_activation else numbers
@@ -340,41 +339,41 @@ class _KernelBias(PairBias):
 
     def width(self, mutual: bool) -> int:
         halved = mutual and self.tables.halves is not None and self._kernel.combine != "mlp"
-        # Two layers.
+        # The network has two layers.
         return (1 if halved else 2) * self._kernel.hidden
 
     def scores(self, q: Tensor, keys: Callable[[], Tensor], seen: Tensor, mutual: bool) -> PairScores:
         return self._kernel.score(q, keys, seen, self._poses, self.tables.halves if mutual else None)
 
 
-# SiLU makes 1 of this number.
-_MAKES_ONE = 1.2784645427610737
+# The number whose SiLU is 1.
+_INVERSE_OF_ONE = 1.2784645427610737
 
 
 def _with_constant(bias: Tensor, first: Tensor, second: Tensor, hidden_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The layers of :func:`pair_mlp` with one more hidden number, which is always 1 and whose weight is a bias.
+    """The layers of :func:`pair_mlp` with one more hidden unit, which is always 1 and whose weight is a bias.
 
     Args:
         bias, first, second: as :func:`pair_mlp` takes them.
         hidden_bias: ``(M, S)``, of the second layer.
     """
-    one = bias.new_full((), _MAKES_ONE).expand(len(bias), 1, *bias.shape[2:])
+    one = bias.new_full((), _INVERSE_OF_ONE).expand(len(bias), 1, *bias.shape[2:])
     return torch.cat([bias, one], dim=1), F.pad(first, (0, 0, 0, 1)), torch.cat([second, hidden_bias.unsqueeze(2)], 2)
 
 
-def _inside(x: Tensor) -> Tensor:
-    """Channels beside the heads: from ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
+def _channels_first(x: Tensor) -> Tensor:
+    """Move the channels next to the heads: from ``(G, M, H, J, A, P, K, C)`` to ``(M, C, H, J, P, G, A, K)``."""
     return x.permute(1, 7, 2, 3, 5, 0, 4, 6)
 
 
-def _of_heads(x: Tensor, weight: Tensor) -> Tensor:
+def _map_heads(x: Tensor, weight: Tensor) -> Tensor:
     """A linear map ``(M, O, I)`` for each head of channels ``(M, I, ...)``: ``(M, O, ...)``."""
     return matmul(weight, x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _dot(x: Tensor, weight: Tensor) -> Tensor:
     """The product of channels ``(M, I, ...)`` with a vector ``(M, I)`` for each head: ``(M, 1, ...)``."""
-    return _of_heads(x, weight.unsqueeze(1))
+    return _map_heads(x, weight.unsqueeze(1))
 
 
 def _weight(heads: int, *shape: int, gain: float = 1.0) -> Parameter:

@@ -1,4 +1,4 @@
-"""The quadratic positional encoding: heads that look at a place."""
+"""The quadratic positional encoding, in which each head attends to a place."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _MOST = 1e30  # With it products with channels and offsets are finite in single 
 
 
 class QuadraticEncoding(Encoding):
-    r"""Each head looks at a place: :math:`\rho(\delta, p) = \alpha\sqrt C\,(-\|\delta - c\|^2, 2\delta, 0) + E[p]`.
+    r"""Each head attends to a place: :math:`\rho(\delta, p) = \alpha\sqrt C\,(-\|\delta - c\|^2, 2\delta, 0) + E[p]`.
 
-    The centre c and the sharpness :math:`\alpha` are learned, one of each a head, and so is the table E over the poses.
-    To the score of a query that begins with :math:`(q_0, q_0 t) \in R^{1+d}` the offset adds, up to a constant that is
-    lost in the softmax,
+    The centre c and the sharpness :math:`\alpha` of each head are learned, and so is the table E over the poses. The
+    offset adds to the score of a query whose first channels are :math:`(q_0, q_0 t) \in R^{1+d}`, up to a constant that
+    is lost in the softmax,
 
     .. math::
         \langle q, \rho_x(\delta) \rangle / \sqrt C = -\alpha q_0 \|\delta - (c + t)\|^2 .
 
-    A query :math:`(1, 0, \dots)` sees its keys through a Gaussian of variance :math:`1/(2\alpha)` about c. The next d
-    channels move the centre, by t in units of the window's reach, and the first one scales the sharpness; where it is
-    negative the query looks away. In the same way :math:`E[p] = -\beta\sqrt C\,[p \ne p_0]\,e_0` prefers the pose
-    :math:`p_0`. With sharp heads, one for each place and pose of a window, attention is any group convolution
+    The weights of a query :math:`(1, 0, \dots)` are a Gaussian of variance :math:`1/(2\alpha)` about c. The next d
+    channels move the centre, by t in units of the window's reach, and the first one scales the sharpness; a negative
+    one inverts the preference. In the same way :math:`E[p] = -\beta\sqrt C\,[p \ne p_0]\,e_0` prefers the pose
+    :math:`p_0`. With sharp heads, one for each place and pose of a window, attention represents every group convolution
     (:func:`escnn_attention.attention_from_convolution`).
 
     Args:
-        sharpness: the initial :math:`\alpha` of all heads. By default it is such that the score of a unit query varies
+        sharpness: the initial :math:`\alpha` of all heads. By default the score of a unit query has the same variance
             as with the other encodings.
 
     Attributes:
-        centre: ``(num_heads, d)``, in units of the window's reach. Drawn within its disc.
+        centre: ``(num_heads, d)``, in units of the window's reach, drawn uniformly from its disc.
         sharpness: ``(num_heads,)``.
 
     Raises:
@@ -87,7 +87,7 @@ class QuadraticEncoding(Encoding):
         if self.centre is None or self.sharpness is None:
             return None
         heads = (self.num_heads, *[1] * (delta.dim() - 1))
-        # Not multiplied out: about a sharp centre the terms would cancel.
+        # The expanded square would cancel near a sharp centre.
         distance = (delta - self.centre.view(*heads, self.dim)).square().sum(-1, keepdim=True)
         values = torch.cat([-distance, 2 * delta.expand(self.num_heads, *delta.shape)], dim=-1)
         values = math.sqrt(self.channels) * self.sharpness.view(*heads, 1) * values
@@ -98,7 +98,7 @@ class QuadraticEncoding(Encoding):
 
 
 def check_sharpness(value: Any, most: float, needed: str) -> float:
-    """``value`` as a float, if it is a positive number of at most ``most``; ``needed`` says so in the message."""
+    """``value`` as a float, if it is a positive number of at most ``most``; ``needed`` is part of the message."""
     number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
     if not 0 < number < math.inf:
         raise ValueError(f"sharpness: got {value!r}, needed {needed}")

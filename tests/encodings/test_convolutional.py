@@ -364,7 +364,7 @@ def test_layers_that_cannot_begin_as_a_convolution():
         GroupSelfAttention(fields, fields, 4, 3, encoding="convolutional")
     with pytest.raises(ValueError, match="width, reach: got None and None for global attention"):
         GroupSelfAttention(fields, fields, 2, encoding="convolutional", kernel_size=None)
-    nowhere = "is for layers on grids with a finite fiber group"
+    nowhere = "needs a layer on a grid with a finite fiber group"
     with pytest.raises(ValueError, match=nowhere):
         PointSelfAttention(fields, fields, 2, encoding="convolutional")
     scales = Scales(2)
