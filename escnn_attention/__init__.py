@@ -36,7 +36,7 @@ if find_spec("escnn") is not None:
     from escnn_attention.geometry.sphere import SphereGrid
     from escnn_attention.groups.samples import Samples
     from escnn_attention.groups.sequences import sequence_space, space_time
-    from escnn_attention.groups.tetrahedral import tetraOnR3
+    from escnn_attention.groups.spaces import tetraOnR3
     from escnn_attention.nn import (
         GELU,
         AntialiasedPool,

@@ -1,4 +1,4 @@
-"""Measures how exactly a module commutes with its group."""
+"""Reports of how exactly a module commutes with its group."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
-from escnn.group import GroupElement
-from escnn.gspaces import GSpace
-from escnn.nn import EquivariantModule, GeometricTensor, SequentialModule
+from escnn.group import O3, SO3, Group, GroupElement
+from escnn.gspaces import GSpace, GSpace2D, GSpace3D
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, R2Conv, R3Conv, SequentialModule
+from scipy.ndimage import gaussian_filter
 
-from escnn_attention.equivariance.inputs import convolution_beside, features_on_grid, features_on_points
-from escnn_attention.equivariance.parts import elements_of, inner_layers, layers_of, maps_grid
+from escnn_attention.groups.fibers import is_signed_permutation
 
-__all__ = ["EquivarianceReport", "EquivarianceRow", "assert_equivariant", "equivariance_report", "features_of_pairs"]
+__all__ = [
+    "EquivarianceReport",
+    "EquivarianceRow",
+    "assert_equivariant",
+    "convolution_beside",
+    "elements_of",
+    "equivariance_report",
+    "features_of_pairs",
+    "features_on_grid",
+    "features_on_points",
+    "inner_layers",
+    "layers_of",
+    "maps_grid",
+]
+
 
 WHOLE = "whole module"
 
@@ -382,3 +397,132 @@ def _order(error: float) -> float:
 
 def _size(space: Sequence[int]) -> str:
     return "×".join(map(str, space)) or "-"
+
+
+def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | None:
+    """A convolution of escnn on features of a grid, ``R2Conv`` or ``R3Conv`` with random weights, in float64.
+
+    It takes the whole type of the features to one field of each of its representations. On no plane and in no space
+    there is none.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance.report import convolution_beside
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(8)
+        >>> image = nn.FieldType(g, 3 * [g.trivial_repr])
+        >>> convolution_beside(image(torch.randn(1, 3, 9, 9)), seed=0).out_type.size
+        1
+    """
+    space = x.type.gspace
+    if not isinstance(space, (GSpace2D, GSpace3D)):
+        return None
+    kind = R2Conv if isinstance(space, GSpace2D) else R3Conv
+    out_type = FieldType(space, list(dict.fromkeys(x.type.representations)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        convolution: EquivariantModule = kind(x.type, out_type, 3, padding=1, bias=False)
+    return convolution.to(x.tensor.device).double().eval()
+
+
+def features_on_grid(module: EquivariantModule, shape: tuple[int, ...], seed: int, smooth: bool) -> GeometricTensor:
+    """Random features for a module, normally distributed, and smoothed where they are to be interpolated."""
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    if smooth:
+        sigma = (0, 0, *(max(1.0, n / 8) for n in shape[2:]))
+        x = torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="constant"))
+        x = x / x.std()
+    return GeometricTensor(x.to(_device(module)), module.in_type)
+
+
+def features_on_points(
+    module: EquivariantModule, shape: tuple[int, ...], seed: int, coords: torch.Tensor | None
+) -> GeometricTensor:
+    """Random features for a module on a cloud, at points that are given or random."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    if coords is None:
+        dimension = module.in_type.gspace.dimensionality
+        coords = torch.randn(shape[0], dimension, dtype=torch.float64, generator=generator)
+    device = _device(module)
+    return GeometricTensor(x.to(device), module.in_type, coords.to(device, torch.float64))
+
+
+def _device(module: torch.nn.Module) -> torch.device:
+    return next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+@torch.no_grad()
+def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tuple[EquivariantModule, GeometricTensor]]:
+    """The equivariant modules in a module that make nothing but a field of a field, and the first input of each.
+
+    Those that have others inside are left out: what is to be named is the innermost. So are those on another gspace,
+    behind which a network has left its group.
+
+    Args:
+        module: the module, in evaluation mode.
+        x: its input.
+
+    Returns:
+        by name, with the class: in the order in which they are called.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.equivariance.report import inner_layers
+        >>> from escnn_attention.models import ResidualBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> block = ResidualBlock(fields, fields).eval()
+        >>> list(inner_layers(block, fields(torch.randn(1, 4, 5, 5))))[-1]
+        'branch.convolution_2 (AttentiveConv)'
+    """
+    found: dict[str, tuple[EquivariantModule, GeometricTensor]] = {}
+    handles = []
+    for name, layer in module.named_modules():
+        inside = [m for m in layer.modules() if m is not layer and isinstance(m, EquivariantModule)]
+        if not name or inside or not isinstance(layer, EquivariantModule) or isinstance(layer, SequentialModule):
+            continue
+        label = f"{name} ({type(layer).__name__})"
+
+        def catch(called: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], label: str = label) -> None:
+            field = given[0] if len(given) == 1 and not named else None
+            if isinstance(field, GeometricTensor) and field.type.gspace == x.type.gspace:
+                assert isinstance(called, EquivariantModule)
+                found.setdefault(label, (called, field))
+
+        handles.append(layer.register_forward_pre_hook(catch, with_kwargs=True))
+    try:
+        module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def layers_of(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str, EquivariantModule]]:
+    """The layers of a sequential module, through the sequential modules in it."""
+    if isinstance(module, SequentialModule):
+        for name, child in module.named_children():
+            if isinstance(child, SequentialModule):
+                yield from layers_of(child, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name} ({type(child).__name__})", child
+
+
+def elements_of(group: Group) -> list[GroupElement]:
+    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
+    if not group.continuous:
+        return list(group.elements)
+    elements = list(group.testing_elements())
+    if isinstance(group, (SO3, O3)):
+        # escnn's are those of an icosahedron, half of the cube's are not among them.
+        elements += [g for g in group.grid("cube") if g not in elements]
+    return elements
+
+
+def maps_grid(space: GSpace, element: GroupElement) -> bool:
+    """Whether an element maps a grid onto itself."""
+    if space.dimensionality == 0:
+        return True
+    return bool(is_signed_permutation(np.asarray(space.basespace_action(element))))

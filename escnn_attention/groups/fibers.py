@@ -19,9 +19,8 @@ from escnn.group import Group, GroupElement, Representation
 from escnn.gspaces import GSpace
 
 from escnn_attention._escnn.types import FieldType
-from escnn_attention.groups.relative import relative_features
 from escnn_attention.groups.representations import band, degrees_of_freedom, faithful, matrices_of
-from escnn_attention.groups.samples import Samples, generic_samples, sampled
+from escnn_attention.groups.samples import Samples, generic_samples, relative_features, sampled
 
 __all__ = [
     "Fibers",

@@ -12,7 +12,7 @@ from escnn.group import Group, GroupElement
 from escnn_attention._escnn.types import FieldType
 from escnn_attention.groups.fibers import Fibers, columns_of
 from escnn_attention.groups.random_transformation import FieldTransformation, LieRepresentation, RandomTransformation
-from escnn_attention.groups.representations import matrices_of
+from escnn_attention.groups.representations import factors_of, matrices_of
 
 __all__ = ["algebra", "random_transformation", "represented"]
 
@@ -65,7 +65,7 @@ def _flat(id: tuple) -> list[int]:
 def algebra(group: Group) -> tuple[list[Callable[[float], GroupElement]], list[GroupElement]]:
     """One-parameter subgroups that generate the identity component, and an element of every component."""
     if isinstance(group, groups.DirectProductGroup):
-        finite, continuous = (group.G2, group.G1) if group.G1.continuous else (group.G1, group.G2)
+        finite, continuous = factors_of(group)
         lines, components = algebra(continuous)
 
         def pair(h: GroupElement, k: GroupElement) -> GroupElement:

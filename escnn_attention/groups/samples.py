@@ -7,19 +7,51 @@ matrix elements of all irreps up to some frequency have the right mean, and the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from escnn.group import O2, O3, SO2, SO3, DirectProductGroup, Group, GroupElement
+import scipy.linalg
+import scipy.optimize
+from escnn.group import (
+    O2,
+    O3,
+    SO2,
+    SO3,
+    DirectProductGroup,
+    Group,
+    GroupElement,
+    IrreducibleRepresentation,
+    Representation,
+)
+from scipy.spatial.transform import Rotation
 
 from escnn_attention._checks import check_int, check_option
-from escnn_attention.groups.quadrature import quadrature_weights
-from escnn_attention.groups.representations import factors_of, irreps_of
-from escnn_attention.groups.rotations import POLYHEDRAL, rotations_of
+from escnn_attention.groups.representations import (
+    factors_of,
+    faithful,
+    irrep_matrices,
+    irreps_of,
+    is_subgroup,
+    matrices_of,
+)
 
-__all__ = ["Samples", "as_samples", "generic_samples", "sampled"]
+__all__ = [
+    "POLYHEDRAL",
+    "Samples",
+    "as_samples",
+    "generic_samples",
+    "quadrature_weights",
+    "relative_features",
+    "rotations_of",
+    "sampled",
+]
 
+
+POLYHEDRAL = {"tetra": 12, "cube": 24, "ico": 60}
+"""The number of rotations of a polyhedron."""
 
 _KINDS = ("auto", "regular", *POLYHEDRAL, "spiral", "thomson", "thomson_cube", "hopf", "fibonacci", "rand")
 
@@ -176,3 +208,126 @@ def generic_samples(group: Group) -> Samples:
     """A few random elements."""
     finite = factors_of(group)[0].order() if isinstance(group, DirectProductGroup) else 1
     return Samples(4 * finite, "rand")
+
+
+
+def rotations_of(group: SO3 | O3, number: int, kind: str) -> np.ndarray:
+    """Unit quaternions ``(S, 4)``, the real part last."""
+    if kind == "auto":
+        kind = next((k for k in ("ico", "cube", "tetra") if number % POLYHEDRAL[k] == 0), "spiral")
+    twice = 2 if isinstance(group, O3) else 1
+    if kind in POLYHEDRAL and number % POLYHEDRAL[kind]:
+        raise ValueError(
+            f"samples: got {twice * number} of kind {kind!r} for {group.name}, needed a multiple of "
+            f"{twice * POLYHEDRAL[kind]}; any number can be had as 'spiral' or 'thomson'"
+        )
+    if kind == "spiral":
+        return _spiral(number)
+    if kind == "thomson_cube" and number % 24:
+        raise ValueError(f"samples: got {twice * number} of kind {kind!r}, needed a multiple of {twice * 24}")
+    # The rotations of O(3) are those of SO(3), whose quaternions escnn holds alike.
+    grid = group.grid_so3 if isinstance(group, O3) else group.grid
+    arguments = {"thomson_cube": (number // 24,)}.get(kind, () if kind in POLYHEDRAL else (number,))
+    found = [np.asarray(h.to("Q")[1] if isinstance(group, O3) else h.to("Q")) for h in grid(kind, *arguments)]
+    rotations = np.stack(found).astype(np.float64)
+    return _orbits(rotations, number // len(rotations)) if kind in POLYHEDRAL else rotations
+
+
+def _orbits(subgroup: np.ndarray, count: int) -> np.ndarray:
+    """A subgroup and some of its cosets gk, each as far from those before it as may be.
+
+    The subgroup maps these samples onto each other, so that a layer is exactly equivariant to it.
+    """
+    candidates, rotations, samples = _spiral(1024), Rotation.from_quat(subgroup), subgroup
+    nearest = np.abs(candidates @ subgroup.T).max(axis=1)  # the cosine of half the angle to the nearest sample
+    for _ in range(count - 1):
+        coset = (rotations * Rotation.from_quat(candidates[nearest.argmin()])).as_quat()
+        samples = np.concatenate([samples, coset])
+        nearest = np.maximum(nearest, np.abs(candidates @ coset.T).max(axis=1))
+    return samples
+
+
+def _spiral(number: int) -> np.ndarray:
+    """Super-Fibonacci spirals: two circles of the sphere of unit quaternions are gone round at irrational paces."""
+    s = np.arange(number) + 0.5
+    paces = (math.sqrt(2), 1.533751168755204288118041)  # the second solves x⁴ = x + 4
+    (a, b), (r, t) = (2 * math.pi * s / p for p in paces), (np.sqrt(s / number), np.sqrt(1 - s / number))
+    return np.stack([r * np.sin(a), r * np.cos(a), t * np.sin(b), t * np.cos(b)], axis=1)
+
+
+def quadrature_weights(
+    elements: Sequence[GroupElement], irreps: Callable[[int], Iterable[IrreducibleRepresentation]]
+) -> np.ndarray:
+    r"""Non-negative weights of sum S with which every irrep but the trivial one has mean zero, frequency by frequency.
+
+    Up to the highest frequency for which there are such weights; of all of them, those nearest to equal ones.
+    """
+    group, number = elements[0].group, len(elements)
+    weights, rows = np.ones(number), np.ones((1, number))
+    if is_subgroup(matrices_of(faithful(group), elements)):
+        return weights
+    for frequency in range(number):
+        others = (irrep for irrep in irreps(frequency) if not irrep.is_trivial())
+        new = [irrep_matrices(irrep, elements).reshape(number, -1).T for irrep in others]
+        rows = np.concatenate([rows, *new])
+        found = _solve(rows, weights)
+        if found is None:
+            break
+        weights = found
+    return weights
+
+
+def _solve(rows: np.ndarray, start: np.ndarray) -> np.ndarray | None:
+    """The non-negative solution nearest to equal weights of ``rows @ w = (S, 0, 0, ...)``; None if there is none."""
+    number = rows.shape[1]
+    target = np.zeros(len(rows))
+    target[0] = number
+
+    def nearest(positive: np.ndarray) -> np.ndarray:
+        """The solution without the sign constraint, for weights that vanish elsewhere."""
+        some = rows[:, positive]
+        ones = np.ones(some.shape[1])
+        weights = np.zeros(number)
+        weights[positive] = ones - scipy.linalg.lstsq(some, some @ ones - target, cond=1e-10)[0]
+        return weights
+
+    weights = nearest(np.ones(number, dtype=bool))
+    if not np.abs(rows @ weights - target).max() <= 1e-10 * number:
+        return None
+    if (weights < 0).any():
+        strong = 1e4
+        stacked = np.concatenate([strong * rows, np.eye(number)])
+        try:
+            weights = scipy.optimize.nnls(stacked, np.concatenate([strong * target, np.ones(number)]))[0]
+        except RuntimeError:  # it did not converge
+            return None
+        weights = nearest(weights > 1e-9)
+    fits = np.abs(rows @ weights - target).max() <= 1e-10 * number
+    return weights if fits and (weights >= 0).all() else None
+
+
+def relative_features(action: Representation, elements: Sequence[GroupElement]) -> np.ndarray:
+    r"""The elements :math:`h_s^{-1} h_t` as numbers, ``(S, S, F)``: the entries of their matrices.
+
+    Entries that are the same for all elements, or that differ in sign only, are left out, and the others have mean 0
+    and variance 1 over the group: what they are does not depend on the samples.
+    """
+    fine, _ = sampled(action.group, _fine(action.group))
+    entries = matrices_of(action, fine).reshape(len(fine), -1)
+    kept: list[int] = []
+    for i, entry in enumerate(entries.T):
+        known = any(np.allclose(entry, sign * entries[:, j], atol=1e-8) for j in kept for sign in (1, -1))
+        if np.ptp(entry) > 1e-8 and not known:
+            kept.append(i)
+    matrices = matrices_of(action, elements)
+    relative = np.einsum("sji,tjk->stik", matrices, matrices)
+    chosen = entries[:, kept]
+    return (relative.reshape(*relative.shape[:2], -1)[..., kept] - chosen.mean(0)) / chosen.std(0)
+
+
+def _fine(group: Group) -> Samples:
+    """Samples on which squares of the entries of rotations are integrated exactly."""
+    if isinstance(group, DirectProductGroup):
+        finite, continuous = factors_of(group)
+        return Samples(finite.order() * _fine(continuous).num_samples)
+    return Samples(60 if isinstance(group, (SO3, SO2)) else 120)

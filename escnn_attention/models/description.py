@@ -19,9 +19,8 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType
 
 from escnn_attention.geometry.relations import Relation
-from escnn_attention.groups.motion_space import MotionSpace
 from escnn_attention.groups.samples import Samples
-from escnn_attention.groups.tetrahedral import TetrahedralSpace
+from escnn_attention.groups.spaces import MotionSpace, TetrahedralSpace
 
 __all__ = ["DescriptionError", "build", "class_path", "describe", "named"]
 

@@ -12,7 +12,7 @@ from escnn_attention.geometry.cache import kept
 from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import columns_of
 from escnn_attention.groups.lie_algebra import represented
-from escnn_attention.groups.motion_space import MotionSpace
+from escnn_attention.groups.spaces import MotionSpace
 from escnn_attention.nn.arguments import check_points, check_type
 from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.plain.point_lift import Frames
@@ -49,7 +49,7 @@ class PointLift(torch.nn.Module):
     Attributes:
         in_type: the type of the input.
         out_type: as many scalars as the type has channels, over the
-            :class:`~escnn_attention.groups.motion_space.MotionSpace`.
+            :class:`~escnn_attention.groups.spaces.MotionSpace`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N · S, in_type.size)`` with ``coords`` ``(N · S, 3)`` in
@@ -138,7 +138,7 @@ class LiftAverage(torch.nn.Module):
 
     Attributes:
         in_type: as many scalars as the type has channels, over the
-            :class:`~escnn_attention.groups.motion_space.MotionSpace`.
+            :class:`~escnn_attention.groups.spaces.MotionSpace`.
         out_type: the type of the output.
 
     Shape:

@@ -16,8 +16,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.equivariance.angles import DISC, check_angles, rotation_angles
-from escnn_attention.equivariance.images import rotate_images
+from escnn_attention.equivariance.angles import DISC, check_angles, rotate_images, rotation_angles
 from escnn_attention.equivariance.inspection import gspace_of
 from escnn_attention.groups.fibers import Fibers, fibers, is_regular, is_signed_permutation
 

@@ -1,3 +1,7 @@
+"""Reports of how exactly modules commute with their groups."""
+
+from __future__ import annotations
+
 import copy
 import json
 import math
@@ -8,7 +12,8 @@ from escnn import gspaces, nn
 
 import escnn_attention
 from escnn_attention import FieldLayerNorm, GroupSelfAttention, SiLU, assert_equivariant, equivariance_report
-from escnn_attention.models import EquivariantClassifier
+from escnn_attention.equivariance.report import convolution_beside, features_on_grid, inner_layers
+from escnn_attention.models import EquivariantClassifier, ResidualBlock
 from tests import spaces
 
 
@@ -325,3 +330,91 @@ def test_clouds_of_points():
     for shape, coords in (((7, fields.size), torch.randn(7, 3)), ((1, fields.size, 5, 5), torch.randn(1, 2))):
         with pytest.raises(ValueError, match="coords"):
             equivariance_report(network, shape, coords=coords)
+
+
+def test_interpolated_elements_have_the_error_of_a_convolution_beside_them():
+    fields = spaces.scalars(gspaces.rot2dOnR2(8), 2)
+    net = nn.SequentialModule(GroupSelfAttention(fields, fields, 1, 3))
+    state = torch.get_rng_state()
+    report = equivariance_report(net, (1, 2, 15, 15))
+    assert torch.equal(torch.get_rng_state(), state)
+    interpolated = [row.element for row in report.rows if row.layer == "whole module" and not row.exact]
+    assert list(report.convolution) == interpolated
+    assert len(interpolated) == 4
+    x = features_on_grid(net, (1, 2, 15, 15), seed=0, smooth=True)
+    convolution = convolution_beside(x, seed=0)
+    with torch.no_grad():
+        y = convolution(x)
+    for g in interpolated:
+        error = float((convolution(x.transform(g)).tensor - y.transform(g).tensor).norm().detach() / y.tensor.norm())
+        assert report.convolution[g] == pytest.approx(error)
+        assert 1e-4 < error < 0.5
+        assert f"interpolated; one convolution: {error:.1e}" in str(report)
+    assert report.to_dict()["convolution"] == {str(g): error for g, error in report.convolution.items()}
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.rot2dOnR2(4), lambda: spaces.POINT["D4 on a point"]()])
+def test_no_convolution_where_nothing_is_interpolated(make):
+    space = make()
+    fields = spaces.regular(space, 1)
+    shape = (1, fields.size, *spaces.shape_of(space, 4))
+    report = equivariance_report(nn.IdentityModule(fields), shape)
+    assert report.convolution == {}
+    assert "one convolution" not in str(report)
+
+
+def test_in_space():
+    space = gspaces.rot3dOnR3()
+    fields = nn.FieldType(space, [space.trivial_repr, space.irrep(1), space.irrep(1)])
+    convolution = convolution_beside(fields(torch.randn(1, 7, 3, 3, 3)), seed=0)
+    assert isinstance(convolution, nn.R3Conv)
+    assert convolution.out_type.size == 4
+
+
+C4 = gspaces.rot2dOnR2(4)
+FIELDS = spaces.regular(C4, 1)
+
+
+class Branches(nn.EquivariantModule):
+    """A convolution beside a pooling that loses exactness at even sizes, in dictionaries and sequences."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.in_type = self.out_type = FIELDS
+        self.inside = torch.nn.ModuleDict({"first": nn.SequentialModule(nn.ReLU(FIELDS), pool)})
+
+    def forward(self, x):
+        return self.inside["first"](x)
+
+    def evaluate_output_shape(self, input_shape):
+        return self.inside["first"].evaluate_output_shape(input_shape)
+
+
+def antialiased():
+    return nn.PointwiseAvgPoolAntialiased2D(FIELDS, sigma=0.66, stride=2)
+
+
+def test_the_report_names_what_is_inside():
+    report = equivariance_report(Branches(antialiased()), (1, 4, 8, 8))
+    pool = "inside.first.1 (PointwiseAvgPoolAntialiased2D)"
+    assert report.inexact_layers == ("Branches", pool)
+    assert report.exact_sizes[pool] == ((7, 7), (9, 9))
+    sequential = equivariance_report(nn.SequentialModule(nn.ReLU(FIELDS), Branches(antialiased())), (1, 4, 8, 8))
+    assert sequential.inexact_layers == ("1 (Branches)", f"1.{pool}")
+
+
+def test_nothing_is_named_where_all_is_exact():
+    report = equivariance_report(Branches(antialiased()), (1, 4, 9, 9))
+    assert report.inexact_layers == report.layers == ()
+    assert not report.exact_sizes
+
+
+def test_inputs_are_those_of_the_layers():
+    block = ResidualBlock(FIELDS, FIELDS).eval()
+    x = spaces.random_field(FIELDS, 5, 5, dtype=torch.float32)
+    found = inner_layers(block, x)
+    assert len(found) == 7
+    for layer, given in found.values():
+        assert given.type == layer.in_type
+    assert torch.equal(next(iter(found.values()))[1].tensor, x.tensor)
+    assert not any(m._forward_pre_hooks for m in block.modules())

@@ -1,12 +1,19 @@
-"""Samples of continuous groups."""
+"""Samples of a continuous group, their weights, and the elements between them."""
+
+from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 from escnn import group, gspaces
+from escnn.group.groups import so3_utils
+from scipy.spatial.transform import Rotation
 
 from escnn_attention import Samples
 from escnn_attention.groups.fibers import fibers, frames, generic_fibers, mass
-from escnn_attention.groups.samples import as_samples, sampled
+from escnn_attention.groups.representations import faithful, irreps_of, is_subgroup, matrices_of
+from escnn_attention.groups.samples import POLYHEDRAL, as_samples, rotations_of, sampled
 from tests import spaces
 from tests.groups.cases import EXACT
 
@@ -99,3 +106,114 @@ def test_arguments():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def distances(rotations, others):
+    """The angles between rotations, ``(S, T)``."""
+    return 2 * np.arccos(np.clip(np.abs(rotations @ others.T), 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (12, "auto"),
+        (7, "auto"),
+        (72, "tetra"),
+        (48, "cube"),
+        pytest.param(20, "thomson", marks=pytest.mark.exhaustive),  # escnn optimises for twenty seconds
+    ],
+)
+@pytest.mark.parametrize("make", [group.so3_group, group.o3_group])
+def test_as_many_that_differ(make, number, kind):
+    rotations = rotations_of(make(1), number, kind)
+    assert rotations.shape == (number, 4)
+    np.testing.assert_allclose(np.linalg.norm(rotations, axis=1), 1, atol=1e-6)
+    nearest = (distances(rotations, rotations) + 10 * np.eye(number)).min(1)
+    assert nearest.min() > 0.1
+
+
+@pytest.mark.parametrize(("number", "kind", "argument"), [(5, "thomson", 5), (48, "thomson_cube", 2)])
+@pytest.mark.parametrize("make", [group.so3_group, group.o3_group])
+def test_what_escnn_optimises_is_taken_as_it_is(monkeypatch, make, number, kind, argument):
+    optimised = Rotation.random(number, random_state=0).as_quat()
+    monkeypatch.setattr(so3_utils, f"{kind}_so3", {argument: optimised}.__getitem__)
+    # Of two quaternions of a rotation escnn may take either.
+    assert distances(rotations_of(make(1), number, kind), optimised).diagonal().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", POLYHEDRAL)
+def test_cosets_are_mapped_onto_each_other(kind):
+    """By the rotations of the polyhedron, and not by others."""
+    number = POLYHEDRAL[kind]
+    samples = Rotation.from_quat(rotations_of(group.so3_group(1), 2 * number, kind))
+    other = Rotation.from_rotvec([0.3, 0.1, -0.2])
+
+    def gap(rotation):
+        return distances((rotation * samples).as_quat(), samples.as_quat()).min(1).max()
+
+    assert max(gap(samples[i]) for i in range(number)) < 1e-3
+    assert gap(other) > 0.05
+
+
+def largest_mean(gspace, samples, frequency):
+    """The largest mean of a matrix element of an irrep of this frequency other than the trivial one."""
+    tables = fibers(gspace, samples)
+    means = [
+        np.abs(np.einsum("s,sij->ij", tables.weights, matrices_of(irrep, tables.elements))).max() / tables.order
+        for irrep in irreps_of(gspace.fibergroup, frequency)
+        if not irrep.is_trivial()
+    ]
+    return max(means, default=0.0)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("make", "samples", "frequency"), EXACT.values(), ids=EXACT)
+def test_irreps_integrate_to_zero_up_to_a_frequency(make, samples, frequency):
+    gspace = make()
+    assert max(largest_mean(gspace, samples, f) for f in range(frequency + 1)) < 1e-9
+    assert max(largest_mean(gspace, samples, f) for f in range(frequency + 1, frequency + 3)) > 1e-2
+    weights = fibers(gspace, samples).weights
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(len(weights))
+
+
+@pytest.mark.parametrize("name", ["spiral", "hopf", "random rotations", "random in O(2)"])
+def test_equal_weights_would_not_do(name):
+    make, samples, frequency = EXACT[name]
+    tables = fibers(make(), samples)
+    assert not is_subgroup(matrices_of(faithful(make().fibergroup), tables.elements))
+    assert tables.log_measure is not None
+    irreps = [i for f in range(frequency + 1) for i in irreps_of(make().fibergroup, f) if not i.is_trivial()]
+    assert max(np.abs(matrices_of(irrep, tables.elements).mean(0)).max() for irrep in irreps) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["SO(2)", "O(2)", "cube", "O(3)", "cylinder", "full cylinder"])
+def test_subgroups_weigh_alike(name):
+    make, samples, _ = EXACT[name]
+    tables = fibers(make(), samples)
+    assert (tables.weights == 1).all()
+    assert tables.log_measure is None
+    index = set(tables.elements)
+    assert all(~a @ b in index for a in tables.elements[:5] for b in tables.elements[-5:])
+
+
+@pytest.mark.parametrize("make", [lambda: gspaces.rot2dOnR2(-1), gspaces.rot3dOnR3], ids=["SO(2)", "SO(3)"])
+def test_features_are_entries_of_the_matrix_of_the_relative_element(make):
+    gspace = make()
+    tables = fibers(gspace, Samples(12))
+    d = gspace.dimensionality
+    for s, t in [(0, 0), (1, 5), (7, 3)]:
+        matrix = gspace.basespace_action(~tables.elements[s] @ tables.elements[t])
+        entries = math.sqrt(d) * matrix.ravel()
+        np.testing.assert_allclose(tables.relative[s, t], entries[:2] if d == 2 else entries, atol=1e-9)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", EXACT)
+def test_features_tell_elements_apart(name):
+    make, samples, _ = EXACT[name]
+    features = fibers(make(), samples).relative
+    assert np.isfinite(features).all()
+    differ = np.abs(features[0][:, None] - features[0]).max(-1) > 1e-6
+    assert differ.sum() == differ.size - len(differ)  # all but those of an element with itself
+    np.testing.assert_allclose(features.std(axis=(0, 1)), 1, atol=0.35)

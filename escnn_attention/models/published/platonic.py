@@ -15,7 +15,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import Fibers, fibers
-from escnn_attention.groups.tetrahedral import tetraOnR3
+from escnn_attention.groups.spaces import tetraOnR3
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.published.weights import load_heads, load_values

@@ -1,4 +1,4 @@
-"""The rotations of the tetrahedron, which escnn lacks, with escnn's own classes."""
+"""Gspaces that escnn lacks, with escnn's own classes: the tetrahedron, and the motions of the plane or space."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from escnn.group import Group, GroupElement, IrreducibleRepresentation, Octahedral, Representation, so3_group
+from escnn.group import (
+    Group,
+    GroupElement,
+    IrreducibleRepresentation,
+    Octahedral,
+    Representation,
+    cyclic_group,
+    directsum,
+    so3_group,
+)
 from escnn.gspaces import GSpace
 
-__all__ = ["Tetrahedral", "TetrahedralSpace", "tetraOnR3", "tetra_group"]
+from escnn_attention.geometry.relations import MOTION_SIZES
+
+__all__ = ["MotionSpace", "Tetrahedral", "TetrahedralSpace", "tetraOnR3", "tetra_group"]
+
 
 _NORMS = ["norm", "gated"]
 _INSTEAD = "the layers of this package act at the elements themselves and need none"
@@ -22,7 +34,7 @@ class Tetrahedral(Octahedral):
     ``(2,)``, which are those of its quotient :math:`C_3`. Subgroups of it are not there.
 
     Example:
-        >>> from escnn_attention.groups.tetrahedral import tetra_group
+        >>> from escnn_attention.groups.spaces import tetra_group
         >>> group = tetra_group()
         >>> group.order(), [irrep.size for irrep in group.irreps()], group.regular_representation.size
         (12, [1, 3, 2], 12)
@@ -130,7 +142,7 @@ def tetra_group() -> Tetrahedral:
     """The rotations of the tetrahedron, one object for all, as escnn's groups are.
 
     Example:
-        >>> from escnn_attention.groups.tetrahedral import tetra_group
+        >>> from escnn_attention.groups.spaces import tetra_group
         >>> tetra_group() is tetra_group()
         True
     """
@@ -165,3 +177,51 @@ def _thirds(matrix: np.ndarray) -> int | None:
     axes = np.abs(matrix).argmax(axis=0)
     shift = int(axes[0])
     return shift if (axes == (np.arange(3) + shift) % 3).all() else None
+
+
+class MotionSpace(GSpace):
+    """The group SE(2) or SE(3) as a space, in the numbers of :mod:`escnn_attention.geometry.relations`.
+
+    It acts on itself from the left, and no element but the identity keeps any of its points: the fiber group is
+    trivial, and layers are as equivariant as what they see of two points, which is
+    :class:`~escnn_attention.LiftedMotion`.
+
+    Args:
+        dim: 2 or 3.
+
+    Raises:
+        ValueError: another dimension.
+
+    Example:
+        >>> from escnn_attention.groups.spaces import MotionSpace
+        >>> MotionSpace(3).dimensionality
+        7
+    """
+
+    def __init__(self, dim: int) -> None:
+        if dim not in MOTION_SIZES:
+            raise ValueError(f"dim: got {dim!r}, needed one of {', '.join(map(str, MOTION_SIZES))}")
+        self.dim = dim
+        group, size = cyclic_group(1), MOTION_SIZES[dim]
+        self._action = directsum(size * [group.trivial_representation], name=f"identity_{size}")
+        super().__init__(group, size, f"motions_of_R{dim}")
+
+    @property
+    def basespace_action(self) -> Representation:
+        """The identity."""
+        return self._action
+
+    def restrict(self, id: Any) -> Any:
+        raise NotImplementedError("restrict: the fiber group of motions is trivial and has no subgroups")
+
+    def _basis_generator(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("escnn has no steerable kernels on motions; attention between points needs none")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MotionSpace) and self.dim == other.dim
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __reduce__(self) -> Any:
+        return MotionSpace, (self.dim,)

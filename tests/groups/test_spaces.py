@@ -1,4 +1,6 @@
-"""The rotations of the tetrahedron as a group of escnn."""
+"""Gspaces that escnn lacks."""
+
+from __future__ import annotations
 
 import copy
 import pickle
@@ -9,9 +11,9 @@ import torch
 from escnn import gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import GroupSelfAttention, PointSelfAttention, tetraOnR3
+from escnn_attention import GroupSelfAttention, LiftedMotion, PointSelfAttention, tetraOnR3
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.groups.tetrahedral import tetra_group
+from escnn_attention.groups.spaces import MotionSpace, tetra_group
 from escnn_attention.models.description import build, describe
 from tests import spaces
 from tests.nn.points import cloud, error_of
@@ -86,3 +88,31 @@ def test_copies_are_the_same_group():
     assert space != gspaces.octaOnR3()
     with pytest.raises(NotImplementedError, match="has no subgroups here"):
         space.restrict(2)
+
+
+def test_is_one_space_for_all():
+    space = MotionSpace(2)
+    assert space == MotionSpace(2) != MotionSpace(3)
+    assert hash(space) == hash(MotionSpace(2))
+    for again in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space), build(describe(space))):
+        assert again == space
+    assert space.basespace_action.size == space.dimensionality == 3
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_layers_take_it(dim):
+    scalars = spaces.scalars(MotionSpace(dim), 2)
+    layer = PointSelfAttention(scalars, scalars, num_neighbours=3, relation=LiftedMotion()).double()
+    layer.check_equivariance()
+    x = cloud(scalars, 5)
+    assert layer(x).tensor.shape == (5, 2)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"^dim: got 4, needed one of 2, 3"):
+        MotionSpace(4)
+    space = MotionSpace(3)
+    with pytest.raises(NotImplementedError, match="no subgroups"):
+        space.restrict(1)
+    with pytest.raises(NotImplementedError, match="no steerable kernels"):
+        space.build_kernel_basis(*2 * [FieldType(space, [space.trivial_repr]).representations[0]], 1.0, [0.0])
