@@ -1,4 +1,4 @@
-"""Measures of how exactly a module commutes with its group, and what looks into it."""
+"""Measures of how exactly a module commutes with its group, and tools to inspect its layers."""
 
 from escnn_attention.equivariance.angles import EquivarianceErrors, equivariance_errors
 from escnn_attention.equivariance.inspection import AttentionLayer, attention_layers, find_attention, find_layer, watch

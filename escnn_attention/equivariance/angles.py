@@ -1,8 +1,7 @@
 r"""Equivariance against the angle, finer than the group.
 
-A network is exact for the elements of its group that map the grid onto itself, and for no other angles: between the
-elements there is no pose to go to, and a grid of positions is not the plane. How large the error is there can be
-measured.
+A network is exact for the elements of its group that map the grid onto itself, and for no other angles: there are no
+poses between the elements, and a grid is not the plane. This module measures the error at other angles.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 
-DISC = 0.8  # of half the grid: what every rotation leaves on it, and some room
+DISC = 0.8  # of half the grid: every rotation keeps this disc on the grid, with some margin
 
 _IMAGES = 4
 
@@ -78,34 +77,33 @@ def equivariance_errors(
     background: float = 0.0,
     seed: int = 0,
 ) -> EquivarianceErrors:
-    r"""Measure how much the invariant part of what models give changes when their input is rotated by any angle.
+    r"""Measure how much the invariant part of the output of models changes when their input is rotated by any angle.
 
-    For an image x rotated by θ, :math:`R_\theta x`, and the invariant part F of what a model gives,
+    For an image x rotated by θ, :math:`R_\theta x`, and the invariant part F of the output of a model,
 
     .. math:: e(\theta) = \frac{\| R_\theta^{-1} F(R_\theta x) - F(x) \|}{\| F(x) \|}
 
-    in the mean over the images. The invariant part is
+    averaged over the images. The invariant part is
 
-    - the logits, where a model gives ``(B, K)``: there is nothing to rotate back;
+    - the logits, if the output is ``(B, K)``: nothing is rotated back;
     - the maximum over the poses of each regular (or quotient) field, the values of scalar fields, and the norms of
-      all other fields, where it gives a GeometricTensor on a grid: maps, which are rotated back by interpolation and
-      compared on a disc, which every rotation leaves on the grid;
-    - all channels as scalar fields, where it gives a plain tensor ``(B, C, S, S)``.
+      all other fields, if the output is a GeometricTensor on a grid: maps, which are rotated back by interpolation and
+      compared on a disc that every rotation keeps on the grid;
+    - all channels as scalar fields, if the output is a plain tensor ``(B, C, S, S)``.
 
-    It is the same quantity for every angle and every model, with or without a group. A rotation in the group permutes
-    poses and leaves F alone; for other angles there is no permutation that the poses could be held against,
-    but F is still to be the same. (The poses themselves, at the elements of the group, are what
-    :func:`equivariance_report` measures.)
+    This quantity is defined for every angle and every model, with or without a group. A rotation in the group permutes
+    poses and leaves F unchanged; for other angles poses have no counterpart to compare with, but F should not change.
+    (:func:`equivariance_report` compares the poses themselves, at the elements of the group.)
 
     The default images are sums of waves of at least a third of the image's width in a soft disc: functions of the
-    plane, which are evaluated at rotated positions. Nothing is interpolated then but maps that are rotated back.
+    plane, which are evaluated at rotated positions. Only maps that are rotated back are interpolated then.
 
     Args:
         models: by name, or one model, which goes by the name of its class; called in evaluation mode, which is undone
             afterwards.
         images: ``(B, C, S, S)``, scalar fields, which are rotated by cubic interpolation.
         angles: degrees; by default every fifth, and the rotations in the groups of the models.
-        layer: measure what this module gives, by its name in every model; by default what the model gives.
+        layer: the module whose output is measured, by its name in every model; by default the model itself.
         size: the side of the default images in positions.
         disc: the radius of the disc, in units of half the side of the grid.
         background: the value around ``images``.
@@ -193,7 +191,7 @@ def rotation_angles(table: Fibers) -> dict[int, float]:
 
 
 class _Outputs:
-    """The invariant part of what a model, or a layer of it, gives: a function of images."""
+    """The invariant part of the output of a model, or of one of its layers, as a function of images."""
 
     def __init__(self, name: str, model: torch.nn.Module, layer: str | None):
         self.name, self.model = name, model
@@ -203,14 +201,14 @@ class _Outputs:
             if in_type.gspace.dimensionality != 2 or not all(r.is_trivial() for r in in_type.representations):
                 raise ValueError(f"models: {name!r} takes {in_type}, needed scalar fields over the plane")
         elif isinstance(model, EquivariantModule):
-            raise ValueError(f"models: {name!r}, a {type(model).__name__}, does not say its in_type")
+            raise ValueError(f"models: {name!r}, a {type(model).__name__}, has no in_type")
         self.in_type = in_type if isinstance(in_type, FieldType) else None
         tensor = next(iter((*model.parameters(), *model.buffers())), torch.zeros(()))
         self.device = tensor.device
         self.dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The invariant part of what the model gives, ``(B, K)`` or ``(B, K, S, S)`` in float64."""
+        """The invariant part, ``(B, K)`` or ``(B, K, S, S)`` in float64."""
         x = images.to(self.device, self.dtype)
         if self.in_type is not None and self.in_type.size != x.shape[1]:
             raise ValueError(
@@ -264,7 +262,7 @@ def relative_change(values: Tensor, reference: Tensor, disc: float = DISC) -> fl
 
 
 def _channels(models: Mapping[str, torch.nn.Module]) -> int:
-    """The channels of the default images: those of the first model that says what it takes."""
+    """The channels of the default images: those of the first model with an ``in_type``."""
     types = (getattr(model, "in_type", None) for model in models.values())
     return next((t.size for t in types if isinstance(t, FieldType)), 1)
 

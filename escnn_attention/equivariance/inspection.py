@@ -1,4 +1,4 @@
-"""Looks into a network: finds its layers by name, and catches what goes into them and what comes out."""
+"""Inspection of networks: layers by name, and their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LISTED = 12  # names in an error message
 
 
 class AttentionLayer(Protocol):
-    """What an attention layer offers to those who look into it, as ``GroupSelfAttention`` does.
+    """An attention layer that can be inspected, such as ``GroupSelfAttention``.
 
     Attributes:
         in_type: the type of the input.
         num_heads: the number of heads.
-        plain: the torch module that does the work, with an ``encoding``.
-        attention_maps: where queries look; see :meth:`escnn_attention.GroupSelfAttention.attention_maps`.
+        plain: the torch module on tensors, with an ``encoding``.
+        attention_maps: the attention of queries; see :meth:`escnn_attention.GroupSelfAttention.attention_maps`.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention, TransformerBlock
@@ -56,10 +56,9 @@ class AttentionLayer(Protocol):
 def evaluating(*models: object) -> Iterator[None]:
     """Evaluation mode without gradients, for those arguments that are modules.
 
-    Afterwards every module inside them is in the mode that it was in, and that is all that holds. escnn expands the
-    filter of a convolution whenever it goes to evaluation mode. One that was in that mode, inside a model that was not,
-    is expanded anew on the way back: if its weights were changed since it was last expanded, the model gives something
-    else afterwards.
+    Afterwards every module inside them is in its former mode. escnn expands the filter of a convolution whenever it
+    enters evaluation mode. A convolution in evaluation mode inside a model in training mode is therefore expanded
+    again: if its weights were changed since, its output changes.
     """
     training = [
         model for model in models if isinstance(model, torch.nn.Module) and any(m.training for m in model.modules())
@@ -79,8 +78,9 @@ def evaluating(*models: object) -> Iterator[None]:
 def attention_layers(model: torch.nn.Module) -> dict[str, Any]:
     """The attention layers of a model by their names in it, in the order in which they were added.
 
-    These are the modules that are an :class:`AttentionLayer`: ``GroupSelfAttention``, ``LiftingSelfAttention`` and what
-    offers the same. Layers without attention maps, such as ``DilationSelfAttention``, are none of them.
+    These are the modules with the attributes of an :class:`AttentionLayer`: ``GroupSelfAttention``,
+    ``LiftingSelfAttention`` and similar ones. Layers without attention maps, such as ``DilationSelfAttention``, are not
+    among them.
 
     Example:
         >>> from escnn_attention.equivariance.inspection import attention_layers
@@ -94,7 +94,7 @@ def attention_layers(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def _attends(module: torch.nn.Module) -> bool:
-    """Whether a module is a layer whose attention sees positions or poses through an encoding."""
+    """Whether a module is an attention layer with an encoding."""
     return hasattr(getattr(module, "plain", None), "encoding")
 
 
@@ -126,7 +126,7 @@ def find_layer(model: torch.nn.Module, layer: str | torch.nn.Module) -> torch.nn
     if layer not in named:
         raise ValueError(
             f"layer: {type(model).__name__} has no module {layer!r}, needed the name of one, for example "
-            # Without what is inside the modules of this package.
+            # Without the plain modules of this package's layers.
             f"{_listed(name for name in named if name and 'plain' not in name.split('.'))}"
         )
     return named[layer]
@@ -221,8 +221,8 @@ def on_fields(
     """A model as a function of fields, which a group can transform, and its input as fields.
 
     Args:
-        model: any module. It is called with what it takes: escnn's modules with GeometricTensors, all others with
-            whatever kind of tensor ``x`` is.
+        model: any module. escnn's modules are called with GeometricTensors, all others with the kind of tensor that
+            ``x`` is.
         x: fields; or a plain tensor, which is of the model's ``in_type`` if it has one and of scalar fields otherwise.
 
     Raises:
@@ -258,17 +258,16 @@ def on_fields(
 def watch(
     run: Callable[[], object], modules: Mapping[str, torch.nn.Module], *, inputs: bool = False
 ) -> dict[str, object]:
-    """What comes out of modules, or goes into them, while ``run`` is called.
+    """The results of modules, or their inputs, while ``run`` is called.
 
     Args:
         run: calls a network.
-        modules: what to watch, by any names.
+        modules: the modules to watch, by any names.
         inputs: whether to catch the first argument of a module and not its result.
 
     Returns:
-        By name, in the order in which the modules were entered (``inputs``) or left; of a module that is called
-        several times the first call, and nothing of those that are not called. Tensors are copies: a later module may
-        work in place.
+        By name, in the order in which the modules were entered (``inputs``) or left, without those that are not called;
+        of a module that is called several times the first call. Tensors are copies: a later module may work in place.
 
     Example:
         >>> import torch

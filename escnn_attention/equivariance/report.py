@@ -79,7 +79,7 @@ class EquivarianceReport:
         tolerance: the relative error above which a layer counts as not equivariant.
         exact_sizes: for each layer that is not, the sizes of its input near the present one at which it is.
         convolution: for each interpolated element the relative error of one escnn convolution on the same features,
-            whose kernels are steerable: what interpolation and the grid cost by themselves.
+            whose kernels are steerable: the error due to interpolation and the grid alone.
 
     Example:
         >>> from escnn_attention import FieldLayerNorm, SiLU, equivariance_report
@@ -183,12 +183,13 @@ def equivariance_report(
     For every element g of the fiber group, a module m and features x the error is the difference of
     :math:`m(g \cdot x)` and :math:`g \cdot m(x)`. Elements that map the grid onto itself act exactly, on random
     features, and so does every element on scattered points. For the others escnn interpolates; they are measured on
-    smooth features, marked, and left out of the verdict: beside them stands the error of one convolution of escnn. The
-    module is copied and not changed; the copy is in eval
-    mode. Of a continuous group escnn's testing elements are taken, and in space all rotations of a cube.
+    smooth features, marked, and left out of the verdict. For comparison the report gives the error of one convolution
+    of escnn. The module is copied and not changed; the copy is in eval mode. For a continuous group escnn's testing
+    elements are used, and in space all rotations of a cube.
 
-    Strides and pooling keep equivariance at some sizes only. A layer that is not exact is named, with its input size
-    and the sizes near it at which it is; so is a module that is not sequential, by its class, and the layers inside.
+    Strides and pooling keep equivariance at some sizes only. The report names each layer that is not exact, with its
+    input size and nearby sizes at which it is exact. A module that is not sequential is named by its class, with the
+    layers inside that are not exact.
 
     escnn holds the bases of its convolutions in float32, so that they are exact to about 1e-7 also in float64; the
     layers of this package are exact to about 1e-15.
@@ -224,8 +225,8 @@ def equivariance_report(
     """
     shape, points = _checked(module, input_shape, coords)
     space: GSpace = module.in_type.gspace
-    # escnn's layers keep expanded weights in eval mode: going through train mode has them expanded again, in float64.
-    # They belong to a graph then, of which deepcopy makes no copies.
+    # escnn's layers keep expanded weights in eval mode: after train mode they are expanded again, in float64. They may
+    # belong to a graph, which deepcopy refuses.
     expanded = {id(t): t.detach().clone() for t in module.buffers() if not t.is_leaf}
     module = copy.deepcopy(module, expanded).double().train().eval()
     group = space.fibergroup
@@ -248,7 +249,7 @@ def equivariance_report(
             if smooth or not any(_order(r.relative) > tolerance for r in new):
                 continue
             if by_itself:
-                # The only layer is the one to be named.
+                # The module itself is the layer to name.
                 name = type(module).__name__
                 rows += [replace(r, layer=name) for r in new]
             if name != WHOLE:
@@ -299,7 +300,11 @@ def assert_equivariant(
 def _checked(
     module: EquivariantModule, input_shape: Sequence[int], coords: torch.Tensor | None
 ) -> tuple[tuple[int, ...], bool]:
-    """The shape of the input, and whether it is that of scattered points; or what is wrong with it."""
+    """The shape of the input, and whether it is that of scattered points.
+
+    Raises:
+        TypeError, ValueError: as :func:`equivariance_report`.
+    """
     if not isinstance(module, EquivariantModule):
         given = " (give its as_fields())" if hasattr(module, "as_fields") else ""
         raise TypeError(f"module: got {type(module).__name__}{given}, needed an escnn.nn.EquivariantModule")
@@ -402,8 +407,7 @@ def _size(space: Sequence[int]) -> str:
 def convolution_beside(x: GeometricTensor, seed: int) -> EquivariantModule | None:
     """A convolution of escnn on features of a grid, ``R2Conv`` or ``R3Conv`` with random weights, in float64.
 
-    It takes the whole type of the features to one field of each of its representations. On no plane and in no space
-    there is none.
+    Its output has one field of each representation of the features. None where there is neither a plane nor a space.
 
     Example:
         >>> import torch
@@ -454,10 +458,10 @@ def _device(module: torch.nn.Module) -> torch.device:
 
 @torch.no_grad()
 def inner_layers(module: EquivariantModule, x: GeometricTensor) -> dict[str, tuple[EquivariantModule, GeometricTensor]]:
-    """The equivariant modules in a module that make nothing but a field of a field, and the first input of each.
+    """The equivariant modules in a module that map one field to one field, and the first input of each.
 
-    Those that have others inside are left out: what is to be named is the innermost. So are those on another gspace,
-    behind which a network has left its group.
+    Modules with equivariant modules inside are left out, since the innermost is named. So are modules on another
+    gspace, in which a network has left its group.
 
     Args:
         module: the module, in evaluation mode.
@@ -511,12 +515,12 @@ def layers_of(module: EquivariantModule, prefix: str = "") -> Iterator[tuple[str
 
 
 def elements_of(group: Group) -> list[GroupElement]:
-    """All elements of a finite group; of a continuous one those that escnn tests with, and those of a cube."""
+    """All elements of a finite group; for a continuous one escnn's testing elements and the rotations of a cube."""
     if not group.continuous:
         return list(group.elements)
     elements = list(group.testing_elements())
     if isinstance(group, (SO3, O3)):
-        # escnn's are those of an icosahedron, half of the cube's are not among them.
+        # escnn tests with the rotations of an icosahedron, which lack half of those of a cube.
         elements += [g for g in group.grid("cube") if g not in elements]
     return elements
 

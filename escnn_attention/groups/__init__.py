@@ -1,1 +1,1 @@
-"""What layers need of a group: its elements as tables, and samples of a continuous one."""
+"""Tables of the elements of finite groups, and samples of continuous ones."""

@@ -1,4 +1,4 @@
-r"""What a layer needs of a fiber group, read off escnn's group objects as index tables and matrices.
+r"""Fiber groups as index tables and matrices, read from escnn's group objects.
 
 escnn's conventions, which everything above relies on: a regular field stores :math:`f(x, h)` in channel
 ``H.elements.index(h)``, and an element acts by :math:`(g \cdot f)(x, h) = f(g^{-1}x, g^{-1}h)`.
@@ -150,16 +150,16 @@ def fibers(gspace: GSpace, samples: Samples | None = None) -> Fibers:
             "gspaces.rot2dOnR2(-1)."
         )
     tables = _sampled_fibers(gspace)
-    # How samples are rotated in training changes no table, but belongs to what was asked for.
+    # `turn` changes no table, but is part of the samples.
     if samples not in tables:
         tables[samples] = _sample_fibers(gspace, samples)
     return tables[samples]
 
 
 def generic_fibers(gspace: GSpace) -> Fibers:
-    """All elements of a finite fiber group, or some of a continuous one that are like no others.
+    """All elements of a finite fiber group, or generic samples of a continuous one.
 
-    What holds for them holds for all elements, if it is a question of linear maps.
+    A property of linear maps that holds for these samples holds for all elements.
     """
     group = gspace.fibergroup
     return fibers(gspace, generic_samples(group) if group.continuous else None)
@@ -167,7 +167,7 @@ def generic_fibers(gspace: GSpace) -> Fibers:
 
 @_once
 def _sampled_fibers(gspace: GSpace) -> dict[Samples, Fibers]:
-    """The tables of all samples that were asked for."""
+    """The tables by samples, filled on demand."""
     return {}
 
 
@@ -238,7 +238,7 @@ def _inverse_matrices(representation: Representation) -> np.ndarray:
 
 @_once
 def _sampled_matrices(representation: Representation) -> dict[Samples, tuple[np.ndarray, np.ndarray]]:
-    """The matrices of the inverse of each sample, and of the samples, for all samples that were asked for."""
+    """The matrices of the inverse of each sample, and of the samples, by samples, filled on demand."""
     return {}
 
 
@@ -275,7 +275,7 @@ def regular_fields(field_type: FieldType) -> int:
 
 @dataclass(frozen=True, eq=False)
 class FrameSegment:
-    r"""How the fields of one representation look from every pose.
+    r"""The fields of one representation in the frame of every pose.
 
     Attributes:
         columns: ``(m, n)``; the channels of the m fields of this representation, each of size n.
@@ -290,10 +290,10 @@ class FrameSegment:
 
 
 def mass(field_type: FieldType) -> int:
-    """What a sum over the poses of a type weighs: for how many poses that differ the group stands.
+    """The number of independent poses of a type, which a sum over the poses is scaled to.
 
-    That is :math:`|H|` for a finite group. For a continuous one it is the dimension of the functions up to the highest
-    frequency in the type, whatever the number of samples: parameters mean the same for all samples.
+    It is :math:`|H|` for a finite group. For a continuous one it is the dimension of the functions up to the highest
+    frequency in the type, for any number of samples: parameters then have the same meaning for all samples.
     """
     group = field_type.fibergroup
     if not group.continuous:
@@ -338,7 +338,7 @@ def columns_of(field_type: FieldType) -> list[tuple[Representation, np.ndarray]]
 
 
 def count_irreps(field_type: FieldType) -> Counter[tuple]:
-    """How often each irrep is in a type."""
+    """The multiplicity of each irrep in a type."""
     return Counter(irrep for representation in field_type.representations for irrep in representation.irreps)
 
 

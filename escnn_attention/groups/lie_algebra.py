@@ -1,4 +1,4 @@
-"""The Lie algebra of a continuous group and what it is in a representation, read off escnn's group objects."""
+"""The Lie algebra of a continuous group and its representations, read from escnn's group objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random_transformation(in_type: FieldType, out_type: FieldType, group: Fibers
     if group.samples is None or group.samples.turn == "fixed":
         return None
     action = in_type.gspace.basespace_action
-    if action is None:  # What happens to no space: only how many elements there are to draw from.
+    if action is None:  # No base space: only the numbers of generators and components matter.
         lines, components = algebra(in_type.fibergroup)
         space = LieRepresentation(np.zeros((len(lines), 0, 0)), np.zeros((len(components), 0, 0)))
     else:

@@ -63,7 +63,7 @@ class LieRepresentation(torch.nn.Module):
 
 
 class FieldTransformation(torch.nn.Module):
-    """How elements act on the channels of features, ``(B, size, ...)``.
+    """The action of elements on the channels of features, ``(B, size, ...)``.
 
     Args:
         columns: for each representation ``(m, n)``, the channels of its m fields.
@@ -91,13 +91,13 @@ class FieldTransformation(torch.nn.Module):
 class RandomTransformation(torch.nn.Module):
     r"""Transforms the samples of a layer, :math:`h_s \to g h_s`, by a random element g.
 
-    Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, a layer does so when it transforms its features
-    by :math:`\rho_\mathrm{in}(g)^{-1}` and its coordinates by :math:`g^{-1}`, does what it always does, and transforms
-    the output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` stay as they are.
+    Because :math:`\rho(g h_s)^{-1} = \rho(h_s)^{-1} \rho(g)^{-1}`, it is enough to transform the features by
+    :math:`\rho_\mathrm{in}(g)^{-1}` and the coordinates by :math:`g^{-1}`, to apply the layer, and to transform the
+    output by :math:`\rho_\mathrm{out}(g)`. The relative elements :math:`h_s^{-1} h_t` do not change.
 
     Args:
-        inputs: how elements act on the features that come in.
-        outputs: and on those that go out.
+        inputs: the action of elements on the input.
+        outputs: their action on the output.
         space: their matrices on the base space.
 
     Example:

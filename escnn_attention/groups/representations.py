@@ -36,7 +36,7 @@ def factors_of(group: DirectProductGroup) -> tuple[Group, Group]:
 
 
 def irreps_of(group: Group, frequency: int) -> Iterator[IrreducibleRepresentation]:
-    """The irreps of one frequency of rotation; of frequency 0 all that do not see rotations, the trivial one first."""
+    """The irreps of one frequency of rotation; of frequency 0 all on which rotations are trivial."""
     if isinstance(group, DirectProductGroup):
         finite, continuous = factors_of(group)
         for other in finite.irreps():
@@ -67,13 +67,13 @@ def _frequency(group: Group, id: tuple) -> int:
 
 
 def degrees_of_freedom(group: Group, frequency: int) -> int:
-    """The dimension of the functions on a group up to a frequency: what is sampled has so many free values."""
+    """The dimension of the functions on a group up to a frequency: the number of free values of a sampled function."""
     irreps = (irrep for f in range(frequency + 1) for irrep in irreps_of(group, f))
     return sum(irrep.size**2 // irrep.sum_of_squares_constituents for irrep in irreps)
 
 
 def faithful(group: Group) -> Representation:
-    """An orthogonal representation that tells all elements apart."""
+    """A faithful orthogonal representation."""
     if isinstance(group, DirectProductGroup):
         one, two = faithful(group.G1), faithful(group.G2)
         name = f"faithful [{group.name}]"

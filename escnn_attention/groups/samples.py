@@ -58,7 +58,7 @@ _KINDS = ("auto", "regular", *POLYHEDRAL, "spiral", "thomson", "thomson_cube", "
 
 @dataclass(frozen=True)
 class Samples:
-    r"""Which elements of a continuous fiber group stand for all of them.
+    r"""Samples of a continuous fiber group, which represent all its elements.
 
     ========================= ================== ===================================================================
     fiber group               kind               samples
@@ -81,8 +81,8 @@ class Samples:
     elements of the former. ``"auto"`` is ``"regular"``, the largest polyhedron whose number of rotations
     divides the number, and ``"spiral"`` elsewhere.
 
-    Subgroups are best: a layer is exactly equivariant to them, and all their weights are one. It is
-    also to the rotations of a polyhedron whose cosets are sampled.
+    Subgroups are best: a layer is exactly equivariant to them, and all their weights are one. With cosets of the
+    rotations of a polyhedron it is exactly equivariant to these rotations.
 
     Args:
         num_samples: the number S of all samples.
@@ -210,7 +210,6 @@ def generic_samples(group: Group) -> Samples:
     return Samples(4 * finite, "rand")
 
 
-
 def rotations_of(group: SO3 | O3, number: int, kind: str) -> np.ndarray:
     """Unit quaternions ``(S, 4)``, the real part last."""
     if kind == "auto":
@@ -248,10 +247,10 @@ def _orbits(subgroup: np.ndarray, count: int) -> np.ndarray:
 
 
 def _spiral(number: int) -> np.ndarray:
-    """Super-Fibonacci spirals: two circles of the sphere of unit quaternions are gone round at irrational paces."""
+    """Super-Fibonacci spirals: points that wind around two circles of the unit quaternions at irrational rates."""
     s = np.arange(number) + 0.5
-    paces = (math.sqrt(2), 1.533751168755204288118041)  # the second solves x⁴ = x + 4
-    (a, b), (r, t) = (2 * math.pi * s / p for p in paces), (np.sqrt(s / number), np.sqrt(1 - s / number))
+    rates = (math.sqrt(2), 1.533751168755204288118041)  # the second solves x⁴ = x + 4
+    (a, b), (r, t) = (2 * math.pi * s / p for p in rates), (np.sqrt(s / number), np.sqrt(1 - s / number))
     return np.stack([r * np.sin(a), r * np.cos(a), t * np.sin(b), t * np.cos(b)], axis=1)
 
 

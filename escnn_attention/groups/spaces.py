@@ -31,7 +31,7 @@ class Tetrahedral(Octahedral):
     """The group T of the 12 rotations of a tetrahedron: those of escnn's octahedral group that permute the axes evenly.
 
     Its irreps are the trivial one, ``(0,)``; the rotations, ``(1,)``; and the rotations of a plane by thirds of a turn,
-    ``(2,)``, which are those of its quotient :math:`C_3`. Subgroups of it are not there.
+    ``(2,)``, which are those of its quotient :math:`C_3`. Its subgroups are not implemented.
 
     Example:
         >>> from escnn_attention.groups.spaces import tetra_group

@@ -1,14 +1,12 @@
-"""Pictures of equivariant networks: what is transformed, what is permuted, what is attended to (extra ``plot``).
+"""Figures of equivariant networks and their attention (extra ``plot``).
 
-Each is one call on any model: a layer, a block, a sequential module, a classifier, or any torch module with such layers
-inside. Encodings and attention maps are those of GroupSelfAttention and LiftingSelfAttention, dilation layers are not
-drawn; attentive maps, layers and images are those of AttentiveConv, FeatureAttention and PoseAttention; attention on
-clouds is that of PointSelfAttention and PointAttentiveConv.
-Models are looked at in evaluation mode and left in the mode in which they were.
+Each function takes any model: a layer, a block, a sequential module, a classifier, or any torch module with such
+layers inside. Encodings and attention maps are drawn of GroupSelfAttention and LiftingSelfAttention; attentive maps,
+layers and images of AttentiveConv, FeatureAttention and PoseAttention; attention on clouds of PointSelfAttention and
+PointAttentiveConv. Models run in evaluation mode and keep the mode that they had.
 
-Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) that belongs to nobody else (no
-``pyplot`` state): save it with ``figure.savefig("name.png")``, or let a notebook show it. Matplotlib is imported when a
-figure is made, so importing this module does not need it.
+Every function returns a :class:`matplotlib.figure.Figure` (or an animation of one) without any ``pyplot`` state: save
+it with ``figure.savefig("name.png")``, or let a notebook show it. Importing this module does not import matplotlib.
 """
 
 from escnn_attention.plotting._cloud_drawing import CloudStyle

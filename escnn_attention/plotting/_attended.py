@@ -1,4 +1,4 @@
-"""What attentive layers let through of an image."""
+"""The maps of attentive layers for an image."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def _attends(module: torch.nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Attended:
-    """What an attentive layer does to one image.
+    """The maps of an attentive layer for one image.
 
     Attributes:
-        passed: ``(poses, h, w)``; which part is let through, in the mean over the fields that were asked for. A layer
-            without spatial attention has a single position.
-        channel: ``(fields, poses)``, of the same fields; which part channel attention alone would let through, of
-            AttentiveConv in the mean over the input; None without it.
-        strength: ``(poses,)``; the mean size of what the layer gives.
-        covered: the parts of the rows and columns of the image, about its centre, that the maps are of.
+        passed: ``(poses, h, w)``; the factor of the features, averaged over the chosen fields. A layer without spatial
+            attention has a single position.
+        channel: ``(fields, poses)``, of the same fields; the factor due to channel attention alone, for AttentiveConv
+            averaged over the input; None without it.
+        strength: ``(poses,)``; the mean absolute value of the layer's output.
+        covered: the fractions of the rows and columns of the image, about its centre, that the maps cover.
     """
 
     passed: Tensor
@@ -56,16 +56,16 @@ def look(
     layers: Mapping[str, AttentiveLayer],
     field: int | None = None,
 ) -> tuple[GeometricTensor, Callable[[GeometricTensor], dict[str, Attended]]]:
-    """Prepare to look at attentive layers.
+    """The image as fields, and a function that gives the maps of attentive layers for such images.
 
     Args:
         x: one image, fields or a plain tensor.
         model: the model.
-        layers: its layers to look at, by name.
-        field: the field of their output to look at; by default the mean over all.
+        layers: its layers to draw, by name.
+        field: the field of their output; by default the mean over all.
 
     Returns:
-        The image as fields in the precision of the model, and a function from such images to what each layer does.
+        The image as fields in the precision of the model, and the function.
 
     Raises:
         TypeError: ``x`` or ``field`` is of another type.
@@ -117,7 +117,7 @@ def _stride(module: torch.nn.Module) -> int:
 def _spacing(given: Mapping[str, object], name: str, resampling: Mapping[str, torch.nn.Module]) -> int:
     """The pixels of the image between neighbours on the grid of a layer.
 
-    Branches that halve the same grid halve it once.
+    Parallel branches that halve the same grid count once.
     """
     factors: dict[tuple[int, ...], int] = {}
     for entered, features in given.items():
@@ -136,7 +136,7 @@ def _attended(
     size: tuple[int, ...],
     field: int | None,
 ) -> Attended:
-    """What a layer made of ``features``, whose grid has every ``spacing``-th pixel of an image of ``size``."""
+    """The maps of a layer for ``features``, whose grid has every ``spacing``-th pixel of an image of ``size``."""
     grid = features.tensor.shape[-2:]
     chosen = slice(None) if field is None else slice(field, field + 1)
     if isinstance(layer, AttentiveConv):
@@ -169,7 +169,7 @@ def _of_features(
 
 
 def _of_responses(layer: AttentiveConv, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
-    """Maps over responses, meant over the input: of the channels ``(fields, poses)``, of all ``(poses, h, w)``."""
+    """Maps over responses, averaged over the input: of the channels ``(fields, poses)``, of all ``(poses, h, w)``."""
     maps = layer.attention_maps(features)
     channel = None if maps.channel is None else maps.channel[0].mean((2, 3))
     if maps.channel is not None and maps.spatial is not None:

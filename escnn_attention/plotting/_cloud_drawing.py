@@ -24,10 +24,10 @@ _FRAME = (0.3, 0.2, 0.12)  # the lengths of the axes of a pose, in inches
 
 @dataclass(frozen=True)
 class CloudStyle:
-    """How a cloud is drawn, beside its attention.
+    """The style in which a cloud is drawn.
 
     Args:
-        labels: what is written on the points, such as the symbols of atoms.
+        labels: text on the points, such as the symbols of atoms.
         bonds: pairs of numbers of points between which a line is drawn.
         view: elevation and azimuth in degrees from which clouds in space are seen.
 
@@ -92,13 +92,13 @@ class Row:
 
 @dataclass(frozen=True)
 class _Scale:
-    """What all panels share.
+    """The scale that all panels share.
 
     Attributes:
         cell: the width of a panel, in inches.
         high: its height, in inches.
         reach: from its middle to its sides, in units of the coordinates.
-        inch: so many units of the coordinates.
+        inch: units of the coordinates in an inch.
         diameter: of points, in points of typography.
         axes: ``(d, d)``; the directions to the right, upwards, and to the eye, as rows.
     """
@@ -222,7 +222,7 @@ def _draw_cloud(
     for i, j in style.bonds:
         ax.plot(*cloud[[i, j]].T, color=_BOND, linewidth=2.2, zorder=min(order[i], order[j]), solid_capstyle="round")
     for j in range(len(cloud)):
-        if j != point and strength[j] > 0.02:  # fainter ones cannot be seen
+        if j != point and strength[j] > 0.02:  # fainter ones are invisible
             width, alpha = 0.4 + 2.8 * abs(shares[j]), 0.8 * strength[j]
             ax.plot(*cloud[[point, j]].T, color=hue[j], linewidth=width, alpha=alpha, zorder=1.5)
     order[point] += 0.0 if np.ptp(nearness) else 0.5

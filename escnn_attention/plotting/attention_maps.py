@@ -1,4 +1,4 @@
-"""Where chosen queries look."""
+"""Attention maps of chosen queries."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def plot_attention_maps(
     elements: Sequence[GroupElement] | None = None,
     title: str = "Where a query looks, pose by pose",
 ) -> Figure:
-    r"""Where attention goes over the image, for chosen query positions and poses.
+    r"""Attention over the image, for chosen query positions and poses.
 
-    A row is a query position (cross) in the image transformed by a group element; the position moves with it. A column
-    is the pose h of the query, the map its attention probabilities summed over the poses of the keys. A frame of one
-    colour (and number) marks one map and its transformed copies.
+    Rows are query positions (crosses) in the image transformed by a group element, which moves the position, too.
+    Columns are poses h of the query; a map shows its attention probabilities summed over the poses of the keys. Frames
+    of one colour (and number) mark one map and its transformed copies.
 
-    With chosen ``poses`` whole queries (x, h) are transformed to (gx, gh), so that a column keeps its map, transformed.
+    With chosen ``poses`` queries (x, h) are transformed to (gx, gh), so that a column shows one map, transformed.
 
     Args:
         x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
             take one. The mean over C is drawn.
-        model: an attention layer, or any module in which some stand. It is called with ``x`` in evaluation mode, and
-            what arrives at the layer is what its attention is worked out for.
+        model: an attention layer, or any module that contains some. It is called with ``x`` in evaluation mode, and
+            attention is computed for the features that reach the layer.
         layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
         positions: query positions (row, column) on the grid of the layer's input, which may be coarser than the image.
         poses: the poses of the queries, as indices or elements; by default all.
@@ -93,14 +93,13 @@ def plot_attention_maps(
         title: above the figure.
 
     Returns:
-        The figure. Where a :class:`Crop` in front of the layer took margins off, the maps lie on the middle of the
-        image, which is what they are of.
+        The figure. Where a :class:`Crop` in front of the layer removes margins, the maps cover the middle of the image.
 
     Raises:
         ImportError: matplotlib is missing.
         TypeError: ``model`` is not a module, ``x`` no tensor, or a head, pose, position or element is of another type.
         ValueError: ``x`` is not one planar image, there is no such layer, head, pose, position or element, an element
-            does not map the grid onto itself, or the model does not call the layer, or was exported and knows no group.
+            does not map the grid onto itself, or the model does not call the layer, or was exported and has no group.
 
     Example:
         >>> import torch
@@ -150,7 +149,7 @@ def plot_attention_maps(
                 head = int(entropy.argmin())
             grey = as_drawn(image.tensor[0]).mean(0)
             rows += [_Row(grey, covered, q, maps[head, :, k], numbers, i) for k, q in enumerate(queries)]
-    # The rows that belong to one query stand together.
+    # The rows of one query are adjacent.
     rows = [rows[e * len(positions) + k] for k in range(len(positions)) for e in range(len(index))]
     note = (
         f"head {head}; cross: the query; colour: attention; frames of one colour and number: the same map, transformed"
@@ -201,9 +200,9 @@ def _draw_panel(ax: Axes, row: _Row, weights: Tensor | None) -> None:
 def _arriving(
     call: Callable[[GeometricTensor], object], x: GeometricTensor, model: torch.nn.Module, layer: torch.nn.Module
 ) -> tuple[GeometricTensor, tuple[float, float]]:
-    """What arrives at the layer, and the parts of the rows and columns of ``x`` that its grid covers."""
+    """The features that reach the layer, and the fractions of the rows and columns of ``x`` that its grid covers."""
     crops = {name: module for name, module in model.named_modules() if isinstance(module, Crop)}
-    # No module is called by this name, which has a dot at its end.
+    # No module has a name that ends in a dot.
     caught = watch(lambda: call(x), {**crops, "layer.": layer}, inputs=True)
     if "layer." not in caught:
         raise ValueError(f"model: the {type(model).__name__} does not call the layer")
@@ -232,7 +231,7 @@ def _pairs(positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _moved(position: tuple[int, int], matrix: npt.NDArray[np.float64], height: int, width: int) -> tuple[int, int]:
-    """Where ``matrix``, which acts on (x, y) with y upwards, takes the pixel (row, column) of a grid.
+    """The pixel (row, column) of a grid under ``matrix``, which acts on (x, y) with y upwards.
 
     ``height`` and ``width`` are those of the transformed grid.
     """

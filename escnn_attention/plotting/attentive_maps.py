@@ -66,7 +66,7 @@ def plot_attentive_maps(
     Args:
         x: one image, (1, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that
             take one.
-        model: an attentive layer, or any module in which some stand; called in evaluation mode.
+        model: an attentive layer, or any module that contains some; called in evaluation mode.
         layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
         elements: the elements that transform the image; by default those that map the grid onto itself, at most eight.
         angles: degrees to rotate it by in place of elements. Poses are then told apart by the nearest
@@ -392,7 +392,7 @@ def plot_attended_images(
     Args:
         images: (B, C, S, S), over a planar gspace with a finite group: fields, or a plain tensor for models that take
             one. Three scalar fields are drawn as colours.
-        model: an attentive layer, or any module in which some stand; called in evaluation mode, image by image.
+        model: an attentive layer, or any module that contains some; called in evaluation mode, image by image.
         layer: the layer: its name in the model, itself, or a block that contains it; by default the first.
         elements: the elements that transform the images; by default those that map the grid onto itself, at most four.
         angles: degrees to rotate them by in place of elements.

@@ -54,13 +54,13 @@ def stage_runner(
     *,
     one: bool = False,
 ) -> tuple[Callable[[GeometricTensor], Maps], GeometricTensor, list[str]]:
-    """Prepare to look at stages.
+    """A function that gives the feature maps of stages, with the image as fields and the names of the stages.
 
     Args:
         x: one image.
         stages: a model, or functions by name.
         layers: modules of the model, by name; by default the first attention and the last with regular fields.
-        one: whether only the first of these is wanted.
+        one: whether only the first of these is shown.
 
     Returns:
         A function from images to feature maps by the names of the stages, the image as fields, and the names.
@@ -160,15 +160,14 @@ def plot_feature_maps(
 ) -> Figure:
     """An input transformed by group elements, above the feature maps of each stage (GSA-Nets, Fig. 1).
 
-    A column belongs to a group element, a row to a pose of a regular field. A frame of one colour (and number) marks
-    one map and its transformed copies: that they stand in other rows from column to column is the permutation of the
-    poses.
+    Columns are group elements, rows are poses of a regular field. Frames of one colour (and number) mark one map and
+    its transformed copies: they change rows from column to column, which is the permutation of the poses.
 
     Args:
         x: one image, (1, C, S, S), scalar fields over a planar gspace with a finite group; or a plain tensor for a
             model that takes one. The mean over C is drawn.
-        stages: a model, whose layers are shown; or what to show by name: functions from ``x`` to a tensor with regular
-            fields, for example a module, or the first modules of a network.
+        stages: a model, whose layers are shown; or functions by name from ``x`` to a tensor with regular fields, for
+            example a module, or the first modules of a network.
         layers: of a model, the modules to show, by their names in it; by default its first attention layer and its last
             module that gives regular fields.
         elements: the columns; by default all elements (of more than 8: those that map the grid onto itself).
@@ -184,7 +183,7 @@ def plot_feature_maps(
             mapping), or an element or a field is of another type.
         ValueError: ``x`` is not one planar image, there is nothing to show, an element is of another group, a stage
             gives something else than regular fields on a grid, there is no such stage, field or layer, or the model was
-            exported, and knows no group.
+            exported, and has no group.
 
     Example:
         >>> import torch
@@ -275,12 +274,11 @@ def animate_feature_maps(
 ) -> FuncAnimation:
     r"""An input that rotates through all angles, above its feature maps pose by pose: GSA-Nets' Fig. 1, moving.
 
-    The upper row of maps is what the layer gives: maps rotate with the input, and whenever the angle passes an element
-    of the group each has taken the place of another. A frame has the colour and number of the map that stood there at
-    0°, by the element next to the angle. In the lower row this is undone: maps are rotated back, and put back to the
-    poses in which they were. Exact equivariance is a lower row that stands still at the elements of the group; how much
-    it moves between them is the number below it, the relative change since 0° within a disc that every rotation leaves
-    on the grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
+    The upper row of maps is the output of the layer: maps rotate with the input, and at every element of the group each
+    has taken the place of another. A frame has the colour and number of the map that was there at 0°, by the nearest
+    element. The lower row shows the maps rotated back and put back to their poses. With exact equivariance it does not
+    change at the elements of the group; the number below it is the relative change since 0° within a disc that every
+    rotation keeps on the grid. (:func:`plot_equivariance_error` measures this without interpolating the input.)
 
     Args:
         x: one square image, (1, C, S, S), scalar fields or a plain tensor. It is rotated by cubic interpolation,
@@ -337,7 +335,7 @@ def animate_feature_maps(
 
 @dataclass(frozen=True)
 class _Frames:
-    """What the images of an animation show.
+    """The content of the images of an animation.
 
     Attributes:
         angles: in degrees.
@@ -366,7 +364,7 @@ def _compute(
     field: int | None,
     background: float,
 ) -> _Frames:
-    """Rotate ``x`` by all angles, and look at a stage."""
+    """The maps of a stage for ``x`` rotated by all angles."""
     table = planar(x.type.gspace)
     upright = run(x)[name]
     field = choose_field(name, upright, field)
