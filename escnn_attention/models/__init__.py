@@ -1,27 +1,19 @@
 """Networks built from the layers: those of the papers, and hybrids with steerable convolutions."""
 
-from escnn_attention.models.all_cnn_c import AllCNNC
-from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits
-from escnn_attention.models.cnn import CNN
-from escnn_attention.models.convolutions import Attention
-from escnn_attention.models.dense import DenseBlock
-from escnn_attention.models.dense_net import GroupDenseNet
+from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits, PoseMean, PositionSum
+from escnn_attention.models.convolutions import Attention, DenseBlock, ResidualBlock
 from escnn_attention.models.exports import exported
-from escnn_attention.models.group_cnn import GroupCNN
+from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
-from escnn_attention.models.hybrid import HybridNet
+from escnn_attention.models.hybrid import CNN, HybridNet
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
 from escnn_attention.models.packages import compile_package
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
-from escnn_attention.models.pose_mean import PoseMean
-from escnn_attention.models.position_sum import PositionSum
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.models.published import from_published, from_published_attgconv
 from escnn_attention.models.registry import create, from_pretrained, list_models
-from escnn_attention.models.residual import ResidualBlock
-from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
 from escnn_attention.models.vision_transformer import VisionTransformer
 

@@ -1,4 +1,4 @@
-"""Classifiers: equivariant stages that end in invariant logits."""
+"""Classifiers: equivariant stages that end in invariant logits, and the last stages of some."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from torch import Tensor
 
 from escnn_attention.models.exports import exported
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.nn.arguments import check_input, check_regular
+from escnn_attention.nn.arguments import check_input, check_regular, check_shape, check_type
 from escnn_attention.nn.heads import is_scalar
+from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.image_networks import Classifier, invariant
+from escnn_attention.plain.image_networks import PoseMean as PlainPoseMean
+from escnn_attention.plain.image_networks import PositionSum as PlainPositionSum
 
-__all__ = ["EquivariantClassifier", "InvariantLogits", "images_of"]
+__all__ = ["EquivariantClassifier", "InvariantLogits", "PoseMean", "PositionSum", "images_of"]
 
 
 class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
@@ -164,3 +167,76 @@ class InvariantLogits(EquivariantModule):
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape: a single position."""
         return (input_shape[0], self.out_type.size, *[1] * self.in_type.gspace.dimensionality)
+
+
+class PoseMean(PlainModule):
+    r"""Replaces a regular field by its mean over the poses, at every pose.
+
+    .. math:: \mathrm{out}(x, h) = \frac{1}{|H|} \sum_{h'} f(x, h')
+
+    As the last stage of an :class:`EquivariantClassifier` it makes a mean of the maximum over the poses.
+
+    Args:
+        in_type: the type of the input and of the output: regular fields.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to the same.
+
+    Raises:
+        TypeError: ``in_type`` is no field type.
+        ValueError: fields that are not regular.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import PoseMean
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> PoseMean(fields)(fields(torch.tensor([0.0, 1.0, 2.0, 5.0]).view(1, 4, 1, 1))).tensor.flatten()
+        tensor([2., 2., 2., 2.])
+
+    Source: Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML 2020: the published networks for
+    CIFAR-10 and PatchCamelyon end in a mean over the poses.
+    """
+
+    def __init__(self, in_type: FieldType):
+        check_regular("in_type", check_type("in_type", in_type), "the mean over the poses")
+        super().__init__(in_type, in_type, PlainPoseMean(in_type.gspace.fibergroup.order()))
+
+
+class PositionSum(PlainModule):
+    r"""Sums a field over all positions of a grid.
+
+    .. math:: \mathrm{out}(h) = \sum_x f(x, h)
+
+    As the last stage of an :class:`EquivariantClassifier` it makes a maximum over the poses of the sum over the
+    positions, where there would be a mean over the positions of the maximum over the poses.
+
+    Args:
+        in_type: the type of the input and of the output.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, in_type.size, 1, ..., 1)``.
+
+    Raises:
+        TypeError: ``in_type`` is no field type.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import PositionSum
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, [g.regular_repr])
+        >>> PositionSum(fields)(fields(torch.ones(1, 4, 3, 5))).tensor.flatten()
+        tensor([15., 15., 15., 15.])
+
+    Source: the published implementation of GSA-Nets, which sums over the positions before the maximum over the poses.
+    """
+
+    def __init__(self, in_type: FieldType):
+        super().__init__(check_type("in_type", in_type), in_type, PlainPositionSum())
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape: a single position."""
+        batch, channels, *space = check_shape(input_shape, self.in_type, type(self).__name__)
+        return (batch, channels, *(1 for _ in space))

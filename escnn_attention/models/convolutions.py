@@ -1,4 +1,4 @@
-"""Group convolutions with any of the attentions, as the convolutional networks use them."""
+"""Group convolutions with any of the attentions, and residual and dense blocks of them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,35 @@ from escnn.nn import (
     EquivariantModule,
     FieldType,
     GeometricTensor,
+    IdentityModule,
     InnerBatchNorm,
     PointwiseDropout,
     ReLU,
     SequentialModule,
+    tensor_directsum,
 )
 
-from escnn_attention._checks import check_int, check_probability, check_unused
+from escnn_attention._checks import check_bool, check_int, check_probability, check_unused
 from escnn_attention.groups.fibers import fibers
+from escnn_attention.models.exports import exported
+from escnn_attention.nn.arguments import check_input, check_regular, check_same_gspace, check_type
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid
+from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.resample import Crop, HalvingPool
 from escnn_attention.plain.attentive import AttentiveConv as PlainAttentiveConv
 from escnn_attention.plain.attentive import FeatureAttention as PlainFeatureAttention
 from escnn_attention.plain.attentive import PoseAttention as PlainPoseAttention
 from escnn_attention.plain.attentive import PoseKernel
+from escnn_attention.plain.blocks import DenseBlock as PlainDenseBlock
+from escnn_attention.plain.blocks import ResidualBlock as PlainResidualBlock
 
 __all__ = [
     "EPS",
     "Attention",
     "BatchNorm",
+    "DenseBlock",
+    "ResidualBlock",
     "attended",
     "check_attention",
     "draw_as_published",
@@ -42,6 +52,7 @@ __all__ = [
     "sequence",
     "width_for",
 ]
+
 
 Attention = Literal["full", "channel", "spatial", "features", "poses"]
 """Where a convolution attends, see :class:`GroupCNN`."""
@@ -236,3 +247,195 @@ def _draw(kernel: PoseKernel, bound: float) -> None:
     else:
         energy = kernel.basis.square().sum(0)[kernel.orbits].mean()
         kernel.weight.normal_(std=bound / math.sqrt(3 * energy.item()))
+
+
+class ResidualBlock(GridModule):
+    r"""Two group convolutions with a shortcut, activated in front of the convolutions.
+
+    .. math::
+        \mathrm{out} = \mathrm{shortcut}(f)
+            + [\mathrm{BN}([\mathrm{BN}(f)]^+ \star_G \psi_1)]^+ \star_G \psi_2
+
+    The shortcut is the identity; where the block halves the grid or changes the type it is a 1×1 group convolution of
+    f. Halving is exact: the convolutions have no stride, and a maximum over 2×2 positions is taken behind the first and
+    behind the shortcut (:class:`HalvingPool`).
+
+    Args:
+        in_type: the type of the input: regular fields.
+        out_type: the type of the output, likewise.
+        kernel_size: the odd width of the kernels, padded such that they keep the grid.
+        halve: whether the grid is halved.
+        attention: where all the convolutions attend, that of the shortcut included; see :class:`GroupCNN`.
+        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
+            Only with channel attention.
+        attention_size: the odd width of the kernels of spatial attention. Only with that.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``, or to half the space.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: fields that are not regular, another gspace, an even ``kernel_size``, an unknown attention, an
+            option that the attention does not have.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import ResidualBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> narrow, wide = nn.FieldType(g, 2 * [g.regular_repr]), nn.FieldType(g, 4 * [g.regular_repr])
+        >>> ResidualBlock(narrow, wide, halve=True)(narrow(torch.randn(1, 8, 10, 10))).shape
+        torch.Size([1, 16, 5, 5])
+
+    Source: He et al., "Identity Mappings in Deep Residual Networks", 2016, as in Cohen and Welling, "Group Equivariant
+    Convolutional Networks", ICML 2016; the exact halving is Appendix C of Romero et al., ICML 2020.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        kernel_size: int = 3,
+        *,
+        halve: bool = False,
+        attention: Attention | None = None,
+        hidden: int = 2,
+        attention_size: int = 7,
+    ):
+        check_regular("in_type", check_type("in_type", in_type), "a residual block")
+        check_regular("out_type", check_type("out_type", out_type), "a residual block")
+        check_same_gspace(in_type, out_type)
+        if check_int("kernel_size", kernel_size) % 2 == 0:
+            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd width, which keeps the grid")
+        check_bool("halve", halve)
+        check_attention(attention, hidden=(hidden, 2), attention_size=(attention_size, 7))
+        super().__init__(in_type, out_type)
+
+        def convolution(fields: FieldType, size: int) -> dict[str, EquivariantModule]:
+            return attended(
+                fields,
+                out_type,
+                size,
+                attention,
+                padding=size // 2,
+                ratio=max(1, len(fields) // hidden),
+                attention_size=attention_size,
+            )
+
+        pool: dict[str, EquivariantModule] = {"pool": HalvingPool(out_type)} if halve else {}
+        self.branch = sequence(
+            norm_and_relu(in_type),
+            convolution(in_type, kernel_size),
+            pool,
+            norm_and_relu(out_type),
+            convolution(out_type, kernel_size),
+        )
+        self.shortcut: EquivariantModule = IdentityModule(in_type)
+        if halve or in_type != out_type:
+            self.shortcut = sequence(convolution(in_type, 1), {"pool": HalvingPool(out_type)} if halve else {})
+        self.halve = halve
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = check_input(input, self.in_type, self)
+        return self.shortcut(x) + self.branch(x)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        return tuple(self.branch.evaluate_output_shape(input_shape))
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
+        self.eval()
+        return PlainResidualBlock(exported(self.branch), exported(self.shortcut)).eval()
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", halve=True" if self.halve else "")
+
+
+class DenseBlock(GridModule):
+    r"""A group convolution whose fields are put in front of those it came from.
+
+    .. math::
+        \mathrm{out} = \big( [\mathrm{BN}(f)]^+ \star_G \psi,\; \mathrm{crop}(f) \big)
+
+    The convolution has no padding, and f is cropped to the size that it leaves.
+
+    Args:
+        in_type: the type of the input: regular fields.
+        growth: the number of regular fields that the block adds.
+        kernel_size: the odd width of the kernel.
+        attention: where the convolution attends; see :class:`GroupCNN`.
+        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
+            Only with channel attention.
+        attention_size, attention_dilation: of the kernel of spatial attention. Only with that.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, in_type.size + growth * |H|, *(n - kernel_size + 1 for n in space))``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: fields that are not regular, an even ``kernel_size``, an unknown attention, an option that the
+            attention does not have, or, on application, a grid that is too small.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import DenseBlock
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+        >>> DenseBlock(fields, growth=3)(fields(torch.randn(1, 8, 9, 9))).shape
+        torch.Size([1, 20, 7, 7])
+
+    Source: Huang et al., "Densely Connected Convolutional Networks", CVPR 2017, as in Veeling et al., "Rotation
+    Equivariant CNNs for Digital Pathology", MICCAI 2018.
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        growth: int,
+        kernel_size: int = 3,
+        *,
+        attention: Attention | None = None,
+        hidden: int = 2,
+        attention_size: int = 7,
+        attention_dilation: int = 1,
+    ):
+        check_regular("in_type", check_type("in_type", in_type), "a dense block")
+        if check_int("kernel_size", kernel_size) % 2 == 0:
+            raise ValueError(f"kernel_size: got {kernel_size}, needed an odd width, whose margin can be cropped")
+        check_attention(
+            attention,
+            hidden=(hidden, 2),
+            attention_size=(attention_size, 7),
+            attention_dilation=(attention_dilation, 1),
+        )
+        new = FieldType(in_type.gspace, check_int("growth", growth) * [in_type.gspace.regular_repr])
+        super().__init__(in_type, new + in_type)
+        self.branch = sequence(
+            norm_and_relu(in_type),
+            attended(
+                in_type,
+                new,
+                kernel_size,
+                attention,
+                ratio=max(1, len(in_type) // hidden),
+                attention_size=attention_size,
+                attention_dilation=attention_dilation,
+            ),
+        )
+        self.crop = Crop(in_type, kernel_size // 2)
+
+    def forward(self, input: GeometricTensor) -> GeometricTensor:
+        x = check_input(input, self.in_type, self)
+        return tensor_directsum([self.branch(x), self.crop(x)])
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape."""
+        batch, _, *space = self.crop.evaluate_output_shape(input_shape)
+        return (batch, self.out_type.size, *space)
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``."""
+        self.eval()
+        return PlainDenseBlock(exported(self.branch), self.crop.export()).eval()

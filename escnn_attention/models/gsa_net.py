@@ -15,9 +15,8 @@ from escnn.nn import EquivariantModule, FieldType, PointwiseDropout, SequentialM
 from escnn_attention._checks import check_bool, check_int, check_option, check_probability, check_sequence
 from escnn_attention.encodings import Encoding, SeparableEncoding
 from escnn_attention.functional import QueryMode
-from escnn_attention.models.classifier import EquivariantClassifier
+from escnn_attention.models.classifier import EquivariantClassifier, PositionSum
 from escnn_attention.models.convolutions import image_type
-from escnn_attention.models.position_sum import PositionSum
 from escnn_attention.nn.arguments import option_names
 from escnn_attention.nn.norms import check_norm_kind, norm_of
 from escnn_attention.nn.pointwise import PoseLinear, SiLU

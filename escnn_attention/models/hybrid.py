@@ -1,4 +1,4 @@
-"""Networks of steerable convolutions and group self-attention."""
+"""Networks of steerable convolutions and group self-attention, and their outline without a group."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, Literal, get_args
 
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, ReLU, SequentialModule
+from torch import Tensor, nn
 
-from escnn_attention._checks import check_bool, check_int, check_option, check_sequence
+from escnn_attention._checks import check_bool, check_int, check_ints, check_option, check_sequence
 from escnn_attention.models.classifier import EquivariantClassifier
 from escnn_attention.models.convolutions import BatchNorm, image_type
+from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_options, option_names
 from escnn_attention.nn.invariants import AttentionPool
 from escnn_attention.nn.norms import FieldLayerNorm, check_norm_kind, norm_of
@@ -18,9 +20,10 @@ from escnn_attention.nn.pointwise import SiLU
 from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
 from escnn_attention.nn.self_attention import GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.nn.transformer import TransformerBlock, each_block
+from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import PoolKind
 
-__all__ = ["HybridNet"]
+__all__ = ["CNN", "HybridNet"]
 
 
 class HybridNet(EquivariantClassifier):
@@ -208,3 +211,79 @@ def _lifting(
     options.setdefault("head_fields", -(-len(out_type) // check_int("num_heads", options["num_heads"])))
     lifting = LiftingSelfAttention(in_type, out_type, **options)
     return SequentialModule(lifting, FieldLayerNorm(out_type), SiLU(out_type))
+
+
+class CNN(PretrainedMixin, nn.Module):
+    r"""Convolutions with batch norm and ReLU, a mean over the positions and a linear map.
+
+    The outline of :class:`HybridNet` without a group: stages of convolutions, each on half as many positions along
+    every axis as the one before (2×2 maximum), and a last pointwise convolution.
+
+    .. math:: \mathrm{logits} = W \operatorname{mean}_x f(x) + b
+
+    Args:
+        in_channels: the channels of the images.
+        num_classes: the number of classes.
+        widths: the number of channels in each stage.
+        convolutions: the number of convolutions in each stage.
+        features: the number of channels that the last pointwise convolution gives.
+        stem_kernel: the odd width of the first convolution.
+        conv_kernel: the odd width of the others.
+        antialiased: whether a blur follows the maximum, of windows of 3×3 then, as in :class:`HybridNet`.
+
+    Shape:
+        ``(B, in_channels, H, W)`` to ``(B, num_classes)``.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a number that is not positive, lists whose lengths do not agree, or an even width of a kernel.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import CNN
+        >>> CNN(1, 10, widths=(4, 8), convolutions=(2, 1), features=8)(torch.randn(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        *,
+        widths: Sequence[int],
+        convolutions: Sequence[int],
+        features: int,
+        stem_kernel: int = 5,
+        conv_kernel: int = 3,
+        antialiased: bool = False,
+    ):
+        super().__init__()
+        self.in_channels = channels = check_int("in_channels", in_channels)
+        self.num_classes = check_int("num_classes", num_classes)
+        counts = check_sequence("convolutions", convolutions, "one number for each stage")
+        sizes = check_ints("widths", widths, len(counts), "one for each stage")
+        check_odd_widths(stem_kernel=stem_kernel, conv_kernel=conv_kernel)
+        check_bool("antialiased", antialiased)
+        stages: dict[str, nn.Module] = {}
+        for stage, (width, count) in enumerate(zip(sizes, counts, strict=True), start=1):
+            if stage > 1:
+                stages[f"pool_{stage - 1}"] = PlainAntialiasedPool("max", 2) if antialiased else nn.MaxPool2d(2)
+            for i in range(1, check_int("convolutions", count) + 1):
+                kernel = conv_kernel if stages else stem_kernel
+                stages[f"convolution_{stage}_{i}"] = nn.Sequential(
+                    nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=False),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(inplace=True),
+                )
+                channels = width
+        stages["features"] = nn.Conv2d(channels, check_int("features", features), 1)
+        self.stages = nn.ModuleDict(stages)
+        self.head = nn.Linear(features, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits ``(B, num_classes)`` of images ``(B, in_channels, H, W)``."""
+        x = images
+        for stage in self.stages.values():
+            x = stage(x)
+        logits: Tensor = self.head(x.mean(dim=(-2, -1)))
+        return logits

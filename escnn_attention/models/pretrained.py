@@ -1,9 +1,10 @@
-"""Networks in folders: weights as safetensors, and what the network is as JSON, by huggingface_hub's mixin."""
+"""Networks in folders: weights as safetensors, and the arguments of the network as JSON, by huggingface_hub's mixin."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -17,10 +18,10 @@ from escnn_attention._checks import reason_of
 from escnn_attention.functional.layout import LAYOUT
 from escnn_attention.models.description import DescriptionError, build, class_path, describe, named
 from escnn_attention.models.limits import check_numbers, within
-from escnn_attention.models.listing import shortened
 from escnn_attention.models.weights_file import DIGEST, WEIGHTS, check_finite, digest_of, read_weights, write_weights
 
-__all__ = ["CONFIGURATION", "PretrainedMixin", "from_folder", "read_configuration"]
+__all__ = ["CONFIGURATION", "PretrainedMixin", "from_folder", "read_configuration", "shortened"]
+
 
 CONFIGURATION = "config.json"
 
@@ -393,3 +394,29 @@ def _missing(name: str) -> ImportError:
         f"save_pretrained, from_pretrained and push_to_hub need {name}: pip install huggingface_hub safetensors (the "
         "extra hub)"
     )
+
+
+# A field type as escnn prints it: [C4_on_R2[(None, 4)]: {irrep_0 (x3), regular (x2)}(11)]
+_TYPE = re.compile(r"\[[^\[\]{}]*(?:\[[^{}]*\])?: \{([^{}]*)\}\(\d+\)\]")
+_FIELDS = re.compile(r"([^{}]+?) \(x(\d+)\)(?:, )?")
+_NOTHING = re.compile(
+    r"^ *\(\w+\): (?:Identity(?:Module)?\(\)|Crop\([^\n]*margin=0\)|SequentialModule\(\s*\))\n", re.MULTILINE
+)
+_ALONE = re.compile(r"^( *\(\w+\): )SequentialModule\(\n *\(\w+\): ([^\n]*\))\n *\)$", re.MULTILINE)
+_INPLACE = re.compile(r"\(inplace=True, type=")
+_DEFAULTS = re.compile(r", (?:stride=1|momentum=0\.1|track_running_stats=True|affine=True|eps=1e-05)\b")
+
+
+def shortened(text: str) -> str:
+    """What PyTorch prints of a module, with field types by their fields, and without what does nothing.
+
+    Example:
+        >>> from escnn_attention.models.pretrained import shortened
+        >>> shortened("R2Conv([C4_on_R2[(None, 4)]: {irrep_0 (x3), regular (x2)}(11)], stride=1, bias=False)")
+        'R2Conv(3 irrep_0, 2 regular, bias=False)'
+    """
+    text = _TYPE.sub(lambda found: ", ".join(f"{count} {name}" for name, count in _FIELDS.findall(found[1])), text)
+    text = _INPLACE.sub("(", _DEFAULTS.sub("", text))
+    while (shorter := _ALONE.sub(r"\1\2", _NOTHING.sub("", text))) != text:
+        text = shorter
+    return text

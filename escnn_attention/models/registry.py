@@ -14,14 +14,11 @@ from escnn.gspaces import GSpace
 
 from escnn_attention._checks import check_bool
 from escnn_attention.encodings import PairKernel
-from escnn_attention.models.all_cnn_c import AllCNNC
-from escnn_attention.models.dense_net import GroupDenseNet
-from escnn_attention.models.group_cnn import GroupCNN
+from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import CONFIGURATION, check_source, from_folder
-from escnn_attention.models.resnet44 import ResNet44
 from escnn_attention.models.weights_file import WEIGHTS
 
 __all__ = ["create", "data_of", "from_pretrained", "list_models", "task_of"]

@@ -1,14 +1,19 @@
+"""Group convolutions with attention, and blocks of them."""
+
 import math
 from collections import OrderedDict
 
 import pytest
 import torch
+import torch.nn.functional as F
 from escnn import gspaces
 from escnn.group import cyclic_group
-from escnn.nn import ReLU
+from escnn.nn import FieldType, IdentityModule, ReLU
+from hypothesis import given
+from hypothesis import strategies as st
 
-from escnn_attention import AttentiveConv, FeatureAttention, PoseAttention
-from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
+from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
+from escnn_attention.models import AllCNNC, DenseBlock, GroupCNN, GroupDenseNet, ResidualBlock, ResNet44
 from escnn_attention.models.convolutions import (
     attended,
     check_attention,
@@ -16,10 +21,12 @@ from escnn_attention.models.convolutions import (
     drop,
     image_type,
     norm_and_relu,
+    options_of,
     sequence,
     width_for,
 )
 from tests import spaces
+from tests.models.networks import assert_exported, broken, few_examples, settled
 
 P4 = gspaces.rot2dOnR2(4)
 FIELDS = spaces.regular(P4, 4)
@@ -123,3 +130,159 @@ def test_the_gain_scales_kernels_and_not_the_layers_of_channel_attention():
     assert convolution.kernel.weight.abs().max() <= 0.01 / math.sqrt(4 * 9)
     assert attention.spatial.weight.abs().max() <= 0.01 / math.sqrt(2 * 49)
     assert 0.5 / math.sqrt(16) < attention.squeeze.weight.abs().max() <= 1 / math.sqrt(16)
+
+
+EXACT = 1e-10
+
+
+@pytest.mark.parametrize("halve", [False, True])
+@pytest.mark.parametrize("wider", [False, True])
+def test_is_the_formula(halve, wider):
+    in_type = spaces.regular(P4, 2)
+    block = settled(ResidualBlock(in_type, spaces.regular(P4, 3) if wider else in_type, halve=halve), 4, 8, 6, 6)
+    x = spaces.random_field(in_type, 6, 6)
+
+    def pooled(y):
+        return F.max_pool2d(y, 2) if halve else y
+
+    def convolve(name, y, padding=1):
+        kernel = block.get_submodule(name).plain.kernel()
+        return F.conv2d(y, kernel.flatten(0, 1).flatten(1, 2), padding=padding)
+
+    def normed(name, y):
+        (norm,) = block.branch.get_submodule(name).children()
+        f = y.unflatten(1, (-1, 4))
+        return norm(f).relu().flatten(1, 2)
+
+    y = pooled(convolve("branch.convolution", normed("norm", x.tensor)))
+    y = convolve("branch.convolution_2", normed("norm_2", y))
+    if halve or wider:
+        expected = y + pooled(convolve("shortcut.convolution", x.tensor, 0))
+    else:
+        assert isinstance(block.shortcut, IdentityModule)
+        expected = y + x.tensor
+    torch.testing.assert_close(block(x).tensor, expected)
+    assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
+
+
+@few_examples
+@given(st.data())
+def test_equivariant(data):
+    names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
+    gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
+    ins, outs = (spaces.regular(gspace, data.draw(st.integers(1, 2))) for _ in range(2))
+    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
+    block = ResidualBlock(
+        ins, outs, halve=data.draw(st.booleans()), attention=attention, **options_of(attention, attention_size=3)
+    )
+    shape = (ins.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
+    block = settled(block, 2, *shape, spread=2)
+    assert equivariance_report(block, (1, *shape)).relative_error < EXACT
+    assert_exported(block, 2, *shape)
+
+
+def test_a_stride_in_place_of_the_pooling_is_found_out():
+    fields = spaces.regular(P4, 1)
+    block = settled(ResidualBlock(fields, fields, halve=True), 4, 4, 6, 6)
+    assert equivariance_report(block, (1, 4, 6, 6)).relative_error < EXACT
+    assert len(block.check_equivariance()) == 4
+    for module in (block.branch.convolution, block.shortcut.convolution):
+        module.plain.stride = 2
+    for part in (block.branch, block.shortcut):
+        part.pool = IdentityModule(fields)
+    assert equivariance_report(block, (1, 4, 6, 6)).relative_error > 1e-3
+    assert equivariance_report(block, (1, 4, 7, 7)).relative_error < EXACT
+
+
+def test_a_broken_kernel_is_found_out():
+    fields = spaces.regular(P4, 2)
+    block = broken(settled(ResidualBlock(fields, fields), 4, 8, 6, 6), "kernel")
+    assert equivariance_report(block, (1, 8, 6, 6)).relative_error > 1e-3
+
+
+def test_all_convolutions_attend():
+    block = ResidualBlock(spaces.regular(P4, 6), spaces.regular(P4, 9), halve=True, attention="features", hidden=3)
+    attentions = [m for m in block.modules() if isinstance(m, FeatureAttention)]
+    assert [len(m.plain.squeeze.weight) for m in attentions] == [3, 3, 3]
+    assert [m.kernel_size for m in attentions] == [7, 7, 7]
+    assert [m.kernel_size for m in block.modules() if isinstance(m, AttentiveConv)] == [3, 3, 1]
+    assert len([m for m in block.modules() if isinstance(m, HalvingPool)]) == 2
+    assert "halve=True" in repr(block)
+
+
+def test_mistakes():
+    fields = spaces.regular(P4, 2)
+    with pytest.raises(ValueError, match="in_type: a residual block needs regular fields only, got also irrep_0"):
+        ResidualBlock(spaces.scalars(P4, 2), fields)
+    with pytest.raises(ValueError, match="out_type: a residual block needs regular fields only, got also irrep_1"):
+        ResidualBlock(fields, FieldType(P4, [P4.irrep(1)]))
+    with pytest.raises(ValueError, match="out_type: its gspace"):
+        ResidualBlock(fields, spaces.regular(gspaces.rot2dOnR2(2), 2))
+    with pytest.raises(ValueError, match="kernel_size: got 4, needed an odd width"):
+        ResidualBlock(fields, fields, 4)
+    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+        ResidualBlock(fields, fields, attention="features", hidden=0)
+    with pytest.raises(ValueError, match="attention: got 'x'"):
+        ResidualBlock(fields, fields, attention="x")
+    with pytest.raises(TypeError, match="input: ResidualBlock got Tensor"):
+        ResidualBlock(fields, fields)(torch.zeros(1, 8, 5, 5))
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+def test_is_the_formula_of_dense(kernel_size):
+    block = settled(DenseBlock(spaces.regular(P4, 2), 3, kernel_size), 4, 8, 7, 7)
+    x = spaces.random_field(block.in_type, 7, 7)
+    (norm,) = block.branch.norm.children()
+    kernel = block.branch.convolution.plain.kernel()
+    y = F.conv2d(norm(x.tensor.unflatten(1, (2, 4))).relu().flatten(1, 2), kernel.flatten(0, 1).flatten(1, 2))
+    margin = kernel_size // 2
+    expected = torch.cat([y, x.tensor[..., margin : 7 - margin, margin : 7 - margin]], 1)
+    got = block(x)
+    torch.testing.assert_close(got.tensor, expected)
+    assert len(got.type) == 5
+    assert block.evaluate_output_shape(tuple(x.shape)) == tuple(expected.shape)
+
+
+@few_examples
+@given(st.data())
+def test_equivariant_of_dense(data):
+    gspace = (spaces.PLANE | spaces.VOLUME)[
+        data.draw(st.sampled_from(["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror", "C4 3D"]))
+    ]()
+    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
+    in_type = spaces.regular(gspace, data.draw(st.integers(1, 2)))
+    block = DenseBlock(
+        in_type,
+        data.draw(st.integers(1, 2)),
+        attention=attention,
+        **options_of(attention, attention_size=3, attention_dilation=data.draw(st.integers(1, 2))),
+    )
+    shape = (in_type.size, *spaces.shape_of(gspace, data.draw(st.integers(4, 6))))
+    block = settled(block, 2, *shape, spread=2)
+    assert equivariance_report(block, (1, *shape)).relative_error < EXACT
+    assert_exported(block, 2, *shape)
+
+
+def test_a_broken_kernel_is_found_out_of_dense():
+    block = broken(settled(DenseBlock(spaces.regular(P4, 2), 2), 4, 8, 6, 6), "kernel")
+    assert equivariance_report(block, (1, 8, 6, 6)).relative_error > 1e-3
+
+
+def test_options_reach_the_attention():
+    block = DenseBlock(spaces.regular(P4, 9), 2, attention="features", hidden=3, attention_size=5, attention_dilation=4)
+    (attention,) = [m for m in block.modules() if isinstance(m, FeatureAttention)]
+    assert (attention.kernel_size, attention.plain.dilation, len(attention.plain.squeeze.weight)) == (5, 4, 3)
+
+
+def test_mistakes_of_dense():
+    fields = spaces.regular(P4, 2)
+    with pytest.raises(ValueError, match="in_type: a dense block needs regular fields only, got also irrep_0"):
+        DenseBlock(spaces.scalars(P4, 2), 2)
+    with pytest.raises(ValueError, match="growth: got 0, needed at least 1"):
+        DenseBlock(fields, 0)
+    with pytest.raises(ValueError, match="kernel_size: got 2, needed an odd width"):
+        DenseBlock(fields, 1, 2)
+    with pytest.raises(ValueError, match="is smaller than the kernel"):
+        DenseBlock(fields, 1)(spaces.random_field(fields, 2, 2, dtype=torch.float32))
+    with pytest.raises(TypeError, match="input: DenseBlock got Tensor"):
+        DenseBlock(fields, 1)(torch.zeros(1, 8, 5, 5))

@@ -1,6 +1,8 @@
+"""Hybrid networks, and convolutional ones of the same outline."""
+
 import pytest
 import torch
-from escnn import gspaces
+from escnn import gspaces, nn
 from escnn.nn import R2Conv, R3Conv
 
 from escnn_attention import (
@@ -12,7 +14,8 @@ from escnn_attention import (
     equivariance_report,
 )
 from escnn_attention.geometry.windows import Window
-from escnn_attention.models import HybridNet
+from escnn_attention.models import CNN, HybridNet, InvariantLogits
+from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from tests.models.networks import check_trains
 
 SMALL = {"widths": (3, 4, 4), "convolutions": (1, 1, 0), "attention": (0, 1, 2), "stem": 3, "num_heads": 2}
@@ -202,3 +205,47 @@ def test_a_point_has_nothing_to_convolve_over():
 
     with pytest.raises(ValueError, match="gspace: the network needs a grid of 2 or 3 dimensions, got C4 with 0"):
         HybridNet(gspaces.no_base_space(group.cyclic_group(4)), 1, 2)
+
+
+CNN_SMALL = {"widths": (3, 4), "convolutions": (2, 1), "features": 5}
+
+
+def test_stages_are_as_asked_for_of_cnn():
+    network = CNN(2, 7, **CNN_SMALL, stem_kernel=7)
+    assert list(network.stages) == ["convolution_1_1", "convolution_1_2", "pool_1", "convolution_2_1", "features"]
+    kernels = [m.kernel_size[0] for m in network.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert kernels == [7, 3, 3, 1]
+    assert network(torch.randn(2, 2, 8, 9)).shape == (2, 7)
+    assert (network.in_channels, network.num_classes) == (2, 7)
+
+
+def test_antialiased_pooling_takes_the_place_of_the_maximum():
+    network = CNN(2, 7, **CNN_SMALL, antialiased=True).double()
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    torch.testing.assert_close(network.stages["pool_1"](x), PlainAntialiasedPool("max", 2).double()(x))
+    assert network(torch.randn(2, 2, 8, 9, dtype=torch.float64)).shape == (2, 7)
+    assert CNN(2, 7, **CNN_SMALL).stages["pool_1"](x).equal(torch.nn.functional.max_pool2d(x, 2))
+
+
+def test_it_is_not_equivariant():
+    torch.manual_seed(0)
+    gspace = gspaces.rot2dOnR2(4)
+    image = nn.FieldType(gspace, [gspace.trivial_repr])
+    probe = InvariantLogits(CNN(1, 3, **CNN_SMALL), image, 3)
+    assert equivariance_report(probe, (2, 1, 8, 8), layers=False).relative_error > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"widths": (3,)}, "widths: got 1 values, needed 2"),
+        ({"convolutions": (1, 0)}, "convolutions: got 0, needed at least 1"),
+        ({"conv_kernel": 2}, "conv_kernel: got 2, needed an odd width"),
+        ({"features": 0}, "features: got 0, needed at least 1"),
+    ],
+)
+def test_mistakes_of_cnn(options, message):
+    with pytest.raises(ValueError, match=message):
+        CNN(1, 2, **{**CNN_SMALL, **options})
+    with pytest.raises(TypeError, match="antialiased: got 1, needed"):
+        CNN(1, 2, **CNN_SMALL, antialiased=1)

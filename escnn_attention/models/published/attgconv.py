@@ -14,15 +14,10 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, InnerBatchNorm, SequentialModule
 from torch import Tensor
 
-from escnn_attention.models.all_cnn_c import AllCNNC
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.classifier import EquivariantClassifier
-from escnn_attention.models.convolutions import Attention
-from escnn_attention.models.dense import DenseBlock
-from escnn_attention.models.dense_net import GroupDenseNet
-from escnn_attention.models.group_cnn import GroupCNN
-from escnn_attention.models.residual import ResidualBlock
-from escnn_attention.models.resnet44 import ResNet44
+from escnn_attention.models.convolutions import Attention, DenseBlock, ResidualBlock
+from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from escnn_attention.plain.attentive import PoseKernel
 

@@ -17,9 +17,8 @@ from escnn_attention._checks import check_int, check_length, check_option, check
 from escnn_attention.encodings import PairKernel
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.relations import LiftedMotion, Offset, Pair
-from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_norm, load_values, take_linear
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
-from escnn_attention.models.published.weights import load_heads, load_norm, load_values, take_linear
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import PoseLinear
 from escnn_attention.plain.point_attention import PointAttention

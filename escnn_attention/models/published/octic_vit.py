@@ -12,8 +12,14 @@ from escnn import gspaces
 from torch import Tensor
 
 from escnn_attention._checks import check_int
-from escnn_attention.models.checkpoint import Checkpoint
-from escnn_attention.models.published.weights import load_heads, load_norm, load_pointwise, load_values, take_linear
+from escnn_attention.models.checkpoint import (
+    Checkpoint,
+    load_heads,
+    load_norm,
+    load_pointwise,
+    load_values,
+    take_linear,
+)
 from escnn_attention.models.vision_transformer import VisionTransformer
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import LayerScale

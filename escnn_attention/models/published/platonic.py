@@ -16,9 +16,8 @@ from torch import Tensor
 from escnn_attention._checks import check_bool, check_int
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.groups.spaces import tetraOnR3
-from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.checkpoint import Checkpoint, load_heads, load_values
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
-from escnn_attention.models.published.weights import load_heads, load_values
 from escnn_attention.nn.norms import FieldLayerNorm
 from escnn_attention.nn.pointwise import Activation, LayerScale, PoseLinear
 from escnn_attention.plain.point_attention import PointAttention

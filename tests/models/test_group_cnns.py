@@ -1,0 +1,589 @@
+"""The convolutional networks of the papers."""
+
+import math
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import PointwiseDropout
+from hypothesis import given
+from hypothesis import strategies as st
+
+from escnn_attention import AttentiveConv, FeatureAttention, HalvingPool, PoseAttention, equivariance_report
+from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResidualBlock, ResNet44
+from escnn_attention.models.convolutions import options_of
+from tests import spaces
+from tests.models.networks import assert_exported, broken, check_trains, count, few_examples, norms, sequence, settled
+
+EXACT = 1e-10
+Z2, P4, P4M = gspaces.trivialOnR2(), gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
+KINDS = [None, "full", "channel", "spatial", "features", "poses"]
+# Columns: width, attention, parameters of the published implementation (None where it has no such network), Table 1.
+TABLE_1 = [
+    (10, None, 24_610, "24.61K"),
+    (10, "poses", 24_851, "24.85K"),
+    (19, None, None, "77.54K"),
+    (10, "full", 73_130, "73.13K"),
+    (15, None, None, "50.42K"),
+    (10, "channel", 48_630, "48.63K"),
+    (10, "spatial", 49_110, "49.11K"),
+    (11, None, None, "29.05K"),
+    (10, "features", 29_462, "29.46K"),
+]
+SMALL = {"width": 2, "convolutions": (1, 1), "last_kernel": 2}
+
+
+def narrow(attention):
+    """Small kernels of spatial attention, where there is any."""
+    return options_of(attention, attention_size=3)
+
+
+@pytest.mark.parametrize(("width", "attention", "published", "paper"), TABLE_1)
+def test_parameters_are_those_of_table_1(width, attention, published, paper):
+    number = count(GroupCNN.rotmnist(P4, width=width, attention=attention))
+    assert published in (None, number)
+    assert abs(number / 1e3 - float(paper[:-1])) < 0.0051  # the paper rounds 50.415 up
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("order", [1, 2, 4, 8])
+@pytest.mark.parametrize("attention", KINDS)
+def test_parameters_of_any_group(order, attention):
+    """Counted by hand: the groups that keep the square have every kernel."""
+    gspace = {1: gspaces.trivialOnR2(), 2: gspaces.flip2dOnR2(), 4: P4, 8: gspaces.flipRot2dOnR2(4)}[order]
+    w, hidden, classes = 6, 3, 5
+    pairs = [(1, w, 9, 1), *5 * [(w, w, 9, order)], (w, classes, 16, order)]  # fields in and out, places, poses
+    expected = 6 * 2 * w
+    for i, (ins, outs, places, poses) in enumerate(pairs):
+        middle = 1 if i == 0 else hidden
+        expected += ins * outs * places * poses
+        if attention in ("full", "channel"):
+            expected += 2 * outs * ins * middle * poses
+        if attention in ("full", "spatial"):
+            expected += outs * 2 * 49 * poses
+        if attention == "features":
+            expected += 2 * ins * middle * poses + 2 * 49 * poses
+        if attention == "poses":
+            expected += ins * poses
+    assert count(GroupCNN(gspace, 1, classes, width=w, attention=attention)) == expected
+
+
+def test_the_default_width_keeps_the_number_of_parameters():
+    widths = {}
+    for name in ("trivial", "flip", "C4", "C8", "D4", "D6"):
+        network = GroupCNN.rotmnist(spaces.PLANE[name]())
+        widths[name] = len(network.stages["convolution_1"].out_type)
+    assert widths == {"trivial": 20, "flip": 14, "C4": 10, "C8": 7, "D4": 7, "D6": 6}
+    assert count(GroupCNN.rotmnist(gspaces.trivialOnR2())) == 21_620  # the published Z2-CNN
+
+
+def test_grids_are_the_published_ones():
+    network = GroupCNN.rotmnist(P4)
+    current, seen = (1, 1, 28, 28), []
+    for stage in network.stages.values():
+        current = stage.evaluate_output_shape(current)
+        seen.append(current[-1])
+    assert seen == [26, 24, 12, 10, 8, 6, 4, 1]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("attention", KINDS)
+def test_equivariant_and_exported(attention):
+    network = settled(GroupCNN.rotmnist(P4, width=1, attention=attention), 2, 1, 28, 28, spread=3)
+    assert equivariance_report(network.as_fields(), (1, 1, 28, 28), layers=False).relative_error < EXACT
+    assert_exported(network, 3, 1, 28, 28)
+    x = torch.randn(3, 1, 28, 28, dtype=torch.float64)
+    torch.testing.assert_close(network(network.in_type(x)), network(x))
+
+
+@pytest.mark.parametrize("attention", ["full", "features", "poses"])
+def test_in_train_mode(attention):
+    """With the statistics of the batch, which an element of the group does not change."""
+    network = GroupCNN(P4, 2, 3, **SMALL | {"attention": attention, "dropout": 0.0}, **narrow(attention))
+    network = network.double().train()
+    x = spaces.random_field(network.in_type, 10, 10, batch=2)
+    y = network(x)
+    for g in P4.testing_elements:
+        torch.testing.assert_close(network(x.transform(g)), y, atol=1e-12, rtol=1e-10)
+
+
+@few_examples
+@given(st.data())
+def test_equivariant_for_any_group_size_and_attention(data):
+    flat = data.draw(st.booleans())
+    names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4"] if flat else ["trivial 3D", "mirror", "C4 3D"]
+    gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
+    options = {"attention": data.draw(st.sampled_from(KINDS)), "convolutions": (data.draw(st.integers(1, 2)), 1)}
+    options |= {"width": data.draw(st.integers(1, 3)), "dropout": 0.1}
+    options |= {"last_kernel": data.draw(st.integers(1, 2)) if flat else 1}
+    options |= options_of(options["attention"], ratio=data.draw(st.integers(1, 3)), attention_size=3)
+    if not all(abs(m).round(6).max() == 1 for m in map(gspace.basespace_action, gspace.fibergroup.elements)):
+        options["last_kernel"] = 1  # escnn has no 2×2 kernels for the others
+    size = data.draw(st.integers(12 if options["last_kernel"] == 2 else 10, 13 if flat else 11))
+    network = GroupCNN(gspace, data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), **options)
+    shape = (network.in_type.size, *spaces.shape_of(gspace, size))
+    network = settled(network, 2, *shape)
+    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
+    assert_exported(network, 2, *shape)
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind"), [(None, "kernel"), ("full", "squeeze"), ("full", "spatial"), ("features", "excite")]
+)
+def test_a_broken_kernel_is_found_out(attention, kind):
+    network = settled(GroupCNN(P4, 1, 3, **SMALL, attention=attention, **narrow(attention)), 2, 1, 10, 10, spread=3)
+    assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error < EXACT
+    network.stages["classes"] = broken(network.stages["classes"], kind)
+    assert equivariance_report(network.as_fields(), (1, 1, 10, 10), layers=False).relative_error > 1e-4
+
+
+def test_the_report_names_a_stride_that_does_not_fit():
+    """At every size the network has the exact alternative, where a strided convolution is named."""
+    network = settled(GroupCNN(P4, 1, 3, **SMALL), 2, 1, 12, 12)
+    for size in (12, 13):
+        report = equivariance_report(sequence(network), (1, 1, size, size))
+        assert report.relative_error < EXACT
+        assert not report.inexact_layers
+    fields = network.stages["pool"].in_type
+    network.stages["pool"] = AttentiveConv(fields, fields, 3, channel=False, spatial=False, stride=2)
+    report = equivariance_report(sequence(network), (1, 1, 12, 12))
+    assert report.inexact_layers == ("pool (AttentiveConv)",)
+    assert report.exact_sizes == {"pool (AttentiveConv)": ((9, 9), (11, 11))}
+    assert equivariance_report(sequence(network), (1, 1, 13, 13)).relative_error < EXACT
+
+
+def test_layers_are_as_published():
+    network = GroupCNN.rotmnist(P4, attention="features")
+    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
+    assert [m.plain.dilation for m in attentions] == [4, 1, 1, 1, 1, 1, 1]
+    assert [m.ratio for m in attentions] == [1, 2, 2, 2, 2, 2, 2]
+    assert {norm.eps for norm in norms(network)} == {2e-5}
+    stages = network.stages
+    assert [name for name, s in stages.items() if any(isinstance(m, PointwiseDropout) for m in s.modules())] == [
+        f"convolution_{i}" for i in (1, 3, 4, 5, 6)
+    ]
+    assert isinstance(stages["pool"], HalvingPool)
+    assert [name for name, _ in stages["convolution_1"].named_children()] == [
+        "attention",
+        "convolution",
+        "norm",
+        "relu",
+        "dropout",
+    ]
+    dilations = [
+        m.plain.attention_dilation
+        for m in GroupCNN.rotmnist(P4, attention="full").modules()
+        if isinstance(m, AttentiveConv)
+    ]
+    assert dilations == 7 * [1]
+
+
+@pytest.mark.parametrize("attention", KINDS)
+def test_initialisation_is_the_published_one(attention):
+    torch.manual_seed(0)
+    network = GroupCNN.rotmnist(P4, attention=attention)
+    stage = network.stages["convolution_3"]
+    plain = stage.convolution.plain
+
+    def check(kernel, bound):
+        weight = kernel.weight
+        assert 0.9 * bound < weight.abs().max() <= bound
+        assert math.isclose(weight.std().item(), bound / math.sqrt(3), rel_tol=0.2)
+
+    check(plain.kernel, 1 / math.sqrt(10 * 9))
+    if attention in ("full", "channel"):
+        check(plain.squeeze, 1 / math.sqrt(5 * 10 * 4))
+        check(plain.excite, 1 / math.sqrt(10 * 5 * 4))
+    if attention in ("full", "spatial"):
+        check(plain.spatial, 1 / math.sqrt(2 * 49))
+    if attention == "features":
+        check(stage.attention.plain.squeeze, 1 / math.sqrt(10 * 4))
+        check(stage.attention.plain.excite, 1 / math.sqrt(5 * 4))
+        check(stage.attention.plain.spatial, 1 / math.sqrt(2 * 49))
+    if attention == "poses":
+        check(stage.attention.plain.weight, 1 / math.sqrt(10))
+    network.reset_parameters(2.0)
+    check(plain.kernel, 2 / math.sqrt(10 * 9))
+
+
+def test_a_band_limited_kernel_starts_as_large():
+    torch.manual_seed(0)
+    network = GroupCNN(gspaces.rot2dOnR2(8), 1, 10, width=20)
+    kernel = network.stages["convolution_3"].convolution.plain.kernel
+    assert kernel.basis is not None
+    assert math.isclose(kernel().square().mean().item(), 1 / (3 * 20 * 9), rel_tol=0.1)
+
+
+def test_options_reach_the_layers():
+    network = GroupCNN(P4, 1, 3, attention="features", image_dilation=2, attention_size=5, ratio=5, dropout=0.2)
+    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
+    assert [m.plain.dilation for m in attentions][:2] == [2, 1]
+    assert {m.kernel_size for m in attentions} == {5}
+    assert len(attentions[1].plain.squeeze.weight) == 2
+    dropouts = [m for m in network.modules() if isinstance(m, PointwiseDropout)]
+    assert {m.p for m in dropouts} == {0.2}
+    assert len(dropouts) == 5
+    poses = GroupCNN(P4, 1, 3, attention="poses", convolutions=(1, 0), last_kernel=3)
+    assert len([m for m in poses.modules() if isinstance(m, PoseAttention)]) == 2
+    assert [m.kernel_size for m in poses.modules() if isinstance(m, AttentiveConv)] == [3, 3]
+    x = torch.randn(2, 1, 12, 12)
+    network = GroupCNN(P4, 1, 3, **SMALL, dropout=0.5)
+    assert not torch.allclose(network(x), network(x))
+    network = GroupCNN(P4, 1, 3, **SMALL, dropout=0.0)
+    torch.testing.assert_close(network(x), network(x))
+
+
+def test_trains():
+    torch.manual_seed(0)
+    network = GroupCNN(P4, 1, 2, **SMALL, attention="full", attention_size=3, dropout=0.0)
+    check_trains(network, 10, lr=2e-2)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "features and poses"}, "attention: got 'features and poses', needed None or one of 'full'"),
+        ({"width": 0}, "width: got 0, needed at least 1"),
+        ({"convolutions": (0, 4)}, "convolutions: got 0, needed at least 1"),
+        ({"convolutions": (2, -1)}, "convolutions: got -1, needed at least 0"),
+        ({"convolutions": (2, 2, 2)}, "convolutions: got 3 values, needed 2, in front of the pooling and behind"),
+        ({"last_kernel": 0}, "last_kernel: got 0, needed at least 1"),
+        ({"attention": "channel", "ratio": 0}, "ratio: got 0, needed at least 1"),
+        ({"attention": "spatial", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
+        ({"attention": "features", "attention_size": 4}, "attention_size: got 4, needed an odd number"),
+        ({"image_dilation": 0}, "image_dilation: got 0, needed at least 1"),
+        ({"image_dilation": 4}, "image_dilation: got 4, but attention=None has no spatial attention; leave it at None"),
+        ({"ratio": 5}, "ratio: got 5, but attention=None has no channel attention; leave it at 2"),
+        ({"attention": "spatial", "ratio": 5}, "ratio: got 5, but attention='spatial' has no channel attention"),
+        ({"attention": "poses", "attention_size": 5}, "attention_size: got 5, but attention='poses' has no spatial"),
+        ({"dropout": 1.0}, "dropout: got 1.0, needed a probability"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message):
+        GroupCNN(P4, 1, 10, **options)
+    with pytest.raises(TypeError, match=r"in_channels: got 1\.0, needed an integer"):
+        GroupCNN(P4, 1.0, 10)
+    with pytest.raises(TypeError, match="convolutions: got 3, needed a list or a tuple, in front of the pooling"):
+        GroupCNN(P4, 1, 10, convolutions=3)
+
+
+def test_images_that_are_too_small_are_refused():
+    with pytest.raises(ValueError, match="a grid of 2×2 with padding 0 is smaller than the kernel"):
+        GroupCNN.rotmnist(P4)(torch.randn(1, 1, 20, 20))
+
+
+@pytest.mark.parametrize(
+    ("gspace", "attention", "published", "paper"),
+    [
+        (Z2, None, 1_370_996, None),
+        (P4, None, 1_370_372, "1.37M"),
+        (P4, "features", 1_400_120, "1.40M"),
+        (P4M, None, 1_219_252, "1.22M"),
+        (P4M, "features", 1_249_192, "1.25M"),
+    ],
+    ids=["Z2", "p4", "f p4", "p4m", "f p4m"],
+)
+def test_parameters_are_those_of_table_2(gspace, attention, published, paper):
+    assert count(AllCNNC.cifar10(gspace, attention=attention)) == published
+    assert paper in (None, f"{published / 1e6:.2f}M")
+
+
+def test_grids_are_the_published_ones_of_all_cnn_c():
+    network = AllCNNC.cifar10(P4, width=1)
+    current, seen = (1, 3, 32, 32), []
+    for stage in network.stages.values():
+        current = stage.evaluate_output_shape(current)
+        seen.append(current[-1])
+    assert seen == [32, 32, 16, 16, 16, 8, 8, 8, 8]
+    assert [m.kernel_size for m in network.modules() if isinstance(m, AttentiveConv)] == [3] * 7 + [1, 1]
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@few_examples
+@given(st.data())
+def test_equivariant_for_any_group_size_and_attention_of_all_cnn_c(data):
+    names = ["trivial", "flip", "C2", "C3", "C4", "C8", "D4", "mirror"]
+    gspace = (spaces.PLANE | spaces.VOLUME)[data.draw(st.sampled_from(names))]()
+    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
+    options = options_of(attention, attention_size=3, ratio=data.draw(st.integers(1, 16)))
+    network = AllCNNC(gspace, 2, 3, width=1, attention=attention, **options)
+    shape = (2, *spaces.shape_of(gspace, data.draw(st.integers(4, 7))))
+    network = settled(network, 2, *shape, spread=20)
+    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
+    assert_exported(network, 2, *shape)
+
+
+def test_the_logits_are_means():
+    network = settled(AllCNNC(P4, 1, 3, width=2), 4, 1, 8, 8)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    *_, last = network.stages["classes"]
+    before = network.stages["classes"][:-1](network.feature_maps(x)["convolution_8"])
+    assert type(last).__name__ == "PoseMean"
+    torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize(("attention", "kind"), [(None, "kernel"), ("features", "squeeze")])
+def test_a_broken_kernel_is_found_out_of_all_cnn_c(attention, kind):
+    network = settled(AllCNNC(P4, 1, 3, width=2, attention=attention), 4, 1, 8, 8, spread=20)
+    broken(network.stages["convolution_4"], kind)
+    assert equivariance_report(network.as_fields(), (1, 1, 8, 8), layers=False).relative_error > 1e-5
+
+
+def test_the_report_names_the_strides_of_the_original():
+    network = settled(AllCNNC(P4, 1, 3, width=1), 4, 1, 8, 8)
+    for size in (8, 9):
+        assert not equivariance_report(sequence(network), (1, 1, size, size)).inexact_layers
+    for i in (3, 6):
+        stage = network.stages[f"convolution_{i}"]
+        stage.convolution.plain.stride = 2
+        stage.pool = torch.nn.Identity()
+    report = equivariance_report(sequence(network), (1, 1, 8, 8))
+    assert report.inexact_layers == (
+        "convolution_3.convolution (AttentiveConv)",
+        "convolution_6.convolution (AttentiveConv)",
+    )
+    assert report.exact_sizes["convolution_3.convolution (AttentiveConv)"] == ((7, 7), (9, 9))
+
+
+def test_layers_are_as_published_of_all_cnn_c():
+    network = AllCNNC.cifar10(P4, attention="features", width=48)
+    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
+    assert [len(m.plain.squeeze.weight) for m in attentions] == [3, 3, 3, 3, 6, 6, 6, 6, 6]
+    assert {m.plain.dilation for m in attentions} == {1}
+    assert {norm.eps for norm in norms(network)} == {2e-5}
+    assert len(norms(network)) == 9
+    dropouts = {n: m.p for n, m in network.named_modules() if isinstance(m, PointwiseDropout)}
+    assert dropouts == {
+        "stages.convolution_1.input_dropout": 0.2,
+        "stages.convolution_3.dropout": 0.5,
+        "stages.convolution_6.dropout": 0.5,
+    }
+    assert next(iter(network.stages["convolution_1"])).p == 0.2
+    order = [type(m) for m in network.stages["convolution_3"]]
+    assert order.index(AttentiveConv) + 1 == order.index(HalvingPool)
+    kernel = network.stages["convolution_2"].convolution.plain.kernel.weight
+    assert 0.9 < kernel.abs().max() / (0.035 / math.sqrt(48 * 9)) <= 1
+
+
+def test_mistakes_of_all_cnn_c():
+    with pytest.raises(ValueError, match="input_dropout: got 1, needed a probability"):
+        AllCNNC(P4, 3, 10, input_dropout=1)
+    with pytest.raises(ValueError, match=r"dropout: got 2\.0, needed a probability"):
+        AllCNNC(P4, 3, 10, width=1, dropout=2.0)
+    with pytest.raises(ValueError, match="width: got -1, needed at least 1"):
+        AllCNNC(P4, 3, 10, width=-1)
+    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+        AllCNNC(P4, 3, 10, attention="x")
+    with pytest.raises(ValueError, match="a grid of 1×1 cannot be halved"):
+        AllCNNC(P4, 3, 10, width=1)(torch.randn(1, 3, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("gspace", "attention", "published", "paper"),
+    [(Z2, None, 2_636_064, None), (P4M, None, 2_621_683, 2.62), (P4M, "features", 2_693_911, 2.70)],
+    ids=["Z2", "p4m", "f p4m"],
+)
+def test_parameters_are_those_of_table_2_of_resnet44(gspace, attention, published, paper):
+    assert count(ResNet44.cifar10(gspace, attention=attention)) == published
+    # The paper has 2.70M for the 2.694M of the published implementation, which is rounded up.
+    assert paper is None or 0 < paper - published / 1e6 + 0.005 < 0.015
+
+
+def test_layers_are_as_published_of_resnet44():
+    network = ResNet44.cifar10(P4M, attention="features")
+    convolutions = [m for m in network.modules() if isinstance(m, AttentiveConv)]
+    assert len(convolutions) == 44 + 2  # two shortcuts
+    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
+    assert len(attentions) == len(convolutions)
+    assert [len(m.plain.squeeze.weight) for m in attentions] == [3] + 45 * [2]
+    assert {(m.kernel_size, m.plain.dilation) for m in attentions} == {(7, 1)}
+    assert {norm.eps for norm in norms(network)} == {2e-5}
+    halving = [n for n, m in network.stages.items() if isinstance(m, ResidualBlock) and m.halve]
+    assert halving == ["residual_2_1", "residual_3_1"]
+    kernel = network.stages["residual_1_2"].branch.convolution.plain.kernel.weight
+    assert 0.9 < kernel.abs().max() / math.sqrt(2 / (11 * 9)) <= 1
+
+
+def test_grids_are_the_published_ones_of_resnet44():
+    network = ResNet44(P4, 3, 10, width=(1, 1, 1), blocks=2)
+    current, seen = (1, 3, 32, 32), []
+    for stage in network.stages.values():
+        current = stage.evaluate_output_shape(current)
+        seen.append(current[-1])
+    assert seen == [32, 32, 32, 16, 16, 8, 8, 1]
+
+
+def test_all_44_layers_are_exact():
+    network = settled(ResNet44.cifar10(P4, width=(1, 1, 2), attention="features"), 4, 3, 12, 12)
+    assert equivariance_report(network.as_fields(), (1, 3, 12, 12), layers=False).relative_error < EXACT
+
+
+@few_examples
+@given(st.data())
+def test_equivariant_for_any_group_size_and_attention_of_resnet44(data):
+    gspace = (spaces.PLANE | spaces.VOLUME)[
+        data.draw(st.sampled_from(["trivial", "flip", "C4", "C8", "D4", "mirror"]))
+    ]()
+    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
+    network = ResNet44(
+        gspace, 1, 3, width=(1, 1, 2), blocks=1, attention=attention, **options_of(attention, attention_size=3)
+    )
+    shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(5, 7))))
+    network = settled(network, 2, *shape, spread=2)
+    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
+    assert_exported(network, 2, *shape)
+
+
+def test_the_report_has_nothing_to_say_at_any_size():
+    network = settled(ResNet44(P4, 1, 3, width=(1, 1, 1), blocks=1), 2, 1, 8, 8)
+    for size in (5, 6, 8):
+        assert not equivariance_report(sequence(network), (1, 1, size, size)).inexact_layers
+
+
+def test_the_logits_are_means_and_the_features_are_pooled_in_front():
+    network = settled(ResNet44(P4, 1, 3, width=(1, 1, 2), blocks=1, attention="poses"), 4, 1, 8, 8)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    head = network.stages["classes"]
+    pooled = head[:2](network.feature_maps(x)["residual_3_1"]).tensor.mean((2, 3), keepdim=True)
+    y = head[3:5](head[2].out_type(pooled)).tensor
+    torch.testing.assert_close(network(x), y.unflatten(1, (3, 4)).mean((2, 3, 4)))
+
+
+def test_a_broken_kernel_is_found_out_of_resnet44():
+    network = settled(ResNet44(P4, 1, 3, width=(2, 2, 2), blocks=1), 4, 1, 8, 8)
+    broken(network.stages["residual_2_1"], "kernel")
+    assert equivariance_report(network.as_fields(), (1, 1, 8, 8), layers=False).relative_error > 1e-4
+
+
+def test_widths_and_mistakes():
+    network = ResNet44(P4, 3, 10, blocks=1)
+    assert [len(network.stages[f"residual_{i}_1"].out_type) for i in (1, 2, 3)] == [16, 32, 64]
+    with pytest.raises(ValueError, match="width: got 2 values, needed 3, one for each stage"):
+        ResNet44(P4, 3, 10, width=(16, 32))
+    with pytest.raises(TypeError, match="width: got 16, needed a list or a tuple, one for each stage"):
+        ResNet44(P4, 3, 10, width=16)
+    with pytest.raises(ValueError, match="hidden: got 3, but attention=None has no channel attention; leave it at 2"):
+        ResNet44(P4, 3, 10, hidden=3)
+    with pytest.raises(ValueError, match="blocks: got 0, needed at least 1"):
+        ResNet44(P4, 3, 10, blocks=0)
+    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+        ResNet44(P4, 3, 10, hidden=0)
+    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+        ResNet44(P4, 3, 10, attention="x")
+
+
+@pytest.mark.parametrize(
+    ("gspace", "attention", "published", "paper"),
+    [
+        (Z2, None, 130_598, "130.60K"),
+        (P4, None, 129_649, "129.65K"),
+        (P4, "features", 140_453, "140.45K"),
+        (P4M, None, 124_209, "124.21K"),
+        (P4M, "features", 141_221, "141.22K"),
+    ],
+    ids=["Z2", "p4", "f p4", "p4m", "f p4m"],
+)
+def test_parameters_are_those_of_table_3(gspace, attention, published, paper):
+    assert count(GroupDenseNet.patch_camelyon(gspace, attention=attention)) == published
+    assert f"{published / 1e3:.2f}K" == paper
+
+
+def test_grids_and_widths_are_the_published_ones():
+    network = GroupDenseNet.patch_camelyon(P4)
+    current, seen = (1, 3, 96, 96), []
+    for stage in network.stages.values():
+        current = stage.evaluate_output_shape(current)
+        seen.append((current[1] // 4, current[-1]))
+    n = 13
+    assert seen == [
+        (n, 94),
+        (2 * n, 92),
+        (2 * n, 46),
+        (3 * n, 44),
+        (3 * n, 22),
+        (4 * n, 20),
+        (4 * n, 10),
+        (5 * n, 8),
+        (5 * n, 4),
+        (6 * n, 2),
+        (2, 2),
+    ]
+
+
+def test_layers_are_as_published_of_dense_net():
+    network = GroupDenseNet.patch_camelyon(P4M, attention="features")
+    attentions = [m for m in network.modules() if isinstance(m, FeatureAttention)]
+    assert [(m.kernel_size, m.plain.dilation) for m in attentions] == [
+        (7, 4),  # on the image
+        (7, 4),
+        (7, 4),
+        (7, 4),
+        (7, 4),
+        (7, 3),
+        (7, 3),
+        (7, 2),
+        (7, 1),
+        (5, 1),
+        (3, 1),
+    ]
+    assert [len(m.plain.squeeze.weight) for m in attentions] == [3] + 10 * [2]
+    assert {norm.eps for norm in norms(network)} == {2e-5}
+    kernel = network.stages["transition_4"].convolution.plain.kernel.weight
+    assert 0.9 < kernel.abs().max() / math.sqrt(2 / 45) <= 1
+
+
+def test_exact_at_the_published_size():
+    network = settled(GroupDenseNet.patch_camelyon(P4, width=1, attention="features"), 2, 3, 96, 96)
+    assert equivariance_report(network.as_fields(), (1, 3, 96, 96), layers=False).relative_error < EXACT
+
+
+@few_examples
+@given(st.data())
+def test_equivariant_for_any_group_size_and_attention_of_dense_net(data):
+    gspace = (spaces.PLANE | spaces.VOLUME)[
+        data.draw(st.sampled_from(["trivial", "flip", "C3", "C4", "D4", "mirror"]))
+    ]()
+    attention = data.draw(st.sampled_from([None, "full", "channel", "spatial", "features", "poses"]))
+    network = GroupDenseNet(
+        gspace, 1, 3, width=1, blocks=2, attention=attention, **options_of(attention, attention_size=3)
+    )
+    shape = (1, *spaces.shape_of(gspace, data.draw(st.integers(10, 12))))
+    network = settled(network, 2, *shape, spread=2)
+    assert equivariance_report(network.as_fields(), (1, *shape), layers=False).relative_error < EXACT
+    assert_exported(network, 2, *shape)
+
+
+def test_the_report_has_nothing_to_say_at_any_size_of_dense_net():
+    network = settled(GroupDenseNet(P4, 1, 2, width=1, blocks=2), 3, 1, 12, 12)
+    for size in (10, 11, 12, 13):
+        report = equivariance_report(sequence(network), (1, 1, size, size))
+        assert report.relative_error < EXACT
+        assert not report.inexact_layers
+
+
+def test_a_broken_kernel_is_found_out_of_dense_net():
+    network = settled(GroupDenseNet(P4, 1, 3, width=2, blocks=2), 4, 1, 12, 12)
+    broken(network.stages["dense_2"], "kernel")
+    assert equivariance_report(network.as_fields(), (1, 1, 12, 12), layers=False).relative_error > 1e-4
+
+
+def test_the_logits_are_means_of_dense_net():
+    network = settled(GroupDenseNet(P4, 1, 3, width=1, blocks=1), 4, 1, 8, 8)
+    x = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+    before = network.stages["classes"][:-1](network.feature_maps(x)["dense_1"])
+    torch.testing.assert_close(network(x), before.tensor.unflatten(1, (3, 4)).mean((2, 3, 4)))
+
+
+def test_mistakes_of_dense_net():
+    with pytest.raises(ValueError, match="blocks: got 0, needed at least 1"):
+        GroupDenseNet(P4, 3, 2, blocks=0)
+    with pytest.raises(ValueError, match="width: got 0, needed at least 1"):
+        GroupDenseNet(P4, 3, 2, width=0)
+    with pytest.raises(ValueError, match="hidden: got 0, needed at least 1"):
+        GroupDenseNet(P4, 3, 2, hidden=0)
+    with pytest.raises(ValueError, match="attention: got 'x', needed None"):
+        GroupDenseNet(P4, 3, 2, attention="x")
+    with pytest.raises(ValueError, match="is smaller than the kernel"):
+        GroupDenseNet(P4, 3, 2, width=1)(torch.randn(1, 3, 64, 64))
