@@ -27,14 +27,14 @@ __all__ = [
 
 
 _FOLDER = "weight/"
-"""In front of the names in files that hold other arrays too."""
+"""The prefix of the names in files that hold other arrays, too."""
 
 _WRAPPERS = ("module.", "backbone.")
-"""What wrappers put in front of all names, from outside to inside."""
+"""The prefixes that wrappers add to all names, from the outside in."""
 
 
 class Checkpoint:
-    """Tensors by name, which knows those that nobody asked for."""
+    """Tensors by name, which remembers the ones that were used."""
 
     def __init__(self, tensors: Mapping[str, Any]):
         if not isinstance(tensors, Mapping):
@@ -53,7 +53,7 @@ class Checkpoint:
         return any(name.startswith(start) for name in self.tensors)
 
     def count(self, start: str) -> int:
-        """How many n = 0, 1, ... there are such that a name begins with ``start``, n and a dot; one at least."""
+        """The number of n = 0, 1, ... such that a name begins with ``start``, n and a dot; at least one."""
         n = 1
         while self.any(f"{start}{n}."):
             n += 1
@@ -72,7 +72,7 @@ class Checkpoint:
         return shape
 
     def common(self, names: Iterable[str], axis: int) -> int:
-        """The size that most of these tensors have along an axis: one that differs is the one that is wrong."""
+        """The most common size of these tensors along an axis: a tensor that differs is then reported."""
         names = list(names)
         shapes = [tuple(self.tensors[name].shape) for name in names if name in self.tensors]
         sizes = Counter(shape[axis] for shape in shapes if len(shape) >= 3)
@@ -93,12 +93,12 @@ class Checkpoint:
         return tensor.to(torch.get_default_dtype())
 
     def missing(self, name: str, needed: str = "") -> ValueError:
-        """The error for a tensor that is not there."""
+        """The error for a missing tensor."""
         others = ", ".join([*list(self.tensors)[:3], "…"]) if self.tensors else "none"
         return ValueError(f"{self.prefix}{name}: missing{needed}; got {len(self.tensors)} tensors: {others}")
 
     def check_used(self) -> None:
-        """Nothing is left over."""
+        """Check that every tensor was used."""
         left = sorted(set(self.tensors) - self.used)
         if left:
             raise ValueError(
@@ -108,11 +108,11 @@ class Checkpoint:
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:
-    """A torch tensor or a numpy array as a tensor on the CPU, of the same type where PyTorch has it."""
+    """A torch tensor or a numpy array as a tensor on the CPU, of the same type if PyTorch has it."""
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind not in "fiub":
             raise TypeError(f"{name}: got an array of {value.dtype}, needed real numbers")
-        # Of any order of bytes or places, and of precisions that PyTorch does not have.
+        # Arrays may have any byte order and strides, and precisions that PyTorch lacks.
         value = torch.from_numpy(np.array(value, dtype=np.float64 if value.dtype.kind == "f" else np.int64))
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}, needed a torch tensor or a numpy array")
@@ -125,7 +125,7 @@ def _as_tensor(name: str, value: Any) -> Tensor:
 
 
 def take_matrix(checkpoint: Checkpoint, name: str, *shape: int) -> Tensor:
-    """A matrix, which may be published as the kernel of a convolution of size 1: with axes of length 1 at its end."""
+    """A matrix, which may be published as the kernel of a convolution of size 1, with further axes of length 1."""
     dimensions = checkpoint.tensors[name].dim() if name in checkpoint.tensors else len(shape)
     return checkpoint.take(name, *shape, *[1] * (dimensions - len(shape))).reshape(shape)
 
@@ -136,7 +136,7 @@ def take_linear(checkpoint: Checkpoint, name: str, outs: int, ins: int) -> tuple
 
 
 def at_pose(weight: Tensor, pose: int, order: int) -> Tensor:
-    """A map of fields as one of poses, ``(outs, ins * order)``: it reads or writes one relative pose alone."""
+    """A map of fields as a map of poses, ``(outs, ins * order)``, that reads or writes one relative pose only."""
     spread = weight.new_zeros(*weight.shape, order)
     spread[..., pose] = weight
     return spread.flatten(-2)
@@ -166,7 +166,7 @@ def load_heads(module: HeadModule, made: Mapping[str, tuple[Tensor, Tensor | Non
     Args:
         module: with M heads of C channels.
         made: for each of ``"queries"``, ``"values"`` and ``"keys"`` the weight ``(M, C, in)``, its last axis as that
-            of the projection's weight, and the bias ``(M, C)``. A bias of keys that changes nothing is left out.
+            of the projection's weight, and the bias ``(M, C)``. A bias of keys without an effect is left out.
     """
     projection = module.project_in
     weights, biases = [], []

@@ -1,4 +1,4 @@
-"""Networks, and what they are made of, as plain values: what JSON can hold, and nothing that runs when it is read."""
+"""Descriptions of networks and their arguments as plain values, which JSON can hold and which run no code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIELDS = "escnn.nn.FieldType"
 _ARGUMENTS = ("init_args", "dict_kwargs")
 _KEYS = {"class_path", *_ARGUMENTS}
 
-# Where an object keeps an argument under another name.
+# Arguments that an object keeps under another name.
 _ATTRIBUTES = {
     ("ConvolutionalEncoding", "encoding"): "rest",
     ("ConvolutionalEncoding", "sharpness"): "initial_sharpness",
@@ -40,7 +40,7 @@ _ATTRIBUTES = {
 
 
 class DescriptionError(ValueError):
-    """A value that plain values cannot describe, or a description that nothing of this package is built from."""
+    """A value without a description, or a description of nothing in this package."""
 
 
 def describe(value: Any) -> Any:
@@ -53,7 +53,7 @@ def describe(value: Any) -> Any:
         value: the argument.
 
     Raises:
-        DescriptionError: anything else, such as a tensor, a function, or a class of somebody else's.
+        DescriptionError: anything else, such as a tensor, a function, or a class of another package.
 
     Example:
         >>> from escnn_attention.models.description import build, describe
@@ -91,11 +91,10 @@ def describe(value: Any) -> Any:
 
 
 def build(value: Any) -> Any:
-    """What :func:`describe` described; a description from elsewhere runs nothing but constructors of known classes.
+    """Build the value of a description; it runs nothing but constructors of known classes.
 
-    Of all that Python could import, only modules, relations and samples of this package, the gspaces of escnn and its
-    field types are. All of a description is looked through before the first of them is built, and everything else in it
-    is handed on as the plain value that it is.
+    Only modules, relations and samples of this package, the gspaces of escnn and its field types are imported. The
+    whole description is checked before the first of them is built. Everything else in it stays a plain value.
 
     Args:
         value: descriptions, plain values, and dictionaries and lists of them.
@@ -122,7 +121,7 @@ def class_path(cls: type) -> str:
 
 
 def named(path: Any) -> Callable[..., Any]:
-    """What a description names: a class of this package, a function of escnn that makes a gspace, or field types.
+    """The object that a description names: a class of this package, a function of escnn for a gspace, or field types.
 
     Raises:
         DescriptionError: it is anything else.
@@ -131,7 +130,7 @@ def named(path: Any) -> Callable[..., Any]:
     if path == _FIELDS:
         return _build_fields
     if folder == _SPACES or folder.startswith(f"{_SPACES}."):
-        # By its name alone: nothing is imported.
+        # Looked up by its name: nothing is imported.
         space = getattr(gspaces, name) if name in gspaces.__all__ else None
         if inspect.isfunction(space):
             return space
@@ -146,13 +145,13 @@ def named(path: Any) -> Callable[..., Any]:
         if ours and found.__module__.partition(".")[0] == _PACKAGE:
             return found  # type: ignore[no-any-return]
     raise DescriptionError(
-        f"it names {path!r}, and of what a checkpoint names only networks of {_PACKAGE} and gspaces of {_SPACES} are"
-        " built: build this one yourself, and give it as `network`"
+        f"it names {path!r}, and only networks of {_PACKAGE} and gspaces of {_SPACES} are built from a checkpoint:"
+        " build this one yourself, and give it as `network`"
     )
 
 
-# By the number of dimensions and what escnn's name of a subgroup of O(2) or O(3) begins with: the function that makes
-# the gspace, that of the subgroup of order 1, and what the first calls its number.
+# By the number of dimensions and the beginning of escnn's id of a subgroup of O(2) or O(3): the function that makes the
+# gspace, the function for order 1, and the name of the first one's argument.
 _MAKERS: dict[tuple[Any, ...], tuple[str, str, str]] = {
     (2, False): ("rot2dOnR2", "trivialOnR2", "N"),
     (2, True): ("flipRot2dOnR2", "flip2dOnR2", "N"),
@@ -171,7 +170,7 @@ _WHOLE = {
 
 @cache
 def _described_space(space: GSpace) -> dict[str, Any]:
-    """The function of escnn that makes a gspace, which is tried, and its arguments."""
+    """The function of escnn that makes a gspace, and its arguments, after a trial."""
     if isinstance(space, TetrahedralSpace):
         return {"class_path": class_path(TetrahedralSpace)}
     if isinstance(space, MotionSpace):
@@ -196,7 +195,7 @@ def _described_space(space: GSpace) -> dict[str, Any]:
 
 
 def _described_field(r: Representation, gspace: GSpace) -> Any:
-    """A representation by its kind, of which the fiber group has one."""
+    """The kind of a representation, which is unique for the fiber group."""
     group = gspace.fibergroup
     if r == group.trivial_representation:
         return "trivial"
@@ -254,7 +253,7 @@ def _described_object(value: Any) -> dict[str, Any]:
 
 
 def _check(value: Any) -> None:
-    """Everything that would be imported may be."""
+    """Check everything that would be imported."""
     if isinstance(value, Mapping):
         if "class_path" in value:
             named(value["class_path"])

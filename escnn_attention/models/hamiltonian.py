@@ -1,16 +1,14 @@
-"""Hamiltonian networks: attention gives the energy of a cloud, and its gradient the motion."""
+"""Hamiltonian networks: attention gives the energy of a cloud, and its gradient gives the motion."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from escnn_attention._checks import check_int, check_option
+from escnn_attention._checks import check_int, check_length, check_option
 from escnn_attention._export import exporting
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.models.pretrained import PretrainedMixin
@@ -26,26 +24,26 @@ State = tuple[Tensor, Tensor]
 
 
 class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
-    r"""Bodies that move by the gradient of an energy that a network learns.
+    r"""Bodies that move by the gradient of a learned energy.
 
     .. math::
         H(q, p) = \sum_i \frac{|p_i|^2}{2 m_i} + V, \quad V = \epsilon\, f_\theta(q - \bar q;\, \text{features}),
         \qquad \dot q_i = \frac{p_i}{m_i}, \quad \dot p_i = -\frac{\partial V}{\partial q_i}
 
-    The kinetic energy is known, the potential is a network that gives one number a cloud, from positions relative to
-    their mean and from features, of which the mass is one. What leaves V alone is a symmetry of the motion: with an
-    invariant network total momentum is conserved, and rotated systems move in rotated ways; H is conserved by the
-    equations whatever the network is, and up to the error of the integrator by a roll-out.
+    The kinetic energy is known. The potential is a network that gives one number per cloud, from positions relative to
+    their mean and from features, one of which is the mass. Symmetries of V are symmetries of the motion: total momentum
+    is conserved, and with an invariant network rotated systems have rotated trajectories. The equations conserve H for
+    every network, and a rollout does so up to the error of the integrator.
 
-    Everything is differentiable. The loss of a trajectory takes second derivatives of V, which PyTorch's fused
-    attention does not have: :class:`PointSelfAttention` layers in the network are set from ``backend="auto"`` to
+    Everything is differentiable. The gradient of a loss on trajectories needs second derivatives of V, which PyTorch's
+    fused attention does not have: :class:`PointSelfAttention` layers in the network are set from ``backend="auto"`` to
     ``"neighbours"``, and ``"dense"`` is refused.
 
     Args:
         potential: of ``(features, coords, batch=batch)`` to ``(B, 1)``, smooth in the coordinates: a
             :class:`PointTransformer` with one invariant, pooled by ``"mean"`` or ``"sum"``, or any other module.
-        scale: :math:`\epsilon`, the energy that is 1 to the network, in the units of the data. Choose what potential
-            energies vary by: a network whose output has to be large is slow to learn.
+        scale: :math:`\epsilon`, the unit of energy of the network's output, in the units of the data. Choose the range
+            of the potential energies: a network with large outputs learns slowly.
         mass: the channel of the features that is the mass.
         integrator: ``"rk4"``, the 3/8-rule of fourth order; ``"leapfrog"``, of second order and symplectic: its error
             of the energy does not grow with time.
@@ -78,7 +76,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         super().__init__()
         if not isinstance(potential, torch.nn.Module):
             raise TypeError(f"potential: got {type(potential).__name__}, needed a torch.nn.Module")
-        self.scale = _positive("scale", scale)
+        self.scale = check_length("scale", scale, "energy")
         check_int("mass", mass, least=0)
         check_option("integrator", integrator, ("rk4", "leapfrog"))
         for module in potential.modules():
@@ -137,10 +135,10 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         return -gradient
 
     def export(self) -> NoReturn:
-        """There is none.
+        """Refuse: there is no export.
 
         Raises:
-            NotImplementedError: always; it says what there is instead.
+            NotImplementedError: always.
         """
         raise self._no_file()
 
@@ -150,20 +148,6 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
             "HamiltonianNetwork: its forces are gradients that are taken while it runs, of which no file can be made;"
             " needed an export of the energy alone, network.potential.export()"
         )
-
-    def forward(
-        self,
-        positions: Tensor,
-        momenta: Tensor,
-        features: Tensor,
-        batch: Tensor | None = None,
-        *,
-        num_frames: int,
-        step: float,
-        substeps: int = 1,
-    ) -> Tensor:
-        """A trajectory: see :meth:`rollout`."""
-        return self.rollout(positions, momenta, features, batch, num_frames=num_frames, step=step, substeps=substeps)
 
     def rollout(
         self,
@@ -208,6 +192,8 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
                 positions, momenta = advance(velocity, force, positions, momenta, step / substeps)
             frames.append(torch.stack([positions, momenta], dim=1))
         return torch.stack(frames, dim=1)
+
+    forward = rollout
 
     def _check(self, positions: Tensor, features: Tensor, momenta: Tensor | None = None) -> None:
         """Positions, features and momenta of the bodies fit together."""
@@ -282,14 +268,6 @@ def leapfrog_step(velocity: Derivative, force: Derivative, positions: Tensor, mo
     momenta = momenta + step / 2 * force(positions)
     positions = positions + step * velocity(momenta)
     return positions, momenta + step / 2 * force(positions)
-
-
-def _positive(name: str, value: Any) -> float:
-    """``value`` as a float, if it is a positive number."""
-    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name}: got {value!r}, needed a positive energy")
-    return number
 
 
 def _ordinary(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Limits of what a description from a file may have built: no more than belongs to the weights beside it."""
+"""Limits on networks that are built from files: no larger than their weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from escnn_attention.models.description import DescriptionError
 __all__ = ["check_numbers", "within"]
 
 _ANY_SIZE = 1024
-"""A number that any network may have, however few its weights are."""
+"""Every network may have numbers up to this one."""
 
 _ORDER, _ORDER_OF_OTHERS = 128, 32
 """The largest number of a group of rotations in the plane or a field, and of any other group: escnn takes minutes."""
@@ -36,21 +36,21 @@ _EXTENTS = ("stem", "kernel", "kernel_size", "attention_size", "patch_size", "di
 
 @contextlib.contextmanager
 def within(description: Any, num_bytes: int, num_tensors: int) -> Iterator[None]:
-    """Build in this block what belongs to weights of a known size, and nothing much larger.
+    """A block that builds a network, and refuses to build one that is much larger than its weights.
 
-    A kilobyte of JSON can ask for a billion channels, a million layers or a group of a million elements. Weights tell
-    what is possible: no number of channels, heads or classes is larger than the weights have bytes, every layer has a
-    tensor among them, and filters and tables are at most so many times larger. The numbers of the description are
-    checked before the block runs. Tensors and parameters are counted while it runs, in this thread.
+    A kilobyte of JSON can ask for a billion channels, a million layers or a group of a million elements. The size of
+    the weights bounds them: no number of channels, heads or classes exceeds the number of bytes, every layer has a
+    tensor among the weights, and filters and tables are larger by a bounded factor. The numbers of the description are
+    checked before the block runs. Tensors and parameters of this thread are counted while it runs.
 
     Args:
-        description: what is built, as :func:`escnn_attention.models.description.describe` gives it.
+        description: of the network, as :func:`escnn_attention.models.description.describe` gives it.
         num_bytes: the size of the weights.
         num_tensors: the number of tensors among them.
 
     Raises:
-        DescriptionError: a number is too large, before anything is built; or a tensor, or what was registered in
-            modules so far, before it is filled.
+        DescriptionError: a number is too large, before anything is built; or a tensor, or the sum of the registered
+            tensors, before it is filled.
 
     Example:
         >>> import torch
@@ -78,10 +78,10 @@ def within(description: Any, num_bytes: int, num_tensors: int) -> Iterator[None]
 
 
 def check_numbers(description: Any, num_bytes: int) -> None:
-    """Refuse a description with a number that is too large for any network with these weights.
+    """Check that a description has no number that is too large for a network with these weights.
 
     Args:
-        description: what :func:`within` takes.
+        description: as in :func:`within`.
         num_bytes: the size of the weights.
 
     Raises:
@@ -91,7 +91,7 @@ def check_numbers(description: Any, num_bytes: int) -> None:
 
 
 def _check_numbers(value: Any, name: str, most: int, why: str) -> None:
-    """No integer in a description is too large."""
+    """Check all integers of a description."""
     if isinstance(value, int) and abs(value) > most:
         raise DescriptionError(f"{name}: got {value}, needed at most {most} {why}")
     if isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def _check_numbers(value: Any, name: str, most: int, why: str) -> None:
 
 
 def _counter(what: str, most: float, most_elements: float) -> Callable[..., None]:
-    """A hook that counts what modules register in this thread."""
+    """A hook that counts the tensors that modules register in this thread."""
     thread, count, elements = threading.get_ident(), 0, 0
 
     def registered(_: torch.nn.Module, __: str, tensor: torch.Tensor | None) -> None:

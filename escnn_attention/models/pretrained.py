@@ -30,8 +30,8 @@ _CARD = """---
 {{ card_data }}
 ---
 
-A network of the Python package escnn_attention: equivariant attention beside escnn. Its weights are in
-`model.safetensors`, and what it is made with in `config.json`.
+A network of the Python package escnn_attention: equivariant attention for escnn. Its weights are in
+`model.safetensors`, and its arguments in `config.json`.
 
 ```python
 from escnn_attention import models
@@ -42,13 +42,13 @@ network = models.from_pretrained("path/to/this/folder")
 
 if TYPE_CHECKING or find_spec("huggingface_hub") is not None:
     with warnings.catch_warnings():
-        # tqdm says in notebooks that they show no progress bars, as soon as it is imported.
+        # In notebooks tqdm warns on import that it shows no progress bars.
         warnings.filterwarnings("ignore", message="IProgress not found")
         from huggingface_hub import PyTorchModelHubMixin as _HubMixin
 else:
 
     class _HubMixin:
-        """What networks are without huggingface_hub."""
+        """The base class of networks without huggingface_hub."""
 
         def __init_subclass__(cls, **information: Any) -> None:
             super().__init_subclass__()
@@ -69,9 +69,8 @@ class PretrainedMixin(
     """Networks that are saved to a folder or to the Hugging Face Hub, and loaded from there.
 
     It is huggingface_hub's ``PyTorchModelHubMixin``, with three differences: nothing is ever unpickled, the
-    configuration holds all arguments of the constructor or the network is not saved, and what is loaded has the
-    precision in which it was saved. Needs the extra ``hub``; without it networks work, and these methods say what is
-    missing.
+    configuration holds all arguments of the constructor or the network is not saved, and loaded weights have the
+    precision in which they were saved. It needs the extra ``hub``; without it these methods raise an ImportError.
 
     Example:
         >>> import tempfile
@@ -123,9 +122,9 @@ class PretrainedMixin(
 
         Raises:
             ImportError: huggingface_hub or safetensors is not installed.
-            ValueError: the network was given something that JSON cannot describe, a weight is infinite or not a
-                number, a size is one that :meth:`from_pretrained` refuses, such as a group of 256 rotations, or the
-                folder holds the configuration of something else, which is left as it is.
+            ValueError: an argument of the network has no description in JSON, a weight is infinite or not a number, a
+                size is one that :meth:`from_pretrained` refuses, such as a group of 256 rotations, or the folder holds
+                another kind of configuration, which is left as it is.
         """
         assert isinstance(self, torch.nn.Module)
         _need_safetensors()
@@ -186,7 +185,7 @@ class PretrainedMixin(
         try:
             with within(arguments, file.stat().st_size, len(tensors)):
                 network: _Self = found(**build(arguments))
-        except Exception as error:  # what is written in a file can lead a constructor anywhere
+        except Exception as error:  # a file can make a constructor fail in any way
             reason = reason_of(error)
             raise ValueError(f"{model_id}: this version cannot build its {found.__name__}: {reason}") from error
         _load(network, tensors, model_id)
@@ -200,7 +199,7 @@ class PretrainedMixin(
         (save_directory / CONFIGURATION).write_text(json.dumps(content, sort_keys=True, indent=2), encoding="utf-8")
 
     def _configuration(self) -> dict[str, Any]:
-        """The arguments of the constructor, of which class it is, and in which layout its weights are."""
+        """The arguments of the constructor, the class, and the layout of the weights."""
         if self._undescribed:
             reason = next(iter(self._undescribed.values()))
             raise ValueError(
@@ -270,7 +269,7 @@ def from_folder(source: Path | str, **options: Any) -> Any:
 
 
 def _bound(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor by name, defaults too; none where the constructor will refuse them."""
+    """The arguments of a constructor by name, with defaults; none if the constructor will refuse them."""
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
     except TypeError:
@@ -301,7 +300,7 @@ def _checked_configuration(content: Any, source: object) -> dict[str, Any]:
 
 
 def _network_class(configuration: Mapping[str, Any], cls: type[_Self], source: object) -> type[_Self]:
-    """The class that a configuration names, which is ``cls`` or a kind of it."""
+    """The class that a configuration names: ``cls`` or a subclass."""
     path = configuration["class_path"]
     if path == class_path(cls):
         return cls
@@ -342,14 +341,14 @@ def _download(repository: str, name: str, options: Mapping[str, Any]) -> Path:
         raise FileNotFoundError(f"{repository}: there is no {name} in it{pickles}") from error
     except (LocalEntryNotFoundError, OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"pretrained_model_name_or_path: there is no folder {repository!r}, and the Hub has it not, or cannot be "
+            f"pretrained_model_name_or_path: there is no folder {repository!r}, and the Hub lacks it or cannot be "
             f"reached: {reason_of(error)}"
         ) from error
 
 
 def _load(network: Any, tensors: Mapping[str, Tensor], source: object) -> None:
-    """Give a network weights in their precision, if they are all it has and no others."""
-    network.train()  # in which mode escnn's convolutions hold nothing but weights
+    """Load weights into a network in their precision, if the names and shapes are those of the network."""
+    network.train()  # in this mode escnn's convolutions hold only weights
     needed = network.state_dict()
     problem = next((f"{name} is missing" for name in needed if name not in tensors), None)
     problem = problem or next((f"{name} is no tensor of this network" for name in tensors if name not in needed), None)
@@ -365,7 +364,7 @@ def _load(network: Any, tensors: Mapping[str, Tensor], source: object) -> None:
 
 
 def _check_target(folder: Path) -> None:
-    """Nothing in a folder would be replaced that is not of a network."""
+    """Check that saving would replace only files of a network."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"save_directory: {folder} is not a folder")
     if (folder / CONFIGURATION).exists():
@@ -408,7 +407,7 @@ _DEFAULTS = re.compile(r", (?:stride=1|momentum=0\.1|track_running_stats=True|af
 
 
 def shortened(text: str) -> str:
-    """What PyTorch prints of a module, with field types by their fields, and without what does nothing.
+    """PyTorch's text of a module, with field types by their fields, and without modules that do nothing.
 
     Example:
         >>> from escnn_attention.models.pretrained import shortened

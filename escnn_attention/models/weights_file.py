@@ -23,11 +23,11 @@ _SAME = "same"
 
 
 def write_weights(network: torch.nn.Module, folder: Path) -> None:
-    """Write the weights and buffers of a network, in one step; what escnn makes of its weights is left out.
+    """Write the weights and buffers of a network atomically, without the buffers that escnn derives.
 
-    The bases of a network's steerable convolutions are larger than its weights, and the same for convolutions that are
-    alike. Buffers that are equal are written once; of the others, the metadata of the file (``"same"``, a JSON object)
-    have the name under which they are found.
+    The bases of a network's steerable convolutions are larger than its weights, and equal for equal convolutions.
+    Equal buffers are written once; the metadata of the file (``"same"``, a JSON object) map the names of the others to
+    the name of the one that is written.
 
     Args:
         network: with the weights.
@@ -61,7 +61,7 @@ def write_weights(network: torch.nn.Module, folder: Path) -> None:
         tensors[name] = kept
     metadata = {"format": "pt"} | ({_SAME: json.dumps(same)} if same else {})
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as place:
-        # Not save_file, whose files nobody else may read.
+        # save_file makes files that only the owner may read.
         (Path(place) / WEIGHTS).write_bytes(save(tensors, metadata=metadata))
         os.replace(Path(place) / WEIGHTS, folder / WEIGHTS)
 
@@ -82,15 +82,15 @@ def read_weights(path: Path, device: str | torch.device = "cpu") -> dict[str, Te
         raise ValueError(f"{path} is damaged, or not a safetensors file: {error}") from error
     for name, other in _names(metadata, path).items():
         if name in tensors or other not in tensors:
-            raise ValueError(f"{path} is damaged: {name} is said to be the same as {other}")
+            raise ValueError(f"{path} is damaged: {name} is marked as equal to {other}")
         tensors[name] = tensors[other]
     return tensors
 
 
 def digest_of(configuration: Mapping[str, Any], weights: Path) -> str:
     """The SHA-256 of a configuration, without its entry :data:`DIGEST`, and of the file of the weights."""
-    told = {name: value for name, value in configuration.items() if name != DIGEST}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    content = {name: value for name, value in configuration.items() if name != DIGEST}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     with weights.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -98,7 +98,7 @@ def digest_of(configuration: Mapping[str, Any], weights: Path) -> str:
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: object) -> None:
-    """Weights are numbers.
+    """Check that weights are finite.
 
     Raises:
         ValueError: one is infinite, or is not a number.
@@ -109,7 +109,7 @@ def check_finite(tensors: Mapping[str, Tensor], source: object) -> None:
 
 
 def _names(metadata: Mapping[str, str], path: Path) -> dict[str, str]:
-    """The names of tensors that lie under another name."""
+    """The names of equal buffers, with the name of the one that is written."""
     try:
         names = json.loads(metadata.get(_SAME, "{}"))
     except (ValueError, RecursionError) as error:

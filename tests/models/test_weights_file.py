@@ -48,8 +48,8 @@ def test_files_without_names_of_others_are_read(network, tmp_path):
         ("{", "'same' in its metadata is not JSON"),
         ("[1]", "is no object of names"),
         (json.dumps({"b": 1}), "is no object of names"),
-        (json.dumps({"b": "c"}), "b is said to be the same as c"),
-        (json.dumps({"a": "a"}), "a is said to be the same as a"),
+        (json.dumps({"b": "c"}), "b is marked as equal to c"),
+        (json.dumps({"a": "a"}), "a is marked as equal to a"),
     ],
 )
 def test_damaged_files(tmp_path, same, message):
