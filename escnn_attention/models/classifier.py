@@ -17,14 +17,14 @@ from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_input, check_regular, check_shape, check_type
 from escnn_attention.nn.heads import is_scalar
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.plain.image_networks import Classifier, invariant
+from escnn_attention.plain.image_networks import Classifier
 from escnn_attention.plain.image_networks import PoseMean as PlainPoseMean
 from escnn_attention.plain.image_networks import PositionSum as PlainPositionSum
 
 __all__ = ["EquivariantClassifier", "InvariantLogits", "PoseMean", "PositionSum", "images_of"]
 
 
-class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
+class EquivariantClassifier(PretrainedMixin, Classifier):
     r"""Equivariant stages, a maximum over poses, a mean over positions, and a linear map to the classes.
 
     .. math:: \mathrm{logits} = W \operatorname{mean}_x \max_h f(x, h) + b
@@ -33,8 +33,8 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
 
     Args:
         stages: by name, in order; the last gives regular fields, or scalars, which have no poses.
-        num_classes: the number of classes; None where the last stage gives one regular field a class, which then are
-            the logits after pooling.
+        num_classes: the number of classes; None if the last stage gives one regular field per class, whose pooled
+            values are the logits.
 
     Attributes:
         stages: the stages, by name.
@@ -60,22 +60,22 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
         torch.Size([2, 10])
     """
 
+    stages: torch.nn.ModuleDict
+
     def __init__(self, stages: Mapping[str, EquivariantModule], num_classes: int | None):
-        super().__init__()
-        self.stages = torch.nn.ModuleDict(stages)
         if not stages:
             raise ValueError("stages: got none, needed at least one")
         first, *_ = stages.values()
         *_, last = stages.values()
-        self.in_type: FieldType = first.in_type
-        self.gspace: GSpace = first.in_type.gspace
         scalars = is_scalar(last.out_type)
         if not scalars:
             check_regular("stages", last.out_type, "the maximum over poses")
-        self.order = 1 if scalars else last.out_type.gspace.fibergroup.order()
         fields = len(last.out_type)
+        head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(fields, num_classes)
+        super().__init__(torch.nn.ModuleDict(stages), 1 if scalars else last.out_type.gspace.fibergroup.order(), head)
+        self.in_type: FieldType = first.in_type
+        self.gspace: GSpace = first.in_type.gspace
         self.num_classes = fields if num_classes is None else num_classes
-        self.head = torch.nn.Identity() if num_classes is None else torch.nn.Linear(fields, num_classes)
 
     def forward(self, input: GeometricTensor | Tensor) -> Tensor:
         """The logits ``(B, num_classes)`` of images, as a GeometricTensor of type ``in_type`` or as a plain tensor.
@@ -87,12 +87,10 @@ class EquivariantClassifier(PretrainedMixin, torch.nn.Module):
         x = images_of(input, self.in_type, self)
         for stage in self.stages.values():
             x = stage(x)
-        # escnn's GroupPooling answers in float32 whatever it is given.
-        logits: Tensor = self.head(invariant(x.tensor, self.order))
-        return logits
+        return self.read(x.tensor)
 
     def feature_maps(self, input: GeometricTensor | Tensor) -> dict[str, GeometricTensor]:
-        """What each stage gives, by the name of the stage."""
+        """The features of each stage, by its name."""
         x = images_of(input, self.in_type, self)
         maps = {}
         for name, stage in self.stages.items():
@@ -133,13 +131,13 @@ def images_of(input: GeometricTensor | Tensor, in_type: FieldType, network: torc
 
 
 class InvariantLogits(EquivariantModule):
-    """A classifier as a map between fields: images to one scalar field a class, at a single position.
+    """A classifier as a map between fields: images to one scalar field per class, at a single position.
 
-    Makes the equivariance error of a whole network measurable, and comparable between networks of any kind.
+    It makes the equivariance error of a whole network measurable, and comparable between networks of any kind.
 
     Args:
         network: images ``(B, in_type.size, *space)`` to logits ``(B, num_classes)``.
-        in_type: the type of the images; its gspace is the symmetry to hold the network against.
+        in_type: the type of the images; its gspace is the symmetry that is tested.
         num_classes: the number of classes.
 
     Example:
@@ -174,7 +172,7 @@ class PoseMean(PlainModule):
 
     .. math:: \mathrm{out}(x, h) = \frac{1}{|H|} \sum_{h'} f(x, h')
 
-    As the last stage of an :class:`EquivariantClassifier` it makes a mean of the maximum over the poses.
+    As the last stage of an :class:`EquivariantClassifier` it turns the maximum over the poses into a mean.
 
     Args:
         in_type: the type of the input and of the output: regular fields.
@@ -209,8 +207,8 @@ class PositionSum(PlainModule):
 
     .. math:: \mathrm{out}(h) = \sum_x f(x, h)
 
-    As the last stage of an :class:`EquivariantClassifier` it makes a maximum over the poses of the sum over the
-    positions, where there would be a mean over the positions of the maximum over the poses.
+    As the last stage of an :class:`EquivariantClassifier` it gives the maximum over the poses of the sum over the
+    positions, in place of the mean over the positions of the maximum over the poses.
 
     Args:
         in_type: the type of the input and of the output.

@@ -1,4 +1,4 @@
-"""What networks on point clouds share: the call, its checks, and the export."""
+"""The base class of the networks on point clouds, with the checks of their call and their export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention.geometry.cache import kept, shared_geometry
@@ -15,22 +15,16 @@ from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_points
 from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.nn.transformer import PointBlock
-from escnn_attention.plain.cloud_pooling import count_clouds, offsets_from_mean, read
-from escnn_attention.plain.point_network import PointNetwork, even_part
+from escnn_attention.plain.point_network import PointForward, PointNetwork
 
 __all__ = ["CloudNetwork"]
 
 
-class CloudNetwork(PretrainedMixin, torch.nn.Module):
+class CloudNetwork(PretrainedMixin, PointForward):
     """An embedding, blocks and a head between points: the base class of the networks on clouds.
 
-    A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them
-
-    - ``norm``, between the last block and the head,
-    - ``positions``, the length that is 1 for offsets from the mean of a cloud, which the embedding gets, too,
-    - ``waves``, of the coordinates, which are added to the embedding,
-    - ``signs``, those of the features under which the output is
-      :func:`even <escnn_attention.plain.point_network.even_part>`.
+    A subclass sets ``embedding``, ``blocks`` and ``head``, and where it has them ``norm``, ``positions``, ``waves`` and
+    ``signs``: see :class:`~escnn_attention.plain.point_network.PointForward`.
 
     Args:
         gspace: the symmetry, over R^2 or R^3.
@@ -46,21 +40,14 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         True
     """
 
-    embedding: Any
-    blocks: torch.nn.ModuleList
-    head: Any
-    signs: Tensor | None
-
     def __init__(self, gspace: GSpace, in_type: FieldType):
         super().__init__()
         self.gspace = gspace
         self.in_type = in_type
-        self.norm: Any = None
-        self.positions: float | None = None
-        self.waves: Any = None
+        self.norm = self.positions = self.waves = None
         self.register_buffer("signs", None, persistent=False)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input: GeometricTensor | Tensor,
         coords: Tensor | None = None,
@@ -103,22 +90,20 @@ class CloudNetwork(PretrainedMixin, torch.nn.Module):
         measure: Tensor | None,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
-        num_clouds = count_clouds(batch, x.coords, mask)
-        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        offsets: Tensor | None = None
-        if self.positions is not None:
-            offsets = offsets_from_mean(x.coords, batch, num_clouds, mask, measure).to(x.tensor.dtype) / self.positions
+        return PointForward.forward(self, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
 
-        def network(features: Tensor) -> Tensor:
-            features = features if offsets is None else torch.cat([features, offsets], dim=1)
-            y = self.embedding(GeometricTensor(features, self.embedding.in_type, x.coords))
-            y = GeometricTensor(y.tensor if self.waves is None else y.tensor + self.waves(x.coords), y.type, x.coords)
-            for block in self.blocks:
-                y = block(y, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
-            y = y if self.norm is None else self.norm(y)
-            return read(self.head, y.tensor, batch, num_clouds, mask, measure)
+    def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
+        kept(check_cloud, coords, *arguments)
 
-        return even_part(self.signs, network, x.tensor)
+    def _at_points(self, module: torch.nn.Module, x: Tensor, coords: Tensor) -> Tensor:
+        y: GeometricTensor = module(GeometricTensor(x, cast(EquivariantModule, module).in_type, coords))
+        return y.tensor
+
+    def _between_points(self, block: torch.nn.Module, x: Tensor, coords: Tensor, *arguments: Tensor | None) -> Tensor:
+        edge_index, batch, mask, measure, edge_attr = arguments
+        y = GeometricTensor(x, cast(EquivariantModule, block).in_type, coords)
+        y = block(y, edge_index, batch, mask=mask, measure=measure, edge_attr=edge_attr)
+        return y.tensor
 
     def _check_coords(self, coords: Any, features: Tensor) -> Tensor:
         """``coords``, if they are those of features that are a tensor."""

@@ -55,10 +55,10 @@ __all__ = [
 
 
 Attention = Literal["full", "channel", "spatial", "features", "poses"]
-"""Where a convolution attends, see :class:`GroupCNN`."""
+"""The kind of attention of a convolution, see :class:`GroupCNN`."""
 
 EPS = 2e-5
-"""Of the batch norms, in all published networks."""
+"""The epsilon of the batch norms in all published networks."""
 
 
 _CHANNEL = ("full", "channel", "features")
@@ -74,11 +74,11 @@ _KINDS = {
 
 
 def check_attention(attention: Attention | None, **options: tuple[Any, Any]) -> None:
-    """``attention`` is one of the kinds, or None, and has the options that were given.
+    """Check that ``attention`` is one of the kinds, or None, and has the given options.
 
     Args:
         attention: the kind.
-        options: of attention, by name: the value and the default. What the kind does not have must be left alone.
+        options: of attention, by name: the value and the default. An option that the kind lacks must have its default.
     """
     kinds = get_args(Attention)
     if attention is not None and attention not in kinds:
@@ -118,7 +118,7 @@ def attended(
     attention_size: int = 7,
     attention_dilation: int = 1,
 ) -> OrderedDict[str, EquivariantModule]:
-    r"""A group convolution without bias, and what attends to its input or to its responses.
+    r"""A group convolution without bias, with attention to its input or its responses.
 
     The convolution is always an :class:`AttentiveConv`, which without attention is the plain group convolution: its
     kernels are complete at every size, in the parameters :math:`\psi(x, p)` of the papers, and equivariant to rounding
@@ -154,20 +154,20 @@ def attended(
 
 
 class BatchNorm(InnerBatchNorm):
-    """escnn's batch norm with one statistic a field, also for no images, whose fields escnn cannot count."""
+    """escnn's batch norm with one statistic per field, also for an empty batch, in which escnn cannot count fields."""
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         x = input.tensor
         if len(x):
             return super().forward(input)
-        # Where nothing is, the order of the channels is all the same.
+        # In an empty batch the order of the channels does not matter.
         norms = {size: getattr(self, f"batch_norm_[{size}]") for size in self._contiguous}
         parts = [norm(x[:, : n * norm.num_features].unflatten(1, (-1, n))).flatten(1, 2) for n, norm in norms.items()]
         return GeometricTensor(torch.cat(parts, dim=1), self.out_type)
 
 
 def norm_and_relu(in_type: FieldType) -> OrderedDict[str, EquivariantModule]:
-    """Batch norm, with one statistic a field, and ReLU."""
+    """Batch norm, with one statistic per field, and ReLU."""
     return OrderedDict(norm=BatchNorm(in_type, eps=EPS), relu=ReLU(in_type, inplace=True))
 
 
@@ -179,7 +179,7 @@ def drop(in_type: FieldType, probability: float, name: str = "dropout") -> Order
 
 
 def sequence(*parts: Mapping[str, EquivariantModule]) -> SequentialModule:
-    """The modules of all parts, one after the other. A name that comes again gets a number."""
+    """The modules of all parts, one after the other. A repeated name gets a number."""
     modules: OrderedDict[str, EquivariantModule] = OrderedDict()
     for part in parts:
         for name, module in part.items():
@@ -250,7 +250,7 @@ def _draw(kernel: PoseKernel, bound: float) -> None:
 
 
 class ResidualBlock(GridModule):
-    r"""Two group convolutions with a shortcut, activated in front of the convolutions.
+    r"""Two group convolutions with a shortcut, with activations before the convolutions.
 
     .. math::
         \mathrm{out} = \mathrm{shortcut}(f)
@@ -266,8 +266,8 @@ class ResidualBlock(GridModule):
         kernel_size: the odd width of the kernels, padded such that they keep the grid.
         halve: whether the grid is halved.
         attention: where all the convolutions attend, that of the shortcut included; see :class:`GroupCNN`.
-        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-            Only with channel attention.
+        hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
+            attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
 
     Shape:
@@ -353,7 +353,7 @@ class ResidualBlock(GridModule):
 
 
 class DenseBlock(GridModule):
-    r"""A group convolution whose fields are put in front of those it came from.
+    r"""A group convolution whose output is concatenated with its input.
 
     .. math::
         \mathrm{out} = \big( [\mathrm{BN}(f)]^+ \star_G \psi,\; \mathrm{crop}(f) \big)
@@ -365,8 +365,8 @@ class DenseBlock(GridModule):
         growth: the number of regular fields that the block adds.
         kernel_size: the odd width of the kernel.
         attention: where the convolution attends; see :class:`GroupCNN`.
-        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-            Only with channel attention.
+        hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
+            attention.
         attention_size, attention_dilation: of the kernel of spatial attention. Only with that.
 
     Shape:

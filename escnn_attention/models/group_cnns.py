@@ -57,8 +57,8 @@ class GroupCNN(_PublishedNetwork):
         f_i &= \mathrm{Dropout}([\mathrm{BN}(f_{i-1} \star_G \psi_i)]^+), \quad f_0 = \mathrm{image} \\
         \mathrm{logits} &= \operatorname{mean}_x \max\nolimits_h \, (f_n \star_G \psi)(x, h)
 
-    Convolutions without padding and without bias, of the same number of fields, a 2×2 max pooling behind the first few,
-    in front of which there is no dropout, and a last convolution to one field a class. On rotated MNIST the sizes are
+    Convolutions without padding and without bias, of the same number of fields, a 2×2 max pooling after the first few,
+    before which there is no dropout, and a last convolution to one field per class. On rotated MNIST the sizes are
     28 → 26 → 24 → 12 → 10 → 8 → 6 → 4 → 1, all of which keep the equivariance exact; a grid of odd size is pooled
     symmetrically (:class:`HalvingPool`).
 
@@ -84,7 +84,7 @@ class GroupCNN(_PublishedNetwork):
         num_classes: the number of classes.
         width: the number of regular fields of every layer; by default :math:`20 / \sqrt{|H|}`, rounded, which is 10 for
             p4 and 20 for the trivial group, as published.
-        attention: where the convolutions attend.
+        attention: the attention of the convolutions.
         convolutions: how many there are in front of the pooling and behind it, the last one not counted.
         last_kernel: the width of the last convolution.
         ratio: by how much the hidden layers of channel attention are narrower than the input, which has ``width``
@@ -194,7 +194,7 @@ _ALL_CNN_C = (
 class AllCNNC(_PublishedNetwork):
     r"""The All-CNN-C for any group, and its attentive versions.
 
-    Nine convolutions of widths C, C, C, 2C, 2C, 2C, 2C, 2C and one field a class, with padded kernels of 3×3 and, the
+    Nine convolutions of widths C, C, C, 2C, 2C, 2C, 2C, 2C and one field per class, with padded kernels of 3×3 and, the
     last two, of 1×1, each followed by batch norm and ReLU, the last one too; then a mean over poses and positions.
     Dropout on the image and behind the third and sixth convolution.
 
@@ -208,7 +208,7 @@ class AllCNNC(_PublishedNetwork):
         num_classes: the number of classes.
         width: the number C of regular fields of the first layers; by default :math:`96 / \sqrt{|H|}`, rounded, which is
             48 for p4 and 96 for the trivial group, as published, and 32 for groups of order 8, as published for p4m.
-        attention: where the convolutions attend; see :class:`GroupCNN`. In the paper None and ``"features"``.
+        attention: the attention of the convolutions; see :class:`GroupCNN`. In the paper None and ``"features"``.
         ratio: by how much the hidden layers of channel attention are narrower than the input; on the image it is 1.
             Only with channel attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
@@ -295,7 +295,7 @@ class ResNet44(_PublishedNetwork):
     r"""The 44-layer residual network for any group, and its attentive versions.
 
     A convolution, three stages of seven :class:`ResidualBlock`\ s, batch norm, ReLU, a mean over the positions, a 1×1
-    convolution to one field a class and a mean over the poses: :math:`6 n + 2` layers for n blocks a stage. The first
+    convolution to one field per class and a mean over the poses: :math:`6 n + 2` layers for n blocks a stage. The first
     block of the second and of the third stage halves the grid, exactly.
 
     Args:
@@ -305,10 +305,10 @@ class ResNet44(_PublishedNetwork):
         width: the number of regular fields in each stage; by default :math:`(32, 64, 128) / \sqrt{|H|}`, rounded, which
             is (11, 23, 45) for p4m, as published.
         blocks: the number of blocks in every stage.
-        attention: where the convolutions attend, those of shortcuts and the last one included; see :class:`GroupCNN`.
+        attention: the attention of the convolutions, with those of shortcuts and the last one; see :class:`GroupCNN`.
             In the paper None and ``"features"``.
-        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it.
-            Only with channel attention.
+        hidden: the number of hidden fields of channel attention, rounded to an integer ratio. Only with channel
+            attention.
         attention_size: the odd width of the kernels of spatial attention. Only with that.
 
     Shape:
@@ -402,7 +402,7 @@ class GroupDenseNet(_PublishedNetwork):
     r"""The p4m-DenseNet of Veeling et al. for any group, and its attentive versions.
 
     A 3×3 convolution, then :class:`DenseBlock`\ s with transitions between them (batch norm, ReLU, a 1×1 convolution of
-    as many fields, a mean over 2×2 positions), batch norm, ReLU, a 1×1 convolution to one field a class, and a mean
+    as many fields, a mean over 2×2 positions), batch norm, ReLU, a 1×1 convolution to one field per class, and a mean
     over positions and poses. Nothing is padded. On PatchCamelyon the sizes are 96 → 94 → 92 → 46 → 44 → 22 → 20 → 10 →
     8 → 4 → 2, all of which keep the equivariance exact; a grid of odd size is pooled symmetrically
     (:class:`HalvingPool`).
@@ -417,10 +417,10 @@ class GroupDenseNet(_PublishedNetwork):
         width: the number of regular fields of the first convolution, and by which every block grows; by default
             :math:`26 / \sqrt{|H|}`, rounded, which is 13 for p4, 9 for p4m and 26 for the trivial group, as published.
         blocks: the number of dense blocks.
-        attention: where the convolutions attend, those of transitions and the last one included; see
+        attention: the attention of the convolutions, those of transitions and the last one included; see
             :class:`GroupCNN`. In the paper None and ``"features"``.
-        hidden: the number of hidden fields of channel attention; as nearly as a ratio of integers comes to it. On the
-            image there are as many as channels. Only with channel attention.
+        hidden: the number of hidden fields of channel attention, rounded to an integer ratio; on the image there are as
+            many as channels. Only with channel attention.
         attention_size: the odd width of the kernels of spatial attention; at most 5 in the last block, and 3 in the
             last convolution. Only with that.
 

@@ -36,8 +36,8 @@ class LieTransformerBlock(PointBlock):
         y &= x + \mathrm{Attention}(\mathrm{LN}(x)) \\
         z &= y + \sigma(W_2\,\sigma(W_1\,\mathrm{LN}(y)))
 
-    Its maps leave the poses where they are, its norms are of each pose by itself, and its pointwise network, as wide as
-    the features, ends in a nonlinearity. With the trivial group poses are no matter.
+    Its maps do not mix poses, its norms act on each pose separately, and its pointwise network, as wide as the
+    features, ends in a nonlinearity.
 
     Args:
         in_type: the type of the input and of the output: regular fields.
@@ -82,8 +82,8 @@ class LieTransformer(CloudNetwork):
         \qquad\text{or}\qquad y = \operatorname{pool}_{i,h} W' \sigma(f^L_i(h)) + b'
 
     with an MLP that begins with a nonlinearity and has two hidden layers as wide as the features, and the blocks of
-    :class:`LieTransformerBlock`. :class:`PointTransformer` is the network to use for all else: it has norms in front of
-    its head, maps that mix poses, and any field type.
+    :class:`LieTransformerBlock`. Use :class:`PointTransformer` for everything but comparisons with the published
+    network: it has a norm before its head, maps that mix poses, and any field type.
 
     Args:
         gspace: the symmetry, over R^2 or R^3, with a finite fiber group: translations alone for the trivial one. Or
@@ -96,8 +96,8 @@ class LieTransformer(CloudNetwork):
         encoding: of each attention; by default the published kernel,
             ``PairKernel(biases=True, last_activation=True)``.
         normalization: ``"softmax"``, or ``"count"``.
-        relation: what the encoding sees of two points: see :class:`~escnn_attention.PointSelfAttention`. By default the
-            offset, or of lifted points :class:`~escnn_attention.LiftedMotion`.
+        relation: the input of the encoding for two points: see :class:`~escnn_attention.PointSelfAttention`. By default
+            the offset, or for lifted points :class:`~escnn_attention.LiftedMotion`.
         readout: the MLP on the pooled features of ``"clouds"``, or a linear map at ``"points"`` that are then pooled.
         pool: ``"mean"`` or ``"max"``, over points and poses together.
         backend: see :class:`~escnn_attention.PointSelfAttention`.
@@ -172,7 +172,7 @@ class LieTransformer(CloudNetwork):
             "num_neighbours": num_neighbours,
         }
         self.embedding = PoseLinear(in_type, hidden)
-        # As that of torch.nn.Linear: without a bias the norm leaves of a lone scalar its sign.
+        # As in torch.nn.Linear: without a bias the norm reduces a single scalar to its sign.
         bias = self.embedding.plain.projection.bias
         assert bias is not None
         torch.nn.init.uniform_(bias, -(in_type.size**-0.5), in_type.size**-0.5)
@@ -221,7 +221,7 @@ class LieTransformer(CloudNetwork):
 def _lift(
     in_type: FieldType, lift_samples: int | None, relation: Relation | None, positive_quaternions: bool
 ) -> PointLift | None:
-    """The lift of a continuous fiber group, if the options fit the group."""
+    """The lift of a continuous fiber group; None for a finite one."""
     group = in_type.fibergroup
     if not (isinstance(relation, LiftedMotion) and relation.rotation == "quaternion"):
         why = 'no quaternions are seen without relation=LiftedMotion("quaternion")'

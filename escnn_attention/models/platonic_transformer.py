@@ -32,18 +32,18 @@ class PlatonicBlock(PointBlock):
         y &= x + \lambda_1\,\mathrm{Attention}(\mathrm{LN}(x)) \\
         z &= y + \lambda_2\,W_2\,\sigma(W_1\,\mathrm{LN}(y))
 
-    The attention is that of an ordinary transformer in the frame of every pose: queries see the keys of their own pose,
-    and rotary encodings of positions. Norms are of each pose by itself; poses are mixed by the linear maps.
+    The attention is that of an ordinary transformer in the frame of every pose: queries attend to the keys of their own
+    pose, with rotary encodings of positions. Norms act on each pose separately; the linear maps mix poses.
 
     Args:
         in_type: the type of the input and of the output: regular fields.
         num_heads: the number of heads.
         hidden_fields: the fields of the pointwise network; by default four times those of ``in_type``.
-        constant_keys, rotate_values: whether keys are constant, and whether values are rotated, too (``values`` of
+        constant_keys, rotate_values: whether keys are constant, and whether values are rotated (``values`` of
             :class:`~escnn_attention.RotaryEncoding`).
         activation: :math:`\sigma`, ``"gelu"``, ``"silu"`` or ``"relu"``.
         norm_kind: ``"layer"`` or ``"rms"``, see :class:`~escnn_attention.FieldLayerNorm`.
-        layer_scale: the gains :math:`\lambda` at first; None for none.
+        layer_scale: the initial gains :math:`\lambda`; None for none.
         backend: of the attention.
 
     Shape:
@@ -114,8 +114,8 @@ class PlatonicTransformer(CloudNetwork):
         y &= W_2\,\sigma\big(W_1 \operatorname{pool}_i f^L_i\big)
 
     with the blocks of :class:`PlatonicBlock`, equivariant maps W and a last one to fields of any type. Without
-    ``positions`` it is invariant under translations. As published, the embedding W has no bias, and norms take out the
-    scale of what it embeds: a lone scalar needs a second feature beside it that is constant, such as 1.
+    ``positions`` it is invariant under translations. As published, the embedding W has no bias, and norms remove the
+    scale of its output: a single scalar feature needs a second one that is constant, such as 1.
 
     Args:
         gspace: the symmetry, over R^2 or R^3, with a finite fiber group.
@@ -130,7 +130,7 @@ class PlatonicTransformer(CloudNetwork):
         positions: whether waves of the position itself are added to the embedding.
         hidden_readout: whether the head has a hidden layer, as wide as the features, with a GELU.
         pool: over the points of a cloud, ``"mean"`` or ``"sum"``; None for an output at every point.
-        divisor: what is pooled is divided by this number, for sums of about that many points.
+        divisor: the pooled features are divided by this number, for sums of about that many points.
 
     Attributes:
         in_type: the type of the features.
@@ -192,7 +192,7 @@ class PlatonicTransformer(CloudNetwork):
 
 
 def _parts(out_type: FieldType) -> list[FieldType]:
-    """The output in parts of fields of one kind that lie side by side, each of which is read off by itself."""
+    """The output in runs of equal fields, each with its own readout."""
     runs: list[list[Any]] = []
     for representation in out_type.representations:
         if runs and runs[-1][0] == representation:

@@ -16,7 +16,7 @@ __all__ = ["SymmetricTensors", "symmetric_tensor_repr"]
 
 
 def symmetric_tensor_repr(gspace: GSpace) -> Representation:
-    r"""How the fiber group acts on symmetric d × d matrices: :math:`A \mapsto h A h^T`.
+    r"""The action of the fiber group on symmetric d × d matrices, :math:`A \mapsto h A h^T`.
 
     The matrix of an element is orthogonal; it acts on the coordinates of a matrix in the basis of
     :class:`SymmetricTensors`, in which the diagonal comes first.
@@ -41,7 +41,7 @@ def symmetric_tensor_repr(gspace: GSpace) -> Representation:
         raise ValueError(f"gspace: got {gspace.name} without a base space, needed one over R^d")
     group: Group = gspace.fibergroup
     elements = list(group.testing_elements() if group.continuous else group.generators) or [group.identity]
-    # One group acts in different ways, by actions of the same name: about other axes, for example.
+    # A group can have different actions of the same name, for example about different axes.
     matrices = np.stack([np.asarray(action(h), dtype=np.float64) for h in elements]).round(6) + 0.0
     name = f"symmetric_tensors[{hashlib.sha256(matrices.tobytes()).hexdigest()[:12]}]"
     if name not in group.representations:
@@ -61,7 +61,8 @@ def _decompose(
 ) -> tuple[list[tuple[Any, ...]], np.ndarray]:
     """The irreps of an orthogonal representation, and an orthogonal change of basis to their sum.
 
-    The elements generate the group, or are enough of a continuous one to tell the irreps of these frequencies apart.
+    The elements generate the group, or are enough elements of a continuous one to distinguish irreps of these
+    frequencies.
     """
     if group.continuous:
         candidates = [group.irrep(*i) for i in dict.fromkeys(action.tensor(action).irreps)]
@@ -88,7 +89,7 @@ def _embeddings(
     rank = int((values > 1e-8).sum())
     found: list[np.ndarray] = []
     for candidate in rows[rank:].reshape(-1, size, irrep.size):
-        # What lies in the copies found so far is taken away; what is left is a multiple of an isometry.
+        # The rest after projecting out the copies found so far is a multiple of an isometry.
         for copy in found:
             candidate = candidate - copy @ (copy.T @ candidate)
         scale = np.linalg.norm(candidate) / np.sqrt(irrep.size)

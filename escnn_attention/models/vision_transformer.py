@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from escnn import gspaces
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_bool, check_int, check_ints
@@ -20,13 +20,13 @@ from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.embeddings import PatchEmbedding, PositionTable
 from escnn_attention.nn.invariants import PowerSpectrum
 from escnn_attention.nn.transformer import TransformerBlock, each_block
-from escnn_attention.plain.image_networks import ClassToken, mixed
+from escnn_attention.plain.image_networks import ClassToken, VisionForward
 from escnn_attention.plain.image_networks import VisionTransformer as PlainVisionTransformer
 
 __all__ = ["VisionTransformer"]
 
 
-class VisionTransformer(PretrainedMixin, torch.nn.Module):
+class VisionTransformer(PretrainedMixin, VisionForward):
     r"""A vision transformer whose first blocks are equivariant: the octic ViT, for any group that keeps a square.
 
     .. math::
@@ -38,29 +38,30 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
     :class:`PatchEmbedding`, to which a :class:`PositionTable` p is added, and a class token, which is learned and
     invariant. The equivariant blocks are :class:`TransformerBlock`\ s in which all poses of a head attend alike
     (``shared_scores``), without an encoding, with the norm ``"fields"``. Then a linear map leaves the group: of the
-    features as they are, so that what follows sees how the image lies (the hybrid), or of their :class:`PowerSpectrum`,
-    after which all is invariant. The blocks behind it are those of the trivial group: ordinary ones.
+    features themselves, so that the following blocks depend on the orientation of the image (the hybrid), or of their
+    :class:`PowerSpectrum`, after which everything is invariant. The blocks behind it are ordinary ones, those of the
+    trivial group.
 
-    Patches of fewer than 4 positions along an axis, all of which some reflection leaves where they are, make nothing of
-    some irreps, as in the published networks.
+    In patches of fewer than 4 positions along an axis some reflection fixes every position, so that some irreps are
+    zero, as in the published networks.
 
     Args:
         gspace: the symmetry; a finite group that maps a square onto itself, such as ``gspaces.flipRot2dOnR2(4)``.
         in_channels: the channels of the images or volumes.
-        num_classes: the number of classes; None for the features of the token that is read, without a head.
-        image_size: the positions along every axis of the images that the table is for, a multiple of ``patch_size``.
-            Images of other sizes have it interpolated.
+        num_classes: the number of classes; None for the features of the token, without a head.
+        image_size: the positions along every axis of the images of the table, a multiple of ``patch_size``. For images
+            of other sizes the table is interpolated.
         patch_size: the positions along every axis of a patch.
-        fields: how many regular fields the features are as many as; the width is ``fields`` times the order of the
-            group.
+        fields: the features are the irreps of this number of regular fields; the width is ``fields`` times the order
+            of the group.
         num_heads: the number of heads, which divides ``fields``.
         num_blocks: the number of equivariant blocks, and of those behind them.
         hidden_fields: the regular fields of the network in every block; by default four times ``fields``.
-        invariant: whether invariants are read of the features where they leave the group.
-        class_token: whether a token is read in the end, and not the mean over the patches.
+        invariant: whether the map out of the group reads invariants of the features.
+        class_token: whether the head reads a token, and not the mean over the patches.
         registers: the number of further tokens, learned and invariant, which are not read.
-        layer_scale: the gains at first of both branches of every block; None for no gains.
-        norm_eps: what all norms add to the mean square.
+        layer_scale: the initial gains of both branches of every block; None for no gains.
+        norm_eps: the epsilon of all norms.
         block: further options of every :class:`TransformerBlock`, such as ``drop_path`` (of the last block; from 0 of
             the first it rises by equal steps), ``dropout`` and ``qk_norm``.
 
@@ -164,8 +165,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
             TypeError: a tensor of another precision than the network.
             ValueError: a tensor of another type or shape, or one that patches do not divide.
         """
-        logits: Tensor = self.head(self.token.read(self.tokens(input)))
-        return logits
+        return super().forward(input)  # type: ignore[arg-type]
 
     def tokens(self, input: GeometricTensor | Tensor) -> Tensor:
         """The features of all tokens behind the last norm, ``(B, 1 + registers + N, fields · |H|)``.
@@ -178,17 +178,15 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
         Raises:
             TypeError, ValueError: as :meth:`forward`.
         """
-        x = self.positions(self.embedding(images_of(input, self.in_type, self)))
-        y = GeometricTensor(self.token(x.tensor), self.hidden_type)
-        for block in self.blocks:
-            y = block(y)
-        if self.invariants is not None:
-            y = self.invariants(y)
-        z = GeometricTensor(mixed(self.leave, y.tensor), self.plain_type)
-        for block in self.plain_blocks:
-            z = block(z)
-        rows: Tensor = self.norm(z.tensor.flatten(2).transpose(1, 2))
-        return rows
+        return super().tokens(input)  # type: ignore[arg-type]
+
+    def _embed(self, x: GeometricTensor | Tensor) -> Tensor:
+        y: GeometricTensor = self.positions(self.embedding(images_of(x, self.in_type, self)))
+        return y.tensor
+
+    def _apply_module(self, module: torch.nn.Module, x: Tensor) -> Tensor:
+        y: GeometricTensor = module(GeometricTensor(x, cast(EquivariantModule, module).in_type))
+        return y.tensor
 
     def as_fields(self) -> InvariantLogits:
         """The network as an equivariant module, for :func:`escnn_attention.equivariance_report`."""
@@ -206,7 +204,7 @@ class VisionTransformer(PretrainedMixin, torch.nn.Module):
             stem,
             copy.deepcopy(self.token),
             [cast(TransformerBlock, block).export() for block in self.blocks],
-            torch.nn.Identity() if self.invariants is None else self.invariants.export(),
+            torch.nn.Identity() if self.invariants is None else cast(PowerSpectrum, self.invariants).export(),
             copy.deepcopy(self.leave),
             [cast(TransformerBlock, block).export() for block in self.plain_blocks],
             copy.deepcopy(self.norm),

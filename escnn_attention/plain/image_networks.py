@@ -11,7 +11,16 @@ from torch.nn import Parameter
 
 from escnn_attention.plain.buffers import ExactBuffers
 
-__all__ = ["ClassToken", "Classifier", "PoseMean", "PositionSum", "VisionTransformer", "invariant", "mixed"]
+__all__ = [
+    "ClassToken",
+    "Classifier",
+    "PoseMean",
+    "PositionSum",
+    "VisionForward",
+    "VisionTransformer",
+    "invariant",
+    "mixed",
+]
 
 
 def invariant(x: Tensor, order: int) -> Tensor:
@@ -54,7 +63,11 @@ class Classifier(torch.nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(invariant(self.stages(x), self.order))
+        return self.read(self.stages(x))
+
+    def read(self, features: Tensor) -> Tensor:
+        """The logits of the features of the last stage."""
+        logits: Tensor = self.head(invariant(features, self.order))
         return logits
 
 
@@ -62,9 +75,9 @@ class ClassToken(ExactBuffers):
     """Positions ``(B, C, *space)`` in a row, behind R + 1 learned tokens: ``(B, C, 1, ..., 1, 1 + R + N)``.
 
     Args:
-        invariants: ``(C, k)``, the vectors that no element changes, of which the tokens are made.
-        there: whether there is a token that is read, in front.
-        registers: the number R of others, which are not.
+        invariants: ``(C, k)``, the invariant vectors of which the tokens are combinations.
+        there: whether there is a token in front, which is read.
+        registers: the number R of other tokens, which are not read.
     """
 
     invariants: Tensor
@@ -92,23 +105,65 @@ class ClassToken(ExactBuffers):
 
 
 def mixed(map: torch.nn.Module, x: Tensor) -> Tensor:
-    """What a map of channels, which are its last axis, makes of features ``(B, C, *space)``."""
+    """A map of the last axis, applied to the channels of features ``(B, C, *space)``."""
     y: Tensor = map(x.movedim(1, -1)).movedim(-1, 1)
     return y
 
 
-class VisionTransformer(torch.nn.Module):
+class VisionForward(torch.nn.Module):
+    """The forward pass of transformers of patches.
+
+    Attributes:
+        token: puts the features of patches in a row behind learned tokens, and reads them in the end.
+        blocks: the equivariant blocks.
+        invariants: a module that reads invariants of their features; None for the features themselves.
+        leave: a linear map of these.
+        plain_blocks: the blocks behind it.
+        norm: of their features.
+        head: from the features that are read to logits.
+    """
+
+    token: ClassToken
+    blocks: torch.nn.Sequential | torch.nn.ModuleList
+    invariants: torch.nn.Module | None
+    leave: torch.nn.Linear
+    plain_blocks: torch.nn.Sequential | torch.nn.ModuleList
+    norm: torch.nn.Module
+    head: torch.nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.token.read(self.tokens(x)))
+        return logits
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
+        y = self.token(self._embed(x))
+        for block in self.blocks:
+            y = self._apply_module(block, y)
+        y = y if self.invariants is None else self._apply_module(self.invariants, y)
+        z = mixed(self.leave, y)
+        for block in self.plain_blocks:
+            z = self._apply_module(block, z)
+        rows: Tensor = self.norm(z.flatten(2).transpose(1, 2))
+        return rows
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """The features of patches, with their positions, of images."""
+        raise NotImplementedError
+
+    def _apply_module(self, module: torch.nn.Module, x: Tensor) -> Tensor:
+        """Apply a module of the network to features ``(B, C, *space)``."""
+        y: Tensor = module(x)
+        return y
+
+
+class VisionTransformer(VisionForward):
     """A transformer of patches: see :class:`escnn_attention.models.VisionTransformer`.
 
     Args:
         stem: from images to features of patches, with their positions.
-        token: puts them in a row, and reads them in the end.
-        blocks: the blocks that are equivariant.
-        invariants: what is read of their features; the identity for the features themselves.
-        leave: a linear map of this.
-        plain_blocks: the blocks behind it.
-        norm: of their features.
-        head: from the features that are read to logits.
+        token, blocks, invariants, leave, plain_blocks, norm, head: as in :class:`VisionForward`; ``invariants`` is the
+            identity for the features themselves.
     """
 
     def __init__(
@@ -117,7 +172,7 @@ class VisionTransformer(torch.nn.Module):
         token: ClassToken,
         blocks: Sequence[torch.nn.Module],
         invariants: torch.nn.Module,
-        leave: torch.nn.Module,
+        leave: torch.nn.Linear,
         plain_blocks: Sequence[torch.nn.Module],
         norm: torch.nn.Module,
         head: torch.nn.Module,
@@ -132,12 +187,6 @@ class VisionTransformer(torch.nn.Module):
         self.norm = norm
         self.head = head
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.token.read(self.tokens(x)))
-        return logits
-
-    def tokens(self, x: Tensor) -> Tensor:
-        """The features of all tokens: see :meth:`escnn_attention.models.VisionTransformer.tokens`."""
-        y = self.invariants(self.blocks(self.token(self.stem(x))))
-        z: Tensor = self.norm(self.plain_blocks(mixed(self.leave, y)).flatten(2).transpose(1, 2))
-        return z
+    def _embed(self, x: Tensor) -> Tensor:
+        y: Tensor = self.stem(x)
+        return y

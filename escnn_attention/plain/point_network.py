@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "InvariantHead",
     "LiftedHead",
     "PlatonicHead",
+    "PointForward",
     "PointNetwork",
     "PosePool",
     "PoseWaves",
@@ -220,20 +221,84 @@ class LiftedHead(torch.nn.Module):
         return y if self.readout == "points" else self.perceptron(y)
 
 
-class PointNetwork(torch.nn.Module):
-    """Blocks between an embedding and a head, on ``(N, in)`` with coordinates ``(N, d)``.
+class PointForward(torch.nn.Module):
+    """The forward pass of networks on clouds: blocks between an embedding and a head.
+
+    Attributes:
+        embedding: a module at every point.
+        blocks: modules between points.
+        head: of ``(x, batch, num_clouds, measure)``.
+        norm: None, or a module between the last block and the head.
+        positions: None, or the unit of length of the positions that are added to the features.
+        waves: None, or a module of the coordinates that is added to the embedding.
+        signs: None, or those of the input under which the output is :func:`even <even_part>`.
+    """
+
+    embedding: Any
+    blocks: torch.nn.ModuleList
+    norm: Any
+    head: Any
+    positions: float | None
+    waves: Any
+    signs: Tensor | None
+
+    def forward(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None = None,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        measure: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+    ) -> Tensor:
+        """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
+        if x.dim() != 2 or coords.dim() != 2 or x.shape[0] != coords.shape[0]:
+            raise ValueError(
+                f"coords: got shape {tuple(coords.shape)} with features of shape {tuple(x.shape)}, needed (points, d) "
+                "and (points, channels)"
+            )
+        num_clouds = count_clouds(batch, coords, mask)
+        self._check_clouds(coords, edge_index, batch, mask, measure, edge_attr)
+        offsets: Tensor | None = None
+        if self.positions is not None:
+            offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype) / self.positions
+
+        def network(x: Tensor) -> Tensor:
+            y = self._at_points(self.embedding, x if offsets is None else torch.cat([x, offsets], dim=1), coords)
+            y = y if self.waves is None else y + self.waves(coords)
+            for block in self.blocks:
+                y = self._between_points(block, y, coords, edge_index, batch, mask, measure, edge_attr)
+            y = y if self.norm is None else self._at_points(self.norm, y, coords)
+            return read(self.head, y, batch, num_clouds, mask, measure)
+
+        with shared_geometry():
+            return even_part(self.signs, network, x)
+
+    def _check_clouds(self, coords: Tensor, *arguments: Tensor | None) -> None:
+        """Check the arguments of a call, which :meth:`_between_points` describes."""
+
+    def _at_points(self, module: torch.nn.Module, x: Tensor, coords: Tensor) -> Tensor:
+        """Apply a module at every point."""
+        y: Tensor = module(x)
+        return y
+
+    def _between_points(self, block: torch.nn.Module, x: Tensor, coords: Tensor, *arguments: Tensor | None) -> Tensor:
+        """Apply a block; the arguments are the edges, the clouds, the mask, the measure and the features of edges."""
+        y: Tensor = block(x, coords, *arguments)
+        return y
+
+
+class PointNetwork(PointForward):
+    """A network on ``(N, in)`` with coordinates ``(N, d)``: see :class:`PointForward`.
 
     Args:
         embedding: at every point.
         blocks: of ``(x, coords, edge_index, batch, mask, measure, edge_attr)``.
         norm: at every point.
         head: of ``(x, batch, num_clouds, measure)``.
-        positions: None, or the length that is 1 for positions, which the features are to tell of.
-        waves: None, or what is added to the embedding, of the coordinates.
-        signs: None, or those of the input under which the output is :func:`even <even_part>`.
+        positions, waves, signs: as in :class:`PointForward`.
     """
-
-    signs: Tensor | None
 
     def __init__(
         self,
@@ -253,37 +318,6 @@ class PointNetwork(torch.nn.Module):
         self.positions = positions
         self.waves = waves
         self.register_buffer("signs", signs, persistent=False)
-
-    def forward(
-        self,
-        x: Tensor,
-        coords: Tensor,
-        edge_index: Tensor | None = None,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        measure: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-    ) -> Tensor:
-        """The output of the head: see :meth:`escnn_attention.models.PointTransformer.forward`."""
-        if x.dim() != 2 or coords.dim() != 2 or x.shape[0] != coords.shape[0]:
-            raise ValueError(
-                f"coords: got shape {tuple(coords.shape)} with features of shape {tuple(x.shape)}, needed (points, d) "
-                "and (points, channels)"
-            )
-        num_clouds = count_clouds(batch, coords, mask)
-        offsets: Tensor | None = None
-        if self.positions is not None:
-            offsets = offsets_from_mean(coords, batch, num_clouds, mask, measure).to(x.dtype) / self.positions
-
-        def network(x: Tensor) -> Tensor:
-            y = self.embedding(x if offsets is None else torch.cat([x, offsets], dim=1))
-            y = y if self.waves is None else y + self.waves(coords)
-            for block in self.blocks:
-                y = block(y, coords, edge_index, batch, mask, measure, edge_attr)
-            return read(self.head, self.norm(y), batch, num_clouds, mask, measure)
-
-        with shared_geometry():
-            return even_part(self.signs, network, x)
 
 
 class PoseWaves(ExactBuffers):
