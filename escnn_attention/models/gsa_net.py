@@ -54,7 +54,7 @@ class _Stage:
 def _outline(
     blocks: Sequence[int], expansion: Sequence[int] | None, crops: Sequence[int] | None, pool: Sequence[bool] | None
 ) -> list[_Stage]:
-    """The stages, of the arguments of :class:`GSANet`."""
+    """The stages, from the arguments of :class:`GSANet`."""
     counts = [check_int("blocks", n, least=0) for n in check_sequence("blocks", blocks, "one number for each stage")]
     factors = [check_int("expansion", n) for n in _listed("expansion", expansion, len(counts), "stage", 1)]
     pooled = [check_bool("pool", value) for value in _listed("pool", pool, len(counts), "stage", False)]
@@ -74,9 +74,9 @@ class GSANet(EquivariantClassifier):
         f_{i+1} &= \mathrm{Pool}(\mathrm{Block}_{i, n_i}(\cdots \mathrm{Block}_{i, 1}(f_i))) \\
         \mathrm{logits} &= \operatorname{mean}_x \max_h\, W f(x, h)
 
-    with the blocks of :class:`TransformerBlock` (``norm="gsa"``), and maps that mix channels and leave poses where they
-    are: apart from the pose embeddings the number of parameters does not depend on the group. (The trivial group
-    needs no embedding of its single pose, and the coordinates get its channels.)
+    with the blocks of :class:`TransformerBlock` (``norm="gsa"``), and maps that mix channels but not poses: apart from
+    the pose embeddings the number of parameters does not depend on the group. (The trivial group needs no embedding of
+    its single pose, and the coordinates get its channels.)
 
     :meth:`rotmnist`, :meth:`cifar10` and :meth:`patch_camelyon` build the networks of the paper. Where the published
     code departs from the paper's group equivariance, this network does not:
@@ -84,7 +84,7 @@ class GSANet(EquivariantClassifier):
     - the group acts on the encodings such that the layers commute with it (see the documentation, "How it works");
     - windows of groups that do not map a square onto itself are discs;
     - a pooling of an odd number of positions is symmetric (:class:`HalvingPool`; the last one on PatchCamelyon);
-    - the encoders do not normalise their hidden features, which made them step functions of the coordinates.
+    - the encoders do not normalise their hidden features, which would make them step functions of the coordinates.
 
     Args:
         gspace: the symmetry, of the plane or of space.
@@ -97,8 +97,8 @@ class GSANet(EquivariantClassifier):
         pool: for each stage, whether it ends in 2×2 pooling. A stage may have no blocks and only pool.
         num_heads: the number of heads; each has half as many fields as the layer gives.
         kernel_size: the width of the windows; None for global attention.
-        query: whose queries contribute to a pose; ``"all"`` in the paper. ``"each"`` gives each relative pose heads of
-            its own: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that mix
+        query: the queries that contribute to a pose; ``"all"`` in the paper. ``"each"`` gives each relative pose its
+            own heads: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that mix
             poses, and by default an encoding for each head. GE-ViT's networks are of this form: there, head d asks with
             :math:`q(x, h d)` and has a table over the poses of its own.
         norm_between: whether a layer norm and a nonlinearity follow every block.
@@ -278,7 +278,7 @@ def _listed(name: str, values: Sequence[Any] | None, count: int, unit: str, defa
 
 
 def _check_channels(channels: int, dimensions: int, encoding: Any) -> None:
-    """Half of so many fields are enough for the separable encoding, which is there where no other is given."""
+    """Check that half of the fields are enough for the separable encoding, if no other is given."""
     if encoding is None and channels // 2 < dimensions + 1:
         raise ValueError(
             f"channels: got {channels}, needed at least {2 * dimensions + 2}, so that a head has a channel for each "
@@ -324,7 +324,7 @@ def _attention(
     """The function that makes the attention of a block from its types.
 
     Args:
-        query: whose queries contribute.
+        query: the queries that contribute.
         layers: options of all attention layers, the number of heads among them.
         options: options of the attention of blocks, the encoding among them.
         has_encoding: whether an encoding was given.

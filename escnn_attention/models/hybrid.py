@@ -27,7 +27,7 @@ __all__ = ["CNN", "HybridNet"]
 
 
 class HybridNet(EquivariantClassifier):
-    r"""Steerable convolutions find local features, group self-attention relates them.
+    r"""Steerable convolutions for local features, followed by group self-attention.
 
     A network of stages, each on half as many positions along every axis as the one before. A stage is a number of
     steerable convolutions (with batch norm and ReLU), and then a number of :class:`TransformerBlock`\ s; convolutions
@@ -134,7 +134,7 @@ class HybridNet(EquivariantClassifier):
 
 
 def check_odd_widths(**widths: int) -> None:
-    """Kernels, given by the names of arguments, are of odd widths.
+    """Check that widths of kernels, by the names of their arguments, are odd.
 
     Raises:
         TypeError: a width is no integer.
@@ -151,7 +151,7 @@ _CONVOLUTIONS = {2: R2Conv, 3: R3Conv}
 def _outline(
     widths: Sequence[int], convolutions: Sequence[int], attention: Sequence[int]
 ) -> list[tuple[Literal["pool", "convolution", "attention"], str, int]]:
-    """Everything in front of the last norm, in order: what it is, its name, and its regular fields."""
+    """The parts before the last norm, in order: the kind, the name, and the number of regular fields."""
     for name, numbers in {"widths": widths, "convolutions": convolutions, "attention": attention}.items():
         check_sequence(name, numbers, "one number for each stage")
     if not len(widths) == len(convolutions) == len(attention) >= 1:
@@ -190,8 +190,7 @@ def _last_stages(
 
 
 def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
-    # Without recompute=True all convolutions that are alike share a basis: a change of precision would reach other
-    # networks.
+    # Without recompute=True equal convolutions share a basis, and a change of precision would affect other networks.
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
     convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)
     return SequentialModule(convolution, BatchNorm(out_type), ReLU(out_type, inplace=True))

@@ -52,18 +52,18 @@ class PointTransformer(CloudNetwork):
         y &= \mathrm{MLP}\Big( \operatorname{pool}_i \operatorname{pool}_h z_i(h) \Big)
         \qquad\text{or}\qquad y = \operatorname{pool}_i \sum_h \rho(h)\, W''\, z_i(h)
 
-    The blocks are :class:`PointTransformerBlock`. The first kind of head gives numbers that no isometry
-    :math:`R^d \rtimes H` changes, the second fields of any type: vectors, tensors. Without the pooling over the points
-    they are at every point. Everything is exact for every element of a finite fiber group, under translations and
-    permutations; for a continuous one the better the more ``samples`` there are. With the trivial gspace it is an
-    ordinary transformer that sees offsets.
+    The blocks are :class:`PointTransformerBlock`. The first kind of head gives numbers that are invariant under the
+    isometries :math:`R^d \rtimes H`, the second gives fields of any type: vectors, tensors. Without the pooling over
+    the points the output is at every point. Equivariance is exact for every element of a finite fiber group, under
+    translations and permutations; for a continuous one the error falls with the number of ``samples``. With the trivial
+    gspace the network is an ordinary transformer with offsets.
 
-    Scalar features are embedded as scalars, as many as ``fields`` has (each regular field with one), and the first
-    block makes poses of them.
+    Scalar features are embedded as scalars, as many as ``fields`` has (one in each regular field), and the first block
+    maps them to fields with poses.
 
-    Attention with a softmax takes means of its values: where the features are equal at all points, they remain so,
-    whatever the geometry. For clouds without features give ``positions=True``, or ``attention={"kernel_features": 8}``
-    (attentive convolution) or ``{"normalization": "count"}``.
+    Softmax attention averages its values: features that are equal at all points remain equal, for any geometry. For
+    clouds without features use ``positions=True``, ``attention={"kernel_features": 8}`` (attentive convolution) or
+    ``{"normalization": "count"}``.
 
     Args:
         gspace: the symmetry, over R^2 or R^3.
@@ -72,7 +72,7 @@ class PointTransformer(CloudNetwork):
         out_type: a number of invariants; or the type of an equivariant output, for which ``"vector"`` is one vector and
             ``"symmetric tensor"`` one symmetric d × d matrix.
         fields: the regular fields of the blocks; numbers of scalars and vectors, ``{"scalar": 8, "vector": 8}``; or the
-            type of their features, which a continuous group needs: for example so many times
+            type of their features, which a continuous group needs, for example several times
             ``fibergroup.bl_regular_representation(2)``.
         num_blocks: the number of blocks.
         num_heads: of each attention.
@@ -83,12 +83,11 @@ class PointTransformer(CloudNetwork):
             from 0 of the first it rises by equal steps.
         encoding: of each attention. Each layer gets a copy of its own.
         relation: likewise.
-        positions: whether the features get one more vector field: where a point is relative to the mean of its cloud,
-            in units of the ``length_scale`` of the attention (or 1).
-        even_in: the fields of ``in_type``, by their numbers from 0, of whose common sign the output does not depend:
+        positions: whether the features get one more vector field: the position relative to the mean of the cloud, in
+            units of the ``length_scale`` of the attention (or 1).
+        even_in: the fields of ``in_type``, by their numbers from 0, on whose common sign the output does not depend:
             charges, or eigenvectors. The output is then :math:`\tfrac12 (y(x) + y(Sx))`, at twice the cost, where S
-            changes the sign of all of them. It has no parameters: a network that was trained with either sign of its
-            data may be given it afterwards.
+            changes the sign of all of them. It adds no parameters, and can be set for a trained network.
         samples: the samples of a continuous fiber group.
         pool: over the points of a cloud, ``"mean"``, ``"sum"`` or ``"max"`` (invariants only); None for an output at
             every point.
@@ -194,7 +193,7 @@ class PointTransformer(CloudNetwork):
 
 
 def _signs(in_type: FieldType, fields: Sequence[int]) -> Tensor | None:
-    """−1 for the channels of some fields, and 1 for the others; None for no fields."""
+    """−1 for the channels of some fields, and 1 for the others; None if there are none."""
     check_sequence("even_in", fields, "numbers of fields")
     of_fields = torch.ones(len(in_type))
     for field in fields:
@@ -215,7 +214,7 @@ class _PointwiseLinear(PlainModule):
 
 
 def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> torch.nn.ModuleList:
-    """A block from each of the types to the next, left out the more often the later it comes."""
+    """A block from each of the types to the next, with a rate of ``drop_path`` that rises from block to block."""
     rates = depth_rates(options.pop("drop_path", 0.0), len(types) - 1)
     return torch.nn.ModuleList(
         PointTransformerBlock(*pair, num_heads, drop_path=rate, **options)
@@ -224,7 +223,7 @@ def _blocks(types: list[FieldType], num_heads: int, options: dict[str, Any]) -> 
 
 
 def in_type_of(gspace: GSpace, value: int | Mapping[str, int] | FieldType) -> FieldType:
-    """The type of the features, of what says it."""
+    """The type of the features, from a number of scalars, numbers of scalars and vectors, or a type."""
     if isinstance(value, Mapping):
         return _scalars_and_vectors("in_type", gspace, value)
     return _scalars(gspace, "in_type", value)
@@ -240,7 +239,7 @@ def _scalars_and_vectors(argument: str, gspace: GSpace, value: Mapping[str, int]
 
 
 def _scalars(gspace: GSpace, name: str, value: int | FieldType) -> FieldType:
-    """A type as it is, or so many scalars."""
+    """A type itself, or that of a number of scalars."""
     if isinstance(value, int):
         return FieldType(gspace, check_int(name, value) * [gspace.trivial_repr])
     field_type = check_type(name, value)
@@ -273,9 +272,9 @@ def _hidden_type(in_type: FieldType, fields: int | Mapping[str, int] | FieldType
 
 
 def _embedding(in_type: FieldType, hidden: FieldType, scalars: int, samples: Samples | None) -> EquivariantModule:
-    """The map to the features of the first block: to so many scalars, if they are scalars, or to ``hidden``.
+    """The map to the features of the first block: from scalars to scalars, or to ``hidden``.
 
-    Where that has no place for all of them, the first block takes the features as they are.
+    If ``hidden`` lacks an irrep of the features, the first block gets the features themselves.
     """
     if is_scalar(in_type) and scalars:
         # Scalars need no poses until positions come in.
@@ -334,7 +333,7 @@ def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _length(options: Mapping[str, Any]) -> float:
-    """The length that is 1 to the attention."""
+    """The unit of length of the attention."""
     return float(options.get("length_scale") or options.get("radius") or 1.0)
 
 

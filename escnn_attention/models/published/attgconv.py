@@ -25,18 +25,17 @@ __all__ = ["from_attgconv", "from_published_attgconv"]
 
 
 def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> EquivariantClassifier:
-    r"""The network that published weights of attentive group convolutions belong to, with these weights.
+    r"""The network of published weights of attentive group convolutions, with these weights.
 
-    Serves every network that the published scripts train, by the names and the shapes of its tensors: on rotated MNIST
+    It loads every network that the published scripts train, by the names and shapes of its tensors: on rotated MNIST
     the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
     :math:`\alpha_{RH}` (co-attention), and the network without a group (:class:`GroupCNN`); the All-CNN-C
     (:class:`AllCNNC`), the ResNet44 (:class:`ResNet44`) and the DenseNet (:class:`GroupDenseNet`), without a group, on
-    p4 and on p4m, plain and with :math:`\alpha_F`. Numbers of channels, fields, classes and blocks are read off the
-    shapes. The All-CNN-Cs with attention on responses, which the published code has classes for and never trains, are
-    refused.
+    p4 and on p4m, plain and with :math:`\alpha_F`. Numbers of channels, fields, classes and blocks follow from the
+    shapes. All-CNN-Cs with attention on responses, which the published code defines and never trains, are refused.
 
     The published layers multiply their responses by a constant: :math:`\pi/2` on p4, :math:`\pi` on p4m. Here it is
-    part of the weights; those of the attention on responses are divided by it, so that the attention sees what it saw.
+    part of the weights; those of the attention on responses are divided by it, so that the attention does not change.
 
     Args:
         tensors: by the names of the checkpoint, ``"c1.weight"`` and so on, with or without ``"module."`` in front.
@@ -44,9 +43,9 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
             Torch tensors or numpy arrays of any floating-point type.
 
     Returns:
-        the network, in eval mode and in PyTorch's default precision. It takes images as a ``GeometricTensor`` of type
-        ``network.in_type`` or as a plain tensor, and gives logits. They have to be normalised as for the training:
-        those of rotated MNIST, ``(B, 1, 28, 28)``, are ``(pixels / 255 - 0.13249) / 0.29277``, transposed as in the
+        the network, in eval mode and in PyTorch's default precision. It maps images, a ``GeometricTensor`` of type
+        ``network.in_type`` or a plain tensor, to logits. Images must be normalised as for the training: those of
+        rotated MNIST, ``(B, 1, 28, 28)``, are ``(pixels / 255 - 0.13249) / 0.29277``, transposed as in the
         published files.
 
     Raises:
@@ -73,7 +72,7 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
 
 
 def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
-    """The network that the tensors of a checkpoint of attentive group convolutions belong to, with these weights."""
+    """The network of a checkpoint of attentive group convolutions, with these weights."""
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)
     elif checkpoint.any("layers_nc"):
@@ -95,7 +94,7 @@ def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
 
 
 _Part = tuple[str, EquivariantModule | None, EquivariantModule]
-"""A published name, and what has its weights: an attention, if any, and a convolution or batch norm."""
+"""A published name, and the modules with its weights: an attention, if any, and a convolution or batch norm."""
 
 _GSPACES: dict[int, Callable[[], GSpace]] = {
     1: gspaces.trivialOnR2,
@@ -226,7 +225,7 @@ def _modules(sequence: torch.nn.Module) -> dict[str, Any]:
 def _common(
     checkpoint: Checkpoint, names: Sequence[str], *, on_responses: bool = False
 ) -> tuple[GSpace, dict[str, Any]]:
-    """The gspace, and the options that all networks have: where they attend, and the width of the spatial kernels.
+    """The gspace, and the common options of all networks: the kind of attention, and the width of the spatial kernels.
 
     Args:
         checkpoint: the tensors.
@@ -260,7 +259,7 @@ def _common(
 
 
 def _kind(checkpoint: Checkpoint, name: str, of_image: bool) -> Attention | None:
-    """Where a convolution attends, by the tensors that are there."""
+    """The kind of attention of a convolution, by the tensors that are there."""
     layer, kernel = (
         checkpoint.tensors.get(f"{name}.{kind}_attention.{weight}")
         for kind, weight in (("channel", "weight_fc1"), ("spatial", "weight"))

@@ -45,11 +45,11 @@ _CROPS: dict[tuple[Any, ...], tuple[tuple[int, ...], int]] = {
     ((2, 2, 2), (True, True, False)): ((0,) * 6, 32),
     ((0, 1, 2, 1), (True,) * 4): ((0, 2, 1, 1), 96),
 }
-"""What tensors do not say of published networks, by the blocks and poolings of their stages: crops and image size."""
+"""Crops and image size of published networks, which tensors do not show, by the blocks and poolings of the stages."""
 
 
 def from_gsa(checkpoint: Checkpoint, *, crops: Sequence[int] | None = None) -> GSANet:
-    """The network that tensors of the published code of GSA-Nets belong to.
+    """The network of a checkpoint of the published code of GSA-Nets.
 
     Args:
         checkpoint: the tensors, buffers included.
@@ -60,7 +60,7 @@ def from_gsa(checkpoint: Checkpoint, *, crops: Sequence[int] | None = None) -> G
 
 
 def from_gevit(checkpoint: Checkpoint, *, crops: Sequence[int] | None = None) -> GSANet:
-    """The network that tensors of the published code of GE-ViT belong to; the arguments are those of GSA-Nets."""
+    """The network of a checkpoint of the published code of GE-ViT; the arguments are those of GSA-Nets."""
     return _load(checkpoint, "gevit", crops)
 
 
@@ -94,13 +94,13 @@ def _load(checkpoint: Checkpoint, kind: str, crops: Sequence[int] | None) -> GSA
 
 
 def _warn(kind: str, network: GSANet, exact: Sequence[bool], odd: Sequence[int]) -> None:
-    """Say what of the published network does not commute with its group, and is otherwise here."""
+    """Warn about parts of the published network that do not commute with its group, and differ here."""
     name = network.gspace.name
     reasons = []
     if not all(exact):
         reasons.append(
-            "the term of the poses in its group layers depends on the pose of the output itself: the layers agree at "
-            "the pose of the identity alone"
+            "the term of the poses in its group layers depends on the pose of the output: the layers agree at the pose "
+            "of the identity only"
         )
     # A disc of 3 positions is a square.
     if (_kernel_size(network) or 0) > 3 and not fibers(network.gspace).preserves_square:
@@ -283,8 +283,8 @@ def _load_attention(
 ) -> None:
     r"""Load an attention layer.
 
-    Scores are divided by √(fields) there and by √C here, which queries make up for; and the channels of queries and
-    keys are in the order of the coordinates x, y here, and of rows, columns there.
+    Scores are divided by √(fields) there and by √C here, which the scale of the queries compensates. The channels of
+    queries and keys are in the order of the coordinates x, y here, and of rows, columns there.
 
     With :math:`|H|` times the heads, head (d, m) asks with :math:`q_m(x, h d)`, with row d of the pose term.
     """
@@ -330,7 +330,7 @@ _IDENTITY = 0
 
 
 def _encoders(checkpoint: Checkpoint, name: str, encoding: Any, channels: int, *, lifts: bool) -> list[int]:
-    """Load the networks of rows and columns, and return which of the published channels each channel here is."""
+    """Load the networks of rows and columns, and return the published channel of each channel here."""
     each = channels // 2 if lifts else channels // 3
     widths = [last.out_features // encoding._table_heads() for *_, last in encoding.coordinates]
     of_rows, of_columns = list(range(each)), list(range(each, 2 * each))
@@ -357,10 +357,10 @@ LIFTING = "lifting_self_attention"
 
 
 def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
-    """The gspace, and which of its elements each published pose is.
+    """The gspace, and the element of each published pose.
 
-    A published pose v sees the offset (row, column) as the matrix of its buffers maps it; here the pose h sees
-    :math:`h^{-1}` of it, in coordinates that grow to the right and upwards.
+    A published pose maps the offset (row, column) by the matrix of its buffers; here the pose h maps it by
+    :math:`h^{-1}`, in coordinates that grow to the right and upwards.
     """
     rows, columns = (
         checkpoint.take(f"{LIFTING}.{kind}_indices", *checkpoint.shape(f"{LIFTING}.{kind}_indices", 3, 5)).double()
@@ -368,7 +368,7 @@ def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
     )
     poses, size = len(rows), rows.shape[-1]
     if size == 1:
-        raise ValueError(f"{LIFTING}.row_indices: got windows of a single position, which say nothing of the group")
+        raise ValueError(f"{LIFTING}.row_indices: got windows of a single position, which do not show the group")
     middle = size // 2
     of_row, of_column = (
         ((slice(None), -1, middle), (slice(None), middle, -1))
@@ -396,11 +396,11 @@ def gspace_of(checkpoint: Checkpoint) -> tuple[GSpace, list[int]]:
 
 
 def pose_term(checkpoint: Checkpoint, name: str, group: Fibers, elements: Sequence[int]) -> tuple[np.ndarray, bool]:
-    """Which entry of the published table over the poses a query reads.
+    """The entries of the published table over the poses that queries read.
 
     Returns:
-        ``(|H|, |H|)``, by the query's pose and the key's, both relative to the output's; and whether that is all that
-        the entry depends on. Where it is not, it is the one of the output at the pose of the identity.
+        ``(|H|, |H|)``, by the poses of the query and the key, both relative to that of the output; and whether the
+        entry depends on these alone. If not, the entries are those of the output at the pose of the identity.
     """
     order = group.order
     table = checkpoint.take(name, order, order, order).long().numpy()

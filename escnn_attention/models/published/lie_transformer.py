@@ -29,7 +29,7 @@ __all__ = ["from_lie_transformer"]
 _GROUPS = ("T(2)", "T(3)", "SE(2)_canonical", "SE(2)", "SE(3)", "Trivial(2)", "Trivial(3)")
 _LIFTED = ("SE(2)", "SE(3)")  # points with rotations of their own
 _LIMIT = 7.0
-"""The length that a hyperbolic tangent limits motions on, of which no tensor tells, a constant of the code."""
+"""The limit of the hyperbolic tangent of motions, a constant of the published code that no tensor shows."""
 _EMBEDDING = re.compile(r"(.*)net\.0\.module\.weight")
 _DOT, _LOCATION = "ema.kernel.feature_kernel", "ema.kernel.location_kernel"
 _CONCAT, _BOTH = "ema.kernel.feature_featurisation", "ema.kernel.location_feature_combination.1"
@@ -47,13 +47,13 @@ def from_lie_transformer(
     mc_samples: int = 0,
     fill: float = 1.0,
 ) -> LieTransformer:
-    """The network that tensors of the published code of the LieTransformer belong to.
+    """The network of a checkpoint of the published code of the LieTransformer.
 
     Args:
         checkpoint: the tensors.
-        group: its name in the published configurations, which no tensor says.
+        group: its name in the published configurations, which no tensor shows.
         lift_samples: the lifts of a point, of ``"SE(2)_canonical"``, ``"SE(2)"`` and ``"SE(3)"``.
-        normalization: what becomes of the scores: by default a softmax, and with the kernel of QM9 their count.
+        normalization: of the scores: by default a softmax, and with the kernel of QM9 their count.
         pool: the pooling, ``"mean"`` or ``"max"``.
         positive_quaternions: whether quaternions are drawn with positive real parts.
         lie_algebra_nonlinearity: ``"tanh"``, by which the length of a motion is limited, or None.
@@ -102,7 +102,7 @@ def from_lie_transformer(
 
 
 def _space(group: str, lift_samples: int, located: int, nonlinearity: str | None) -> tuple[GSpace, dict[str, Any]]:
-    """The gspace, and what the kernel sees of two points, by as many numbers."""
+    """The gspace, and the relation of two points by its size."""
     samples = check_int("lift_samples", lift_samples)
     if nonlinearity is not None:
         check_option("lie_algebra_nonlinearity", nonlinearity, ("tanh",))
@@ -125,7 +125,7 @@ def _space(group: str, lift_samples: int, located: int, nonlinearity: str | None
 
 
 def _neighbours(mc_samples: int, fill: float, group: str) -> int | None:
-    """How many points a query sees: all of those that the published network draws some of."""
+    """The number of points that a query attends to: all points from which the published network draws some."""
     if not check_int("mc_samples", mc_samples, least=0):
         check_unused("fill", fill, 1.0, "without mc_samples all points are seen")
         return None
@@ -149,7 +149,7 @@ def _neighbours(mc_samples: int, fill: float, group: str) -> int | None:
 
 
 def _kernel(checkpoint: Checkpoint, block: str) -> tuple[PairKernel, int, int]:
-    """The kernel of the scores, the number of its heads, and how many numbers it sees of two points."""
+    """The kernel of the scores, the number of its heads, and the size of the relation of two points."""
     options: dict[str, Any] = {"biases": True, "last_activation": True}
     if checkpoint.any(f"{block}{_BOTH}."):
         heads, seen, hidden = checkpoint.shape(f"{block}{_BOTH}.LinNormAct_1.linear.module.weight", 3)
@@ -207,7 +207,7 @@ def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fi
         width = checkpoint.shape(f"{name}{_CONCAT}.fc_o.weight", 2)[0]
         if width > channels:
             raise ValueError(f"{name}{_CONCAT}.fc_o.weight: makes {width} numbers, needed at most {channels} of a head")
-        # What is called a key there is of the point that attends.
+        # The published keys are those of the attending point.
         made |= {"queries": of_heads(f"{_CONCAT}.fc_k", width), "keys": of_heads(f"{_CONCAT}.fc_q", width)}
         _load_both(checkpoint, name, kernel, width, group)
     load_heads(plain, made)
@@ -221,16 +221,16 @@ def _take_layer(checkpoint: Checkpoint, name: str, heads: int, outs: int, ins: i
 
 
 def _coordinates(kernel: PairKernel, group: str) -> int:
-    """How many numbers the published kernel sees of two points."""
+    """The size of the relation of two points in the published kernel."""
     return kernel.of_offset.shape[2] + (group == "SE(2)_canonical")
 
 
 def _load_place(kernel: PairKernel, weight: Tensor, group: str) -> None:
-    """Load what the first layer reads of the location, ``(heads, outs, numbers)``.
+    """Load the weights of the location in the first layer, ``(heads, outs, numbers)``.
 
-    Translations are there :math:`x - x'` of a query x and a key x', which is minus the offset; with fixed rotations it
-    is the offset as it looks from the query's pose, and the number of the relative pose. Of motions the rotation comes
-    first there, and the translation first here.
+    The published translation is :math:`x - x'` for a query x and a key x', minus the offset. With fixed rotations it is
+    the offset in the frame of the query's pose, and the index of the relative pose. In motions the published rotation
+    comes first, and here the translation.
     """
     dim = kernel.of_offset.shape[2]
     if group in _LIFTED:

@@ -1,4 +1,4 @@
-"""One entry for the networks of all published code."""
+"""The importer of the networks of all published code."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ _KINDS: dict[str, Callable[..., torch.nn.Module]] = {
 
 
 def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **options: Any) -> torch.nn.Module:
-    r"""The network that the state dict of published code belongs to, in layers of this package and with these weights.
+    r"""The network of a state dict of published code, in layers of this package and with these weights.
 
-    Everything that names and shapes of the tensors say is read off them: numbers of channels, heads, blocks and
-    classes, and the group. Where the published layers commute with their group, the outputs are the same to rounding
-    error. Where they do not, the network that is loaded is equivariant all the same, its outputs differ, and a warning
-    says so: it is a starting point for training. The documentation, "Porting weights", has the layout of weights and a
-    comparison with each code base; ``examples/parity.py`` makes it, with a checkout.
+    Numbers of channels, heads, blocks and classes, and the group, follow from the names and shapes of the tensors.
+    Where the published layers commute with their group, the outputs agree to rounding error. Where they do not, the
+    loaded network is still equivariant, its outputs differ, and a warning is issued: it is a starting point for
+    training. The documentation, "Porting weights", describes the layout of weights and compares each code base;
+    ``examples/parity.py`` repeats the comparison with a checkout.
 
     ``kind`` is one of:
 
     - ``"att_gconvs"``: attentive group convolutions, the networks of :func:`from_published_attgconv`.
     - ``"g_selfatt"``: GSA-Nets, local and global. The option ``crops``, the margin that each block takes off
-      the grid, is needed where the network is none of the three that are published.
+      the grid, is required for networks other than the three published ones.
     - ``"gevit"``: GE-ViT, with the same option.
     - ``"lie_transformer"``: the LieTransformer, with its default kernel and that for QM9 ("2232"), and both heads, as
       :class:`LieTransformer`. ``group`` is ``"T(2)"``, ``"T(3)"``, ``"Trivial(2)"`` or ``"Trivial(3)"``, or with
       ``lift_samples`` ``"SE(2)"``, ``"SE(2)_canonical"`` or ``"SE(3)"``; ``normalization`` is ``"softmax"`` (the
       default but for QM9) or ``"count"`` (there ``"dot_product"``); ``pool`` is ``"mean"`` or ``"max"``;
       ``positive_quaternions`` and ``lie_algebra_nonlinearity`` are as there. Attention is to all points, or with
-      ``mc_samples`` and ``fill`` as there to all of the nearest of which the published network draws some.
+      ``mc_samples`` and ``fill`` to all of the nearest points from which the published network draws some.
     - ``"octic_vit"``: octic vision transformers, hybrid and invariant, DeiT-III and DINOv2, as
       :class:`VisionTransformer`. ``num_heads`` is 16 as published.
-    - ``"platonic"``: Platonic Transformers with attention by a softmax, as :class:`PlatonicTransformer`. ``vectors`` is
-      how many of the features are vectors, behind the scalars; ``rope_on_values`` is as published; ``activation``,
+    - ``"platonic"``: Platonic Transformers with softmax attention, as :class:`PlatonicTransformer`. ``vectors`` is the
+      number of vectors among the features, behind the scalars; ``rope_on_values`` is as published; ``activation``,
       ``pool`` and ``divisor`` are as there, by default ``"gelu"``, ``"sum"`` and 1. Linear attention
-      (``attention=False``), of which no tensor tells, is refused.
+      (``attention=False``), which the tensors do not show, is refused.
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``
             or ``"backbone."`` in front. Torch tensors or numpy arrays of any floating-point type.
         kind: the code base, see above.
-        options: what the tensors do not say, see above.
+        options: facts that the tensors do not show, see above.
 
     Returns:
         the network, in eval mode and in PyTorch's default precision.
@@ -99,7 +99,7 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
 
 
 def _not_empty(state_dict: Any) -> Any:
-    """The state dict without tensors of no numbers, such as those of a head that gives none."""
+    """The state dict without empty tensors, such as those of a head without outputs."""
     if not isinstance(state_dict, Mapping):
         return state_dict
     return {name: t for name, t in state_dict.items() if not (isinstance(t, Tensor) and t.numel() == 0)}

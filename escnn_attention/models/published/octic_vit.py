@@ -30,23 +30,23 @@ __all__ = ["from_octic_vit"]
 
 _POSES = 8
 _SIGNS = {"A1": (1, 1), "B1": (-1, 1), "A2": (1, -1), "B2": (-1, -1)}
-"""What a quarter turn and a reflection multiply the irreps of one dimension by, in the order that they have here."""
+"""The factors of one-dimensional irreps under a quarter turn and a reflection, in the order of this package."""
 _IRREPS = (*_SIGNS, "E")
 _PUBLISHED = ("A1", "A2", "B1", "B2", "E", "E'")
-"""The order in which they are numbered there; the first and the second half of E."""
+"""The published order; the first and the second half of E."""
 _EPS = 1e-6
-"""Of the norms of this package. In the norms of the published octic blocks it is 1e-5, in sums of five variances."""
+"""The epsilon of the norms. In the published octic blocks it is 1e-5, in sums of five variances."""
 _SCALE = math.sqrt(8 * _EPS / 1e-5)
-"""By what features are multiplied here, so that norms with eps above are theirs. Those of E are halved besides, since
-the published norm adds the mean of their two variances, for four times as many numbers as of another irrep."""
+"""The factor of features with which the norms with the epsilon above equal the published ones. Features of E are also
+halved: the published norm adds the mean of their two variances, for four times as many numbers as another irrep."""
 
 
 def from_octic_vit(checkpoint: Checkpoint, *, num_heads: int = 16) -> VisionTransformer:
-    """The network that tensors of the published code of octic ViTs belong to.
+    """The network of a checkpoint of the published code of octic ViTs.
 
     Args:
         checkpoint: the tensors.
-        num_heads: of all blocks, which no tensor says.
+        num_heads: of all blocks, which no tensor shows.
     """
     prefix = "blocks."
     octic, blocks = 0, checkpoint.count(prefix)
@@ -108,8 +108,8 @@ class _Loader:
         """Load all weights.
 
         Args:
-            network: where to.
-            eight: whether tokens have eight parts, in which the components of E are apart, and not five.
+            network: the network.
+            eight: whether tokens have eight parts, with separate components of E, and not five.
         """
         take, token = self.checkpoint.take, network.token
         self._patches(network)
@@ -158,7 +158,7 @@ class _Loader:
         network.positions.plain.table.fill((table * self.scale[:, None, None]).unsqueeze(0))
 
     def _unfolded(self, quarters: list[Tensor], gain: float, gain_of_e: float) -> Tensor:
-        r"""Tables ``(8 F, C, n, n)`` of all features, of what is learned of them, six quarters ``(F, C, n/2, n/2)``.
+        r"""Tables ``(8 F, C, n, n)`` of all features from their learned parts, six quarters ``(F, C, n/2, n/2)``.
 
         The table of an irrep of one dimension is :math:`\sum_g \chi(g)\, g\,q` over the eight elements, with the
         quarter q in the upper left; of the first component of E the sum over the reflections along the axes, and of
@@ -195,7 +195,7 @@ class _Loader:
         load_heads(plain, dict(zip(("queries", "keys", "values"), pairs, strict=True)))
 
     def _branches(self, block_name: str, block: TransformerBlock, take: Callable[[str], Tensor]) -> None:
-        """The gains that both branches of a block end in."""
+        """The gains at the end of both branches of a block."""
         for number, branch in ((1, block.after), (2, block.feed_forward)):
             for layer in branch:
                 if isinstance(layer, LayerScale):
@@ -212,7 +212,7 @@ class _Loader:
         )
 
     def _octic_norm(self, name: str, norm: FieldLayerNorm) -> None:
-        """A norm, which has E at half its size and gives it as it was."""
+        """A norm, whose input has E at half its size and whose output does not."""
         gains = self._gains(f"{name}.scaling")
         gains[4 * self.fields :] *= 2
         load_values(norm.plain.weight, gains)
@@ -229,7 +229,7 @@ class _Loader:
         return [self.checkpoint.take(name, *size) for name, size in zip(names, sizes, strict=True)]
 
     def _to_poses(self, name: str, fields: int, groups: int) -> tuple[Tensor, Tensor]:
-        r"""What regular fields read at the identity, ``(fields, 8 F)``, and their biases.
+        r"""The weights of regular fields at the identity, ``(fields, 8 F)``, and their biases.
 
         At the identity a regular field is :math:`(A_1 + A_2 + B_1 + B_2 + E_1 + E_2 + E'_1 - E'_2) / \sqrt 8`, with E
         and E' one of the first and one of the second half of its E, which are apart in each group of fields.
@@ -241,7 +241,7 @@ class _Loader:
         return torch.cat([*ones, of_e], dim=1) / math.sqrt(_POSES), bias / math.sqrt(_POSES)
 
     def _from_poses(self, name: str, projection: FromPoses, groups: int) -> None:
-        """A map from regular fields, by what it makes of them at the identity."""
+        """A map from regular fields, by its weights at the identity."""
         *ones, pairs = self._matrices(name, self.fields, len(projection.weight))
         first, second = pairs.unflatten(1, (groups, 2, -1)).unbind(2)
         of_e = torch.stack([first + second, first - second], dim=1).flatten(2).flatten(0, 1)
@@ -249,7 +249,7 @@ class _Loader:
         load_values(projection.bias, _SCALE * self._bias(f"{name}.lin_A1.bias", self.fields))
 
     def _leave(self, network: VisionTransformer) -> None:
-        """The map out of the group: the published order of channels, and the scale taken back."""
+        """The map out of the group: the published order of channels, without the scale."""
         fields, width = self.fields, _POSES * self.fields
         rows = torch.arange(4 * fields).view(4, fields)
         by_name = dict(zip(_SIGNS, rows, strict=True))

@@ -39,20 +39,20 @@ def from_platonic(
     divisor: float = 1.0,
     attention: bool = True,
 ) -> PlatonicTransformer:
-    """The network that tensors of the published code of Platonic Transformers belong to.
+    """The network of a checkpoint of the published code of Platonic Transformers.
 
     Args:
         checkpoint: the tensors.
-        vectors: how many of the features are vectors, behind the scalars.
-        rope_on_values: whether values are rotated, which no tensor says.
+        vectors: the number of vectors among the features, behind the scalars.
+        rope_on_values: whether values are rotated, which no tensor shows.
         activation: of the pointwise networks.
         pool: over the points, None for outputs at every point.
-        divisor: what is pooled is divided by this.
-        attention: whether weights are those of a softmax, as which no tensor tells them; others are refused.
+        divisor: the pooled features are divided by this.
+        attention: whether attention is by a softmax, which no tensor shows; False is refused.
     """
     if not check_bool("attention", attention):
         raise ValueError(
-            "attention: got False, and linear attention has no layer here; needed a network of attention by a softmax"
+            "attention: got False, and linear attention has no layer here; needed a network with softmax attention"
         )
     names = [match[1] for name in checkpoint.tensors if (match := _EMBEDDING.fullmatch(name))]
     if not names:
@@ -98,12 +98,12 @@ def from_platonic(
 
 
 def _named(**counts: int) -> dict[str, int]:
-    """The numbers of scalars and vectors, of those that there are."""
+    """The numbers of scalars and vectors that are not 0."""
     return {kind: number for kind, number in counts.items() if number}
 
 
 def _readouts(checkpoint: Checkpoint, start: str, dim: int) -> Iterator[tuple[str, str, int]]:
-    """What the heads give, the name of their last map, and how many fields."""
+    """The kinds of output of the heads, the names of their last maps, and their numbers of fields."""
     found = False
     for kind, size in (("scalar", 1), ("vector", dim)):
         for name in (f"{start}{kind}_readout.2.", f"{start}{kind}_readout."):
@@ -116,7 +116,7 @@ def _readouts(checkpoint: Checkpoint, start: str, dim: int) -> Iterator[tuple[st
 
 
 def _gspace(name: str, matrices: np.ndarray) -> tuple[GSpace, list[int]]:
-    """The gspace, and which published element each of its elements is."""
+    """The gspace, and the published element of each of its elements."""
     order, dim = matrices.shape[:2]
     for make in _candidates(order, dim):
         group = fibers(gspace := make())
@@ -163,8 +163,8 @@ class _Loader:
     Args:
         checkpoint: the tensors.
         group: the group.
-        elements: which published element each element is.
-        start: what names begin with.
+        elements: the published element of each element.
+        start: the common prefix of names.
     """
 
     def __init__(self, checkpoint: Checkpoint, group: Fibers, elements: list[int], start: str):
@@ -197,7 +197,7 @@ class _Loader:
         return kernel[self.elements].permute(1, 2, 0)
 
     def _seen(self, name: str, outs: int, ins: int) -> Tensor:
-        """A kernel by the pose of the input as the output sees it, which is the inverse."""
+        """A kernel by the pose of the input relative to the output, which is the inverse."""
         return self._kernel(name, outs, ins)[..., self.group.inverse]
 
     def _embedding(self, network: PlatonicTransformer, fields: int, scalars: int) -> None:
