@@ -69,7 +69,7 @@ def positional_bias(
     return PositionalBias(
         num_poses=len(inverse),
         spatial=spatial,
-        pose=_of_pairs_of_poses(encoding, quotient, relative),
+        pose=_pose_values(encoding, quotient, relative),
         absolute=encoding.absolute,
         waves=None if waves is None else Waves((waves[0] @ inverse).unsqueeze(0), waves[1]),
         rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
@@ -78,7 +78,7 @@ def positional_bias(
     )
 
 
-def _of_pairs_of_poses(encoding: Offers, quotient: Tensor | None, relative: Tensor | None) -> Tensor | None:
+def _pose_values(encoding: Offers, quotient: Tensor | None, relative: Tensor | None) -> Tensor | None:
     """The function of the pose at h⁻¹ĥ, ``(M or 1, |H|, P, C)``."""
     poses = None if quotient is None and relative is None else encoding.poses(relative)
     if poses is not None and quotient is not None and relative is None:
@@ -119,7 +119,7 @@ class EncodingBias(PairBias):
 
     def _pose_term(self) -> Tensor | None:
         """The term of the pose, which is added to the keys, ``(M or 1, |H|, J or 1, P, C)``."""
-        poses = _of_pairs_of_poses(self._encoding, self.tables.quotient, self.tables.relative)
+        poses = _pose_values(self._encoding, self.tables.quotient, self.tables.relative)
         poses = self.tables.of_pairs(None if poses is None else poses.movedim(-1, 1))
         return None if poses is None else poses.movedim(1, -1)
 

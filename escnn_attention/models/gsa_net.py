@@ -98,9 +98,9 @@ class GSANet(EquivariantClassifier):
         num_heads: the number of heads; each has half as many fields as the layer gives.
         kernel_size: the width of the windows; None for global attention.
         query: the queries that contribute to a pose; ``"all"`` in the paper. ``"each"`` gives each relative pose its
-            own heads: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that mix
-            poses, and by default an encoding for each head. GE-ViT's networks are of this form: there, head d asks with
-            :math:`q(x, h d)` and has a table over the poses of its own.
+            own heads: :math:`|H|` times the heads, with queries of the pose itself, projections of the attention that
+            mix poses, and by default one encoding per head. GE-ViT's networks have this form: there, head d has the
+            queries :math:`q(x, h d)` and its own table over the poses.
         norm_between: whether a layer norm and a nonlinearity follow every block.
         input_dropout: of the pixels.
         pool_dropout: in front of every pooling.

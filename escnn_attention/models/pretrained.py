@@ -290,7 +290,7 @@ def _checked_configuration(content: Any, source: object) -> dict[str, Any]:
             f"{source}: its {CONFIGURATION} names no class_path, needed a network that save_pretrained of "
             "escnn_attention wrote"
         )
-    layout = content.get("layout", 1)  # of the weights
+    layout = content.get("layout")
     if not isinstance(layout, int) or layout > LAYOUT:
         raise ValueError(
             f"{source}: its weights are in layout {layout}, and this version of escnn_attention knows those up to "

@@ -50,7 +50,7 @@ class Attended:
     covered: tuple[float, float]
 
 
-def look(
+def observe(
     x: GeometricTensor | Tensor,
     model: torch.nn.Module,
     layers: Mapping[str, AttentiveLayer],
@@ -140,11 +140,11 @@ def _attended(
     grid = features.tensor.shape[-2:]
     chosen = slice(None) if field is None else slice(field, field + 1)
     if isinstance(layer, AttentiveConv):
-        channel, alpha = _of_responses(layer, features, chosen)
+        channel, alpha = _response_factors(layer, features, chosen)
         grid = result.tensor.shape[-2:]
         spacing *= layer.plain.stride
     else:
-        channel, alpha = _of_features(layer, features, chosen)
+        channel, alpha = _feature_factors(layer, features, chosen)
     values = as_drawn(result.tensor[0]).reshape(-1, len(alpha), *result.tensor.shape[2:])
     if layer.plain.residual:
         alpha, channel = 1 - alpha, None if channel is None else 1 - channel
@@ -156,7 +156,7 @@ def _attended(
     )
 
 
-def _of_features(
+def _feature_factors(
     layer: FeatureAttention | PoseAttention, features: GeometricTensor, chosen: slice
 ) -> tuple[Tensor | None, Tensor]:
     """Maps over features: of the channels ``(fields, poses)``, and of all in the mean over fields ``(poses, h, w)``."""
@@ -168,7 +168,7 @@ def _of_features(
     return channel, _product(None if channel is None else channel[chosen].mean(0), spatial)
 
 
-def _of_responses(layer: AttentiveConv, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
+def _response_factors(layer: AttentiveConv, features: GeometricTensor, chosen: slice) -> tuple[Tensor | None, Tensor]:
     """Maps over responses, averaged over the input: of the channels ``(fields, poses)``, of all ``(poses, h, w)``."""
     maps = layer.attention_maps(features)
     channel = None if maps.channel is None else maps.channel[0].mean((2, 3))

@@ -13,7 +13,7 @@ from escnn.group import GroupElement
 from escnn.nn import GeometricTensor
 from torch import Tensor
 
-from escnn_attention.plotting._attended import Attended, find_attentive, look
+from escnn_attention.plotting._attended import Attended, find_attentive, observe
 from escnn_attention.plotting._drawing import (
     Frame,
     Sheet,
@@ -103,7 +103,7 @@ def plot_attentive_maps(
     figure_class()
     chosen = dict(list(find_attentive(model, layer, "layer").items())[:1])
     ((name, module),) = chosen.items()
-    x, run = look(x, model, chosen, field)
+    x, run = observe(x, model, chosen, field)
     columns = transformations_for(x, elements, angles, background)
     upright = run(x)[name]
     images = [t.apply(x) for t in columns]
@@ -282,7 +282,7 @@ def plot_attentive_layers(
     """
     figure_class()
     chosen = find_attentive(model, layers)
-    x, run = look(x, model, chosen)
+    x, run = observe(x, model, chosen)
     columns = transformations_for(x, elements, angles, background)
     upright = run(x)
     images = [t.apply(x) for t in columns]
@@ -431,7 +431,7 @@ def plot_attended_images(
     ((name, module),) = chosen.items()
     rows = []
     for i in range(images.shape[0]):
-        x, run = look(images[i : i + 1], model, chosen)
+        x, run = observe(images[i : i + 1], model, chosen)
         columns = transformations_for(x, elements, angles, background, most=4)
         rows.append(_row(x, run, name, columns))
     what = name.removeprefix("stages.") or type(module).__name__

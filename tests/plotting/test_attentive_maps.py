@@ -11,7 +11,7 @@ from escnn.group import cyclic_group
 from escnn_attention import AttentiveConv, Crop, FeatureAttention, GroupSelfAttention, HalvingPool, PoseAttention
 from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_attended_images, plot_attentive_layers, plot_attentive_maps
-from escnn_attention.plotting._attended import find_attentive, look
+from escnn_attention.plotting._attended import find_attentive, observe
 from tests.plotting.pictures import Wrapped, drawn, number, shown, texts
 
 pytest.importorskip("matplotlib")
@@ -409,7 +409,7 @@ def test_angles_and_chosen_layers():
 
 def test_where_the_grids_lie():
     x, model = layered()
-    _, run = look(x, model, find_attentive(model, None))
+    _, run = observe(x, model, find_attentive(model, None))
     covered = {name: found.covered for name, found in run(x).items()}
     assert covered == {"0": (1, 1), "1": (0.8, 0.8), "4": (0.8, 0.8)}
 

@@ -235,7 +235,7 @@ def _network(
 def _load_network(
     checkpoint: Checkpoint, network: GSANet, outline: Sequence[_Stage], tables: Sequence[np.ndarray]
 ) -> None:
-    lifting = _of_kind(network.stages["lifting"], GroupSelfAttention)
+    lifting = _modules_by_kind(network.stages["lifting"], GroupSelfAttention)
     _load_attention(checkpoint, LIFTING, lifting[0].plain, len(lifting[0].in_type), None)
     load_norm(checkpoint, "lifting_normalization.layer_norm", _children(network.stages["lifting"])[-2])
     numbers = iter(tables)
@@ -257,7 +257,7 @@ def _children(module: torch.nn.Module) -> list[Any]:
     return list(module.children())
 
 
-def _of_kind(module: torch.nn.Module, kind: type[Any]) -> list[Any]:
+def _modules_by_kind(module: torch.nn.Module, kind: type[Any]) -> list[Any]:
     return [m for m in module.modules() if isinstance(m, kind)]
 
 

@@ -193,22 +193,22 @@ def _load_attention(checkpoint: Checkpoint, name: str, plain: PointAttention, fi
     assert isinstance(kernel, PairKernel)
     heads, channels = kernel.num_heads, kernel.channels
 
-    def of_heads(what: str, width: int) -> tuple[Tensor, Tensor]:
+    def head_maps(what: str, width: int) -> tuple[Tensor, Tensor]:
         """A map to some channels of every head, and to zero in the others."""
         weight, bias = take_linear(checkpoint, f"{name}{what}", heads * width, fields)
         weight, bias = weight.view(heads, width, fields), bias.view(heads, width)
         return F.pad(weight, (0, 0, 0, channels - width)), F.pad(bias, (0, channels - width))
 
-    made = {"values": of_heads("ema.input_linear", channels)}
+    made = {"values": head_maps("ema.input_linear", channels)}
     if kernel.content == "dot":
-        made |= {"queries": of_heads(f"{_DOT}.fc_q", channels), "keys": of_heads(f"{_DOT}.fc_k", channels)}
+        made |= {"queries": head_maps(f"{_DOT}.fc_q", channels), "keys": head_maps(f"{_DOT}.fc_k", channels)}
         _load_location(checkpoint, f"{name}{_LOCATION}", kernel, group)
     else:
         width = checkpoint.shape(f"{name}{_CONCAT}.fc_o.weight", 2)[0]
         if width > channels:
             raise ValueError(f"{name}{_CONCAT}.fc_o.weight: makes {width} numbers, needed at most {channels} of a head")
         # The published keys are those of the attending point.
-        made |= {"queries": of_heads(f"{_CONCAT}.fc_k", width), "keys": of_heads(f"{_CONCAT}.fc_q", width)}
+        made |= {"queries": head_maps(f"{_CONCAT}.fc_k", width), "keys": head_maps(f"{_CONCAT}.fc_q", width)}
         _load_both(checkpoint, name, kernel, width, group)
     load_heads(plain, made)
     _load_linear(checkpoint, f"{name}ema.output_linear", plain.project_out.weight, plain.project_out.bias)
