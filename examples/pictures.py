@@ -35,7 +35,7 @@ from escnn_attention import (
     SiLU,
     assert_equivariant,
 )
-from escnn_attention.models import CNN, GroupCNN, GSANet, HybridNet, PointTransformer, from_published_attgconv
+from escnn_attention.models import CNN, GroupCNN, GSANet, HybridNet, PointTransformer, from_published
 from escnn_attention.plotting import (
     CloudStyle,
     animate_feature_maps,
@@ -202,9 +202,7 @@ def draw_attentive(save: Callable[[str, Figure | Animation], None], quick: bool)
     images, labels = digits(1.6)
     if file is not None and file.is_file():
         with np.load(file) as arrays:
-            published = from_published_attgconv(
-                {name.removeprefix("weight/"): arrays[name] for name in arrays if name.startswith("weight/")}
-            )
+            published = from_published({name: arrays[name] for name in arrays}, kind="att_gconvs")
             shown = torch.tensor(arrays["input"])
         one, several = shown[5:6], shown[[0, 4, 7, 8]]
     else:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import typer
 
-from escnn_attention.models import EquivariantClassifier, from_published_attgconv
+from escnn_attention.models import EquivariantClassifier, from_published
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,9 +43,11 @@ def read(path: Path) -> Arrays:
 def load(arrays: Arrays) -> EquivariantClassifier:
     """The network of the weights in some arrays."""
     try:
-        return from_published_attgconv(arrays)
+        network = from_published(arrays, kind="att_gconvs")
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    assert isinstance(network, EquivariantClassifier)
+    return network
 
 
 def test_images(data: Path, limit: int | None) -> tuple[torch.Tensor, torch.Tensor]:

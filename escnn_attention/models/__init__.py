@@ -12,7 +12,7 @@ from escnn_attention.models.packages import compile_package
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import PretrainedMixin
-from escnn_attention.models.published import from_published, from_published_attgconv
+from escnn_attention.models.published import from_published
 from escnn_attention.models.registry import create, from_pretrained, list_models
 from escnn_attention.models.symmetric_tensors import SymmetricTensors, symmetric_tensor_repr
 from escnn_attention.models.vision_transformer import VisionTransformer
@@ -46,7 +46,6 @@ __all__ = [
     "exported",
     "from_pretrained",
     "from_published",
-    "from_published_attgconv",
     "list_models",
     "symmetric_tensor_repr",
 ]

@@ -1,6 +1,5 @@
 """Networks of published code, with their weights, in layers of this package."""
 
-from escnn_attention.models.published.attgconv import from_published_attgconv
 from escnn_attention.models.published.load import from_published
 
-__all__ = ["from_published", "from_published_attgconv"]
+__all__ = ["from_published"]

@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from escnn import gspaces
 from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, InnerBatchNorm, SequentialModule
-from torch import Tensor
 
 from escnn_attention.models.checkpoint import Checkpoint
 from escnn_attention.models.classifier import EquivariantClassifier
@@ -21,11 +19,11 @@ from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, 
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention
 from escnn_attention.plain.attentive import PoseKernel
 
-__all__ = ["from_attgconv", "from_published_attgconv"]
+__all__ = ["from_attgconv"]
 
 
-def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> EquivariantClassifier:
-    r"""The network of published weights of attentive group convolutions, with these weights.
+def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
+    r"""The network of a checkpoint of attentive group convolutions.
 
     It loads every network that the published scripts train, by the names and shapes of its tensors: on rotated MNIST
     the p4-CNN, plain and with :math:`\alpha`, :math:`\alpha_{CH}`, :math:`\alpha_{SP}`, :math:`\alpha_F` and
@@ -38,41 +36,8 @@ def from_published_attgconv(tensors: Mapping[str, Tensor | np.ndarray]) -> Equiv
     part of the weights; those of the attention on responses are divided by it, so that the attention does not change.
 
     Args:
-        tensors: by the names of the checkpoint, ``"c1.weight"`` and so on, with or without ``"module."`` in front.
-            Where names begin with ``"weight/"``, as in files that hold images and logits too, these are the tensors.
-            Torch tensors or numpy arrays of any floating-point type.
-
-    Returns:
-        the network, in eval mode and in PyTorch's default precision. It maps images, a ``GeometricTensor`` of type
-        ``network.in_type`` or a plain tensor, to logits. Images must be normalised as for the training: those of
-        rotated MNIST, ``(B, 1, 28, 28)``, are ``(pixels / 255 - 0.13249) / 0.29277``, transposed as in the
-        published files.
-
-    Raises:
-        TypeError: a value is no array of real numbers.
-        ValueError: a tensor is missing, has another shape than its network needs, holds numbers that it cannot have, or
-            belongs to no network; the message begins with its name.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.models import from_published_attgconv
-        >>> tensors = {"c1.weight": torch.randn(3, 1, 3, 3), "c7.weight": torch.randn(10, 3, 4, 4, 4)}
-        >>> tensors |= {f"c{i}.weight": torch.randn(3, 3, 4, 3, 3) for i in range(2, 7)}
-        >>> for i in range(1, 7):
-        ...     for name in ("weight", "bias", "running_mean", "running_var"):
-        ...         tensors[f"bn{i}.{name}"] = torch.rand(3)
-        >>> network = from_published_attgconv(tensors)
-        >>> network(network.in_type(torch.randn(2, 1, 28, 28))).shape
-        torch.Size([2, 10])
-
-    Source: the implementation published with Romero et al., "Attentive Group Equivariant Convolutional Networks", ICML
-    2020.
+        checkpoint: the tensors, with names such as ``"c1.weight"``.
     """
-    return from_attgconv(Checkpoint(tensors))
-
-
-def from_attgconv(checkpoint: Checkpoint) -> EquivariantClassifier:
-    """The network of a checkpoint of attentive group convolutions, with these weights."""
     if checkpoint.any("block_layers."):
         network, parts = _dense_net(checkpoint)
     elif checkpoint.any("layers_nc"):

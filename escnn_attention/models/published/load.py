@@ -41,7 +41,10 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
 
     ``kind`` is one of:
 
-    - ``"att_gconvs"``: attentive group convolutions, the networks of :func:`from_published_attgconv`.
+    - ``"att_gconvs"``: attentive group convolutions, all networks that the published scripts train: :class:`GroupCNN`,
+      :class:`AllCNNC`, :class:`ResNet44` and :class:`GroupDenseNet`, plain and attentive. Images must be normalised as
+      for the training: those of rotated MNIST, ``(B, 1, 28, 28)``, are ``(pixels / 255 - 0.13249) / 0.29277``,
+      transposed as in the published files.
     - ``"g_selfatt"``: GSA-Nets, local and global. The option ``crops``, the margin that each block takes off
       the grid, is required for networks other than the three published ones.
     - ``"gevit"``: GE-ViT, with the same option.
@@ -60,7 +63,8 @@ def from_published(state_dict: Mapping[str, Tensor | np.ndarray], kind: str, **o
 
     Args:
         state_dict: the tensors by the names of the published modules, buffers included, with or without ``"module."``
-            or ``"backbone."`` in front. Torch tensors or numpy arrays of any floating-point type.
+            or ``"backbone."`` in front; if some names begin with ``"weight/"``, as in files that hold images, too, only
+            these. Torch tensors or numpy arrays of any floating-point type.
         kind: the code base, see above.
         options: facts that the tensors do not show, see above.
 

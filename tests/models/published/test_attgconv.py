@@ -9,10 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44, from_published_attgconv
+from escnn_attention.models import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
+from escnn_attention.models.checkpoint import Checkpoint
+from escnn_attention.models.published.attgconv import from_attgconv
 
 DATA = Path(os.environ.get("ESCNN_ATTENTION_DATA", ""))
 MNIST = [None, "full", "channel", "spatial", "features", "poses"]
+
+
+def loaded(tensors):
+    return from_attgconv(Checkpoint(tensors))
 
 
 # ------------------------------------------------------------------------------------------------ the tensors, by name
@@ -276,7 +282,7 @@ def _double():
 
 
 def assert_same_logits(tensors, formula, poses, *images):
-    network = from_published_attgconv(tensors)
+    network = loaded(tensors)
     assert network.gspace.fibergroup.order() == poses
     x = torch.randn(2, *images)
     with torch.no_grad():
@@ -325,49 +331,49 @@ def test_every_tensor_matters(kind):
     for name, tensor in tensors.items():
         if "channel_attention" in name:
             tensor.abs_().mul_(0.1)  # so that no hidden field is 0, and no sigmoid is 1
-    logits = from_published_attgconv(tensors)(x)
+    logits = loaded(tensors)(x)
     for name, tensor in tensors.items():
         if not name.endswith("num_batches_tracked") and name.split(".")[0] in ("c1", "c2", "bn6"):
-            other = from_published_attgconv(tensors | {name: tensor.abs() + 0.1})(x)
+            other = loaded(tensors | {name: tensor.abs() + 0.1})(x)
             assert not torch.allclose(other, logits, atol=1e-9, rtol=0), name
 
 
 def test_arrays_prefixes_and_precisions():
     tensors, x = rotated_mnist("features"), torch.randn(2, 1, 28, 28)
-    logits = from_published_attgconv(tensors)(x)
+    logits = loaded(tensors)(x)
     arrays = {f"module.{name}": tensor.numpy() for name, tensor in tensors.items()}
-    torch.testing.assert_close(from_published_attgconv(arrays)(x), logits)
+    torch.testing.assert_close(loaded(arrays)(x), logits)
     few = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
-    torch.testing.assert_close(from_published_attgconv(few)(x), logits)
+    torch.testing.assert_close(loaded(few)(x), logits)
     torch.set_default_dtype(torch.float32)
-    network = from_published_attgconv(tensors)
+    network = loaded(tensors)
     assert {p.dtype for p in network.parameters()} == {torch.float32}
     torch.testing.assert_close(network(x.float()).double(), logits, atol=1e-3, rtol=1e-3)
 
 
 def test_files_that_hold_more_than_the_tensors():
     tensors, x = rotated_mnist("full", width=2, hidden=1), torch.randn(2, 1, 28, 28)
-    logits = from_published_attgconv(tensors)(x)
+    logits = loaded(tensors)(x)
     for front in ("weight/", "weight/module."):
         arrays = {f"{front}{name}": tensor.numpy() for name, tensor in tensors.items()}
         others = {"input": x.numpy(), "labels": np.array(["one", "two"])}
-        torch.testing.assert_close(from_published_attgconv(arrays | others)(x), logits)
+        torch.testing.assert_close(loaded(arrays | others)(x), logits)
         with pytest.raises(ValueError, match=f"^{front}c3.weight: missing"):
-            from_published_attgconv({n: a for n, a in arrays.items() if n != f"{front}c3.weight"} | others)
+            loaded({n: a for n, a in arrays.items() if n != f"{front}c3.weight"} | others)
 
 
 def test_arrays_of_any_order_and_precision():
     tensors, x = rotated_mnist("spatial", width=2), torch.randn(2, 1, 28, 28)
-    logits = from_published_attgconv(tensors)(x)
+    logits = loaded(tensors)(x)
     for kind in (">f8", np.longdouble):
         arrays = {
             name: tensor.numpy().astype(kind) if tensor.is_floating_point() else tensor.numpy()
             for name, tensor in tensors.items()
         }
-        torch.testing.assert_close(from_published_attgconv(arrays)(x), logits)
+        torch.testing.assert_close(loaded(arrays)(x), logits)
     backwards = {name: tensor.numpy()[::-1] if tensor.dim() else tensor.numpy() for name, tensor in tensors.items()}
     turned = {name: tensor.flip(0) if tensor.dim() else tensor for name, tensor in tensors.items()}
-    torch.testing.assert_close(from_published_attgconv(backwards)(x), from_published_attgconv(turned)(x))
+    torch.testing.assert_close(loaded(backwards)(x), loaded(turned)(x))
 
 
 def changed(tensors, **options):
@@ -386,7 +392,7 @@ def test_a_tensor_that_is_missing_is_named(kind):
     for name in tensors:
         if name.split(".")[0] in ("c1", "c2", "c4", "c7", "bn5") and not name.endswith("num_batches_tracked"):
             with pytest.raises(ValueError, match=rf"^{name}: missing"):
-                from_published_attgconv({k: v for k, v in tensors.items() if k != name})
+                loaded({k: v for k, v in tensors.items() if k != name})
 
 
 @pytest.mark.sampled(2)
@@ -396,7 +402,7 @@ def test_a_tensor_of_another_shape_is_named(kind):
     for name, tensor in tensors.items():
         if name.split(".")[0] in ("c2", "c5", "bn3") and not name.endswith("num_batches_tracked"):
             with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape \({len(tensor) + 1},.*needed \("):
-                from_published_attgconv(tensors | {name: torch.cat([tensor, tensor[:1]])})
+                loaded(tensors | {name: torch.cat([tensor, tensor[:1]])})
 
 
 @pytest.mark.parametrize(
@@ -421,33 +427,33 @@ def test_a_tensor_of_another_shape_is_named(kind):
 )
 def test_mistakes(change, message):
     with pytest.raises(ValueError, match=message):
-        from_published_attgconv(changed(rotated_mnist(), **change))
+        loaded(changed(rotated_mnist(), **change))
 
 
 def test_other_mistakes():
     with pytest.raises(TypeError, match="tensors: got list, needed a dictionary"):
-        from_published_attgconv([torch.ones(1)])
+        loaded([torch.ones(1)])
     with pytest.raises(TypeError, match=r"c3.weight: got list, needed a torch tensor or a numpy array"):
-        from_published_attgconv(changed(rotated_mnist(), c3__weight=[1.0]))
+        loaded(changed(rotated_mnist(), c3__weight=[1.0]))
     for kind in (object, "U1", complex):
         with pytest.raises(TypeError, match=r"^c3.weight: got an array of .*, needed real numbers"):
-            from_published_attgconv(changed(rotated_mnist(), c3__weight=np.ones(1).astype(kind)))
+            loaded(changed(rotated_mnist(), c3__weight=np.ones(1).astype(kind)))
     for tensor in (torch.ones(1, device="meta"), torch.ones(1).to_sparse(), torch.ones(1) + 0j):
         with pytest.raises(TypeError, match=r"^c3.weight: got a tensor .*, needed a dense one of real numbers"):
-            from_published_attgconv(changed(rotated_mnist(), c3__weight=tensor))
+            loaded(changed(rotated_mnist(), c3__weight=tensor))
     even = {n: t[..., :6, :6] if "spatial" in n else t for n, t in rotated_mnist("features").items()}
     with pytest.raises(ValueError, match=r"^c2.spatial_attention.weight: got a kernel of width 6, needed an odd one"):
-        from_published_attgconv(even)
+        loaded(even)
     with pytest.raises(ValueError, match=r"^c7.weight: missing; got 0 tensors: none"):
-        from_published_attgconv({})
+        loaded({})
     with pytest.raises(ValueError, match=r"^c2.weight: got .* with 6 poses \(axis 2\), needed 4 \(p4\), 8 \(p4m\)"):
-        from_published_attgconv(rotated_mnist(poses=6))
+        loaded(rotated_mnist(poses=6))
     with pytest.raises(ValueError, match=r"^c2.channel_attention.weight_fc1: got 4 hidden fields for 6, needed 6 div"):
-        from_published_attgconv(rotated_mnist("features", width=6, hidden=4))
+        loaded(rotated_mnist("features", width=6, hidden=4))
     with pytest.raises(ValueError, match=r"^c2: its tensors are those of attention 'full', .* not published on p4m"):
-        from_published_attgconv(rotated_mnist("full", poses=8))
+        loaded(rotated_mnist("full", poses=8))
     with pytest.raises(ValueError, match=r"^c2: its tensors are those of attention 'spatial', .* not published on p4"):
-        from_published_attgconv(all_cnn_c("spatial", 4))
+        loaded(all_cnn_c("spatial", 4))
 
 
 @pytest.mark.parametrize("name", ["p4cnn", "alpha_f_p4cnn"])
@@ -456,7 +462,7 @@ def test_the_published_weights_give_the_published_logits(name):
     torch.set_default_dtype(torch.float32)
     with np.load(DATA / "authors" / f"{name}.npz") as file:
         arrays = {key: file[key] for key in file.files}
-    network = from_published_attgconv({k[7:]: v for k, v in arrays.items() if k.startswith("weight/")})
+    network = loaded({k[7:]: v for k, v in arrays.items() if k.startswith("weight/")})
     with torch.no_grad():
         logits = network(network.in_type(torch.from_numpy(arrays["input"])))
     assert np.abs(logits.numpy() - arrays["logits"]).max() < 1e-4
