@@ -111,7 +111,7 @@ class ConvolutionalEncoding(Encoding):
         if width is not None and check_int("width", width) % 2 == 0:
             raise ValueError(f"width: got {width}, needed an odd number")
         self.rest: Encoding = rest
-        self.initial_sharpness = check_sharpness(sharpness, _MOST, "a positive number")
+        self.initial_sharpness = check_sharpness(sharpness, _MOST)
         self.content = _check_number("content", content, _MOST)
         self.width = width
         self.reach = None if reach is None else _check_number("reach", check_length("reach", reach), 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
+from escnn_attention._checks import check_length
 from escnn_attention.encodings.base import Encoding, spread_offsets
 
 __all__ = ["QuadraticEncoding", "check_sharpness"]
@@ -60,7 +60,7 @@ class QuadraticEncoding(Encoding):
     def __init__(self, *, sharpness: float | None = None):
         super().__init__()
         if sharpness is not None:
-            check_sharpness(sharpness, _MOST, "a positive number or None")
+            check_sharpness(sharpness, _MOST)
         self.initial_sharpness = sharpness
         self.centre: Parameter | None = None
         self.sharpness: Parameter | None = None
@@ -97,11 +97,9 @@ class QuadraticEncoding(Encoding):
         return "" if self.initial_sharpness is None else f"sharpness={self.initial_sharpness}"
 
 
-def check_sharpness(value: Any, most: float, needed: str) -> float:
-    """``value`` as a float, if it is a positive number of at most ``most``; ``needed`` is part of the message."""
-    number = float(value) if not isinstance(value, bool) and isinstance(value, Real) else math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"sharpness: got {value!r}, needed {needed}")
+def check_sharpness(value: Any, most: float) -> float:
+    """``value`` as a float, if it is a positive number of at most ``most``."""
+    number = check_length("sharpness", value, "number")
     if number > most:
         raise ValueError(f"sharpness: got {value!r}, needed at most {most:g}")
     return number

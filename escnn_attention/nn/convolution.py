@@ -108,7 +108,7 @@ def attention_from_convolution(
             check_regular(f"convolution.{name}", getattr(convolution, name), 'heads="all"')
     if heads == "orbits" and projection != "group":
         raise ValueError(f'projection: got {projection!r}, but heads="orbits" needs the complete ones, "group"')
-    sharpness = check_sharpness(sharpness, _MOST_SHARP, "a positive number")
+    sharpness = check_sharpness(sharpness, _MOST_SHARP)
 
     width = convolution.kernel_size
     kernel, bias = _parameters(convolution)
