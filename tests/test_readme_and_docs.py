@@ -168,7 +168,8 @@ def known_options(command: str) -> set[str]:
     options = {option for p in typer.main.get_command(app).commands[command].params for option in p.opts}
     if command in ("fit", "validate", "test", "predict"):
         options |= {
-            f"--{name}" for name in ("config", "data", "folder", "images", "model", "pretrained", "trainer", "trust")
+            f"--{name}"
+            for name in ("config", "data", "folder", "images", "model", "pretrained", "recipe", "trainer", "trust")
         }
     return options
 

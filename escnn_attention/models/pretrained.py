@@ -258,6 +258,12 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     return _checked_configuration(content, folder)
 
 
+def described_network(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """The network of a configuration as ``class_path`` and ``init_args``, as the configuration of a training has it."""
+    arguments = {name: value for name, value in configuration.items() if name not in _ABOUT}
+    return {"class_path": configuration["class_path"], "init_args": arguments}
+
+
 def from_folder(source: Path | str, **options: Any) -> Any:
     """The network of a folder or a repository, of whichever class its configuration names.
 

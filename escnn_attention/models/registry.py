@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from escnn import gspaces
@@ -14,32 +14,32 @@ from escnn.gspaces import GSpace
 
 from escnn_attention._checks import check_bool
 from escnn_attention.encodings import PairKernel
+from escnn_attention.models.description import build, named
 from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
-from escnn_attention.models.hybrid import HybridNet
 from escnn_attention.models.point_transformer import PointTransformer
-from escnn_attention.models.pretrained import CONFIGURATION, check_source, from_folder
+from escnn_attention.models.pretrained import (
+    CONFIGURATION,
+    check_source,
+    described_network,
+    from_folder,
+    read_configuration,
+)
 from escnn_attention.models.weights_file import WEIGHTS
 
-__all__ = ["create", "data_of", "from_pretrained", "list_models", "task_of"]
+__all__ = ["create", "description_of", "from_pretrained", "list_models", "recipe_file"]
 
 _WEIGHTS = Path(__file__).with_name("weights")
-"""A folder for each name with weights, as ``save_pretrained`` writes it."""
+"""A folder for each name with weights, as ``save_pretrained`` writes it, with the recipe of their training."""
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A network: the function that makes it, of which gspace, with which options, and what it is for.
-
-    Data are a class of :mod:`escnn_attention.training` and its arguments, a task is one of ``escnn-attention fit``.
-    """
+    """A network without weights: the function that makes it, its gspace, and its other options."""
 
     make: Callable[..., torch.nn.Module]
     gspace: Callable[[], GSpace]
-    data: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    data_options: Mapping[str, Any] = field(default_factory=dict)
-    task: str = "classification"
 
 
 def _rotations() -> GSpace:
@@ -50,62 +50,6 @@ def _rotations_and_flips() -> GSpace:
     return gspaces.flipRot2dOnR2(4)
 
 
-def _some_rotations() -> GSpace:
-    return gspaces.rot2dOnR2(8)
-
-
-def _many_rotations() -> GSpace:
-    return gspaces.rot2dOnR2(16)
-
-
-# The networks of `escnn-attention compare`, and its images.
-_OF_DIGITS = {"in_channels": 1, "num_classes": 10}
-_HEADS = {
-    "num_heads": 4,
-    "kernel_size": 5,
-    "block": {
-        "encoding": "convolutional",
-        "head_fields": 2,
-        "keys": "own",
-        "projection": "group",
-        "norm_scope": "sample",
-    },
-    "last_norm": False,
-}
-_STEERABLE_DIGITS = {**_OF_DIGITS, "widths": (8, 8), "convolutions": (1, 3), "attention": (0, 0), "features": 10}
-_HYBRID_DIGITS = {**_OF_DIGITS, **_HEADS, "widths": (7, 7), "convolutions": (1, 2), "attention": (0, 1), "features": 30}
-_GSA_DIGITS = {
-    **_OF_DIGITS,
-    **_HEADS,
-    "stem": {"num_heads": 9, "kernel_size": 5},
-    "widths": (7, 7),
-    "convolutions": (1, 0),
-    "attention": (0, 2),
-    "features": 34,
-}
-_DIGITS = {"size": 16, "mean": [0.3075791001319885], "std": [0.3515421450138092]}
-_GSA_ROTMNIST = {
-    **_OF_DIGITS,
-    **_HEADS,
-    "stem": {"num_heads": 9, "kernel_size": 5},
-    "widths": (20, 20, 20),
-    "convolutions": (1, 0, 0),
-    "attention": (0, 2, 1),
-    "num_heads": 10,
-}
-_GSA_R8_ROTMNIST = {**_GSA_ROTMNIST, "widths": (13, 13, 13)}
-_STEERABLE_ROTMNIST = {
-    **_OF_DIGITS,
-    "widths": (8, 10, 18),
-    "convolutions": (1, 2, 2),
-    "attention": (0, 0, 0),
-    "conv_kernel": 5,
-}
-_HYBRID_ROTMNIST = {
-    **_STEERABLE_ROTMNIST,
-    "widths": (8, 10, 16),
-    "class_token": {"num_heads": 4, "head_fields": 6},
-}
 _MOLECULES = {
     "in_type": 15,
     "out_type": 1,
@@ -117,29 +61,6 @@ _MOLECULES = {
     "pool": "sum",
     "readout": "points",
 }
-_PARTICLES = {
-    "in_type": {"scalar": 1, "vector": 1},
-    "out_type": "vector",
-    "fields": {"scalar": 32, "vector": 32},
-    "num_blocks": 4,
-    "num_heads": 2,
-    "attention": {"norm_kind": "layer"},
-    "positions": True,
-    "head": {"fields": 5},
-    "even_in": (0,),
-    "pool": None,
-}
-_PATTERNS = {
-    "in_type": 1,
-    "out_type": 12,
-    "fields": 12,
-    "num_blocks": 2,
-    "num_heads": 4,
-    "attention": {"length_scale": 0.03, "radius": 0.1, "kernel_features": 8, "norm_kind": "layer"},
-    "encoding": PairKernel(hidden=16),
-    "pool": "sum",
-    "head": {"fields": 32, "layers": 2},
-}
 _SOLIDS = {
     "in_type": 1,
     "out_type": 40,
@@ -150,41 +71,19 @@ _SOLIDS = {
     "attention": {"keys": "own", "num_neighbours": 32, "length_scale": 0.5},
     "head": {"poses": "max", "batch_norm": True},
 }
-_NETWORKS = {
-    "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, "CIFAR10"),
-    "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, "CIFAR10", {"attention": "features"}),
-    "attentive-dense-net-pcam": _Named(
-        GroupDenseNet.patch_camelyon, _rotations_and_flips, "PatchCamelyon", {"attention": "features"}
-    ),
-    "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST", {"attention": "full"}),
-    "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10", {"attention": "features"}),
-    "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
-    "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2, "CIFAR10"),
-    "gsa-net-digits": _Named(HybridNet, _many_rotations, "Digits", _GSA_DIGITS, _DIGITS),
-    "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips, "PatchCamelyon"),
-    "gsa-net-r8-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _GSA_R8_ROTMNIST),
-    "gsa-net-rotmnist": _Named(HybridNet, _rotations, "RotMNIST", _GSA_ROTMNIST),
-    "hybrid-digits": _Named(HybridNet, _many_rotations, "Digits", _HYBRID_DIGITS, _DIGITS),
-    "hybrid-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _HYBRID_ROTMNIST),
-    "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, "RotMNIST"),
-    "point-transformer-charged-particles": _Named(
-        PointTransformer, gspaces.octaOnR3, "ChargedParticles", _PARTICLES, task="point-forecast"
-    ),
-    "point-transformer-constellations": _Named(
-        PointTransformer,
-        _rotations,
-        "Constellations",
-        _PATTERNS,
-        {"features": "constant", "published": True},
-        "point-classification",
-    ),
-    "point-transformer-modelnet40": _Named(
-        PointTransformer, gspaces.octaOnR3, "ModelNet40", _SOLIDS, task="point-classification"
-    ),
-    "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, "QM9", _MOLECULES, task="point-regression"),
-    "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, "CIFAR10"),
-    "steerable-digits": _Named(HybridNet, _many_rotations, "Digits", _STEERABLE_DIGITS, _DIGITS),
-    "steerable-rotmnist": _Named(HybridNet, _some_rotations, "RotMNIST", _STEERABLE_ROTMNIST),
+_WITHOUT_WEIGHTS = {
+    "all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations),
+    "attentive-all-cnn-c-cifar10": _Named(AllCNNC.cifar10, _rotations, {"attention": "features"}),
+    "attentive-dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips, {"attention": "features"}),
+    "attentive-p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations, {"attention": "full"}),
+    "attentive-resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips, {"attention": "features"}),
+    "dense-net-pcam": _Named(GroupDenseNet.patch_camelyon, _rotations_and_flips),
+    "gsa-net-cifar10": _Named(GSANet.cifar10, gspaces.flip2dOnR2),
+    "gsa-net-pcam": _Named(GSANet.patch_camelyon, _rotations_and_flips),
+    "p4-cnn-rotmnist": _Named(GroupCNN.rotmnist, _rotations),
+    "point-transformer-modelnet40": _Named(PointTransformer, gspaces.octaOnR3, _SOLIDS),
+    "point-transformer-qm9": _Named(PointTransformer, gspaces.octaOnR3, _MOLECULES),
+    "resnet44-cifar10": _Named(ResNet44.cifar10, _rotations_and_flips),
 }
 
 
@@ -204,7 +103,7 @@ def list_models(*, pretrained: bool = False) -> list[str]:
     """
     check_bool("pretrained", pretrained)
     with_weights = {path.parent.name for path in _WEIGHTS.glob(f"*/{WEIGHTS}")}
-    return sorted(with_weights if pretrained else with_weights.union(_NETWORKS))
+    return sorted(with_weights if pretrained else with_weights.union(_WITHOUT_WEIGHTS))
 
 
 def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.nn.Module:
@@ -229,18 +128,19 @@ def create(name: str, pretrained: bool | None = None, **options: Any) -> torch.n
         >>> type(network).__name__, network.gspace.fibergroup.name
         ('HybridNet', 'C8')
 
-    Source: each name is a network of the paper that its class cites, with the options given there, but for
-    ``gsa-net-rotmnist`` and ``gsa-net-r8-rotmnist``, which have fewer parameters than the paper's R4 and R8 networks
-    (:meth:`GSANet.rotmnist`), ``hybrid-rotmnist`` and its twin ``steerable-rotmnist``, and the networks of digits,
-    which are those that ``escnn-attention compare`` trains.
+    Source: each name without weights is a network of the paper that its class cites, with the options given there.
+    Names with weights are networks of this package, described in the folder of their weights. ``gsa-net-rotmnist`` and
+    ``gsa-net-r8-rotmnist`` have fewer parameters than the paper's R4 and R8 networks (:meth:`GSANet.rotmnist`).
     """
     _check_name(name, list_models())
     if pretrained is not None and check_bool("pretrained", pretrained):
         return from_pretrained(name, **options)
-    if name not in _NETWORKS:  # one of which there are weights only
-        raise ValueError(f"name: {name!r} comes with weights only; needed pretrained=True")
-    chosen = _NETWORKS[name]
-    return chosen.make(**{"gspace": options.pop("gspace", None) or chosen.gspace(), **chosen.options, **options})
+    if name in _WITHOUT_WEIGHTS:
+        chosen = _WITHOUT_WEIGHTS[name]
+        return chosen.make(**{"gspace": options.pop("gspace", None) or chosen.gspace(), **chosen.options, **options})
+    described = description_of(name)
+    make = cast(Callable[..., torch.nn.Module], named(described["class_path"]))
+    return make(**{**build(described["init_args"]), **options})
 
 
 def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Module:
@@ -270,30 +170,24 @@ def from_pretrained(name_or_folder: str | Path, **options: Any) -> torch.nn.Modu
     return from_folder(_source(name_or_folder), **options)
 
 
-def data_of(name_or_folder: str | Path) -> dict[str, Any] | None:
-    """The data that a named network is for, as a configuration file has them; None of folders.
+def description_of(name: str) -> dict[str, Any]:
+    """The network that weights of the package are of, as a configuration file describes it.
+
+    Args:
+        name: one of ``list_models(pretrained=True)``.
 
     Example:
-        >>> from escnn_attention.models.registry import data_of
-        >>> data_of("hybrid-rotmnist")
-        {'class_path': 'escnn_attention.training.RotMNIST', 'init_args': {}}
+        >>> from escnn_attention.models.registry import description_of
+        >>> network = description_of("hybrid-rotmnist")
+        >>> network["class_path"], network["init_args"]["widths"]
+        ('escnn_attention.models.HybridNet', [8, 10, 16])
     """
-    found = _NETWORKS.get(str(name_or_folder))
-    if found is None:
-        return None
-    return {"class_path": f"escnn_attention.training.{found.data}", "init_args": dict(found.data_options)}
+    return described_network(read_configuration(_WEIGHTS / name))
 
 
-def task_of(name_or_folder: str | Path) -> str | None:
-    """The task of ``escnn-attention fit`` that a named network is for; None of folders.
-
-    Example:
-        >>> from escnn_attention.models.registry import task_of
-        >>> task_of("hybrid-rotmnist")
-        'classification'
-    """
-    found = _NETWORKS.get(str(name_or_folder))
-    return None if found is None else found.task
+def recipe_file(name: str) -> Path:
+    """The file with the training of the weights of a name; :func:`~escnn_attention.training.recipe` reads it."""
+    return _WEIGHTS / name / "recipe.yaml"
 
 
 def _source(name_or_folder: str | Path) -> Path | str:

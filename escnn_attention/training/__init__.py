@@ -18,15 +18,16 @@ _PLACES = {
     "MNIST": "data",
     "ModelNet40": "data",
     "PatchCamelyon": "data",
-    "PointClassifier": "modules.point_classifier",
-    "PointDynamics": "modules.point_dynamics",
-    "PointForecast": "modules.point_forecast",
-    "PointRegression": "modules.point_regression",
+    "PointClassifier": "modules.points",
+    "PointDynamics": "modules.points",
+    "PointForecast": "modules.points",
+    "PointRegression": "modules.points",
     "QM9": "data",
     "RotMNIST": "data",
     "SampledSolids": "data",
     "Springs": "data",
     "load_network": "experiment",
+    "recipe": "experiment.configuration",
 }
 
 __all__ = sorted(_PLACES)

@@ -8,17 +8,16 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from enum import Enum
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from escnn_attention import __version__
-from escnn_attention.training.comparison.settings import DEFAULT_EPOCHS, LARGEST_SEED, NETWORK_NAMES, Settings
+from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.stopping import stoppable
 
 _PROGRAM = "escnn-attention"
@@ -26,7 +25,7 @@ _MisuseError: Any = typer.BadParameter.__bases__[0]  # of the click that typer u
 
 
 class _Commands(TyperGroup):
-    """The commands, of which misuse is told in one line, and a signal ends with one."""
+    """The commands, with one line for misuse and for signals."""
 
     def main(self, args: Sequence[str] | None = None, **options: Any) -> NoReturn:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
@@ -41,12 +40,12 @@ class _Commands(TyperGroup):
 
 
 def _say_stopped(name: str, given: Sequence[str]) -> None:
-    """Say on stderr which command goes on after a signal, in one of the processes of a training."""
+    """Print the command that resumes after a signal, in one of the processes of a training."""
     from lightning_utilities.core.rank_zero import rank_zero_only
 
     if getattr(rank_zero_only, "rank", None):
         return
-    # Given again, --restart would move aside what is to be gone on with.
+    # With --restart, the command would move the run aside.
     command = shlex.join([_PROGRAM, *(word for word in given if word != "--restart")])
     trains = given[:1] in (["fit"], ["compare"])
     way_on = "the finished epochs are kept, and this goes on" if trains else "this starts again"
@@ -60,22 +59,6 @@ def _print_error(message: str) -> None:
 app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False)
 
 _MOST_THREADS = 8  # the networks are small: more threads than this mostly wait for each other
-
-
-class Data(str, Enum):
-    """The data sets that can be compared on."""
-
-    digits = "digits"
-    rotmnist = "rotmnist"
-
-
-class Accelerator(str, Enum):
-    """The kinds of devices to compute on."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
 
 
 def _say_version(asked: bool) -> None:
@@ -93,123 +76,44 @@ def describe(
     """Group equivariant attention for escnn."""
 
 
-def _folder(name: str) -> Path:
-    """The folder of a name; the empty one is not that of the folder in which the command is run."""
-    if not name:
-        raise typer.BadParameter("got an empty name, needed a folder")
-    return Path(name)
-
-
-class CompareOptions(NamedTuple):
-    """The options of ``escnn-attention compare``."""
-
-    data: Annotated[
-        Data,
-        typer.Option(
-            help="Images: scikit-learn's digits (16×16, upright), or rotated MNIST (28×28, rotated already: there"
-            " 'upright' means as the data set gives them, 'rotated' rotated further)."
-        ),
-    ] = Data.digits
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that holds rotmnist.npz; it is downloaded into it if it is not there.  [default:"
-            " $ESCNN_ATTENTION_DATA, or a folder in the user's cache]",
-            show_default=False,
-        ),
-    ] = None
-    group: Annotated[str, typer.Option(help="Symmetry: cN, rotations by 360°/N; dN, these and reflections.")] = (
-        Settings.group
+def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a function the fields of :class:`Settings` as options, and ``threads``: typer reads them off a signature."""
+    hints = get_type_hints(Settings, include_extras=True) | {"threads": _THREADS}
+    defaults = {field.name: field.default for field in fields(Settings)} | {"jobs": None, "threads": None}
+    # Typer takes a tuple for an option of several values.
+    (option,) = hints["networks"].__metadata__
+    hints["networks"], defaults["networks"] = Annotated[str, option], ",".join(Settings.networks)
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+            for name, default in defaults.items()
+        ]
     )
-    networks: Annotated[str, typer.Option(help="Which networks, with commas between them.", metavar="NAMES")] = (
-        ",".join(NETWORK_NAMES)
-    )
-    parameters: Annotated[int, typer.Option(min=1, help="About how many parameters each network gets.")] = (
-        Settings.parameters
-    )
-    epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help=f"Epochs.  [default: {', '.join(f'{count} ({name})' for name, count in DEFAULT_EPOCHS.items())}]",
-            show_default=False,
-        ),
-    ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = Settings.batch_size
-    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = Settings.learning_rate
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the initial weights and of the order of the images.")
-    ] = Settings.seed
-    limit_train: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train on the first so many images only.", show_default="all"),
-    ] = None
-    limit_test: Annotated[
-        int | None,
-        typer.Option(min=1, help="Test on the first so many images only.", show_default="all"),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            parser=_folder,
-            metavar="<path>",
-            help="Folder for tables, checkpoints and figures.  [default: runs/compare-DATA]",
-            show_default=False,
-        ),
-    ] = None
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Start afresh; a run that the folder holds is moved aside, not deleted.")
-    ] = False
-    accelerator: Annotated[Accelerator, typer.Option(help="Where to compute.")] = Accelerator.auto
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Networks that are trained side by side.  [default: as there are cores, one on a GPU]",
-            show_default=False,
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads of each on the CPU.  [default: $OMP_NUM_THREADS, or its part of the cores, up to"
-            f" {_MOST_THREADS}]",
-            show_default=False,
-        ),
-    ] = None
+    return function
 
 
-def _takes(options: type[CompareOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a function the fields of ``options`` as arguments, for typer, which reads options off a signature."""
-    hints = get_type_hints(options, include_extras=True)
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-        for name, default in options._field_defaults.items()
-    ]
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+_THREADS = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Threads of each on the CPU. (default: $OMP_NUM_THREADS, or its part of the cores, up to"
+        f" {_MOST_THREADS})",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
-@_takes(CompareOptions)
-def compare(**given: Any) -> None:
+@_with_settings
+def compare(*, threads: int | None, **options: Any) -> None:
     """Train four networks on upright images and compare them on upright and on rotated ones.
 
     A CNN that is not equivariant, a steerable CNN, a hybrid of steerable convolutions and group self-attention, and a
     stand-alone group self-attention network, all with about the same number of parameters.
 
-    Started again, the command goes on where it was stopped or killed: no finished epoch is run again.
+    Started again, the command resumes where it was stopped or killed: no finished epoch is run again.
     """
-    options = CompareOptions(**given)._asdict()
-    options["networks"] = tuple(name.strip() for name in given["networks"].split(",") if name.strip())
-    options |= {name: given[name].value for name in ("data", "accelerator")}
-    jobs, threads = options.pop("jobs"), options.pop("threads")
-    _run_comparison(Settings(**options), jobs, threads)
+    _run_comparison(Settings(**options), threads)
 
 
 _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -238,7 +142,7 @@ def test(context: typer.Context) -> None:
 
 @app.command(context_settings=_LIGHTNING, add_help_option=False)
 def predict(context: typer.Context) -> None:
-    """Write what a trained network says of the test part of its data."""
+    """Write the predictions of a trained network for the test part of its data."""
     _run_experiment("predict", context.args)
 
 
@@ -255,11 +159,11 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write: NAME.onnx or NAME.pt2.")],
     size: Annotated[
         int | None,
-        typer.Option(help="Height and width of the images.  [default: those of the data]", show_default=False),
+        typer.Option(help="Height and width of the images. (default: those of the data)", show_default=False),
     ] = None,
     opset: Annotated[
         int | None,
-        typer.Option(help="Version of ONNX's operators.  [default: 20]", show_default=False),
+        typer.Option(help="Version of ONNX's operators. (default: 20)", show_default=False),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile NAME.pt2 for processors like this one: the fastest.")
@@ -311,7 +215,7 @@ def _fail(error: Exception) -> NoReturn:
     raise typer.Exit(2) from error
 
 
-def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -> None:
+def _run_comparison(settings: Settings, threads: int | None) -> None:
     console = Console()
     # Imported late: --help and mistakes in the options need nothing of it.
     with console.status("loading torch, escnn and Lightning"), warnings.catch_warnings():
@@ -320,10 +224,11 @@ def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -
         from escnn_attention.training.comparison.compare import compare as run
         from escnn_attention.training.comparison.console import ConsoleReporter, result_table
         from escnn_attention.training.errors import UserError
-    settings = replace(settings, jobs=_choose_jobs(settings) if jobs is None else jobs)
+    settings = replace(settings, jobs=settings.jobs or _choose_jobs(settings))
     _choose_threads(threads, settings.jobs)
     try:
-        comparison = run(settings, ConsoleReporter(console))
+        with ConsoleReporter(console) as report:
+            comparison = run(settings, report)
     except UserError as error:
         _fail(error)
     console.print()
@@ -334,10 +239,7 @@ def _run_comparison(settings: Settings, jobs: int | None, threads: int | None) -
 
 
 def _choose_jobs(settings: Settings) -> int:
-    """As many networks at a time as there are cores, on a CPU.
-
-    Small networks hardly gain by a second thread: two of them side by side take less time than one after the other.
-    """
+    """As many networks at a time as there are cores, on a CPU: small networks hardly gain from a second thread."""
     import joblib
     import torch
 
@@ -350,8 +252,7 @@ def _choose_jobs(settings: Settings) -> int:
 def _choose_threads(threads: int | None, jobs: int) -> None:
     """Let torch use ``threads`` threads, or by default as many as each of ``jobs`` has cores, within reason.
 
-    torch counts the cores of the machine, also where a container may use few of them; joblib asks the system. Threads
-    that find no core free wait for each other in every small operation.
+    torch counts the cores of the machine, of which a container may use few; joblib asks the system.
     """
     import joblib
     import torch

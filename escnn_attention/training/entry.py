@@ -1,4 +1,4 @@
-"""What the command ``escnn-attention`` begins with: it says what is missing where its packages are not installed."""
+"""The entry point of the command ``escnn-attention``, with a message where its packages are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error that is meant for the person at the command line."""
+"""Errors for the person at the command line."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from escnn_attention._checks import reason_of
 
 
 class UserError(Exception):
-    """Something that the person who gave the command can put right.
+    """An error that the person who gave the command can correct.
 
-    The message says what is wrong and what to do. The command line prints it as one line and ends with exit code 2;
-    code that calls the library sees an ordinary exception.
+    The message says what is wrong and what to do. The command line prints it as one line and ends with exit code 2.
     """
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
-    """Files that cannot be read or written end as a line that names the file, and says what is wrong with it.
+def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors into a :class:`UserError` of one line; it names a file that cannot be read or written.
+
+    Args:
+        *kinds: the errors, by default :class:`OSError`.
 
     Raises:
-        UserError: in place of an :class:`OSError`.
+        UserError: in place of one of these.
     """
+    kinds = kinds or (OSError,)
     try:
         yield
-    except OSError as error:
-        known = error.filename is not None and error.strerror is not None
-        raise UserError(f"{error.filename}: {error.strerror}" if known else str(error)) from error
+    except kinds as error:
+        known = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+        text = f"{error.filename}: {error.strerror}" if known else reason_of(error)  # type: ignore[attr-defined]
+        raise UserError(text) from error
 
 
 @contextlib.contextmanager
 def as_misuse(command: str) -> Iterator[None]:
-    """Options that cannot be parsed end as a line that says where to read of them.
+    """Turn options that cannot be parsed into one line that names the help of the command.
 
     Raises:
         UserError: in place of an :class:`argparse.ArgumentError`.

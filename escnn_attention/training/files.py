@@ -9,6 +9,7 @@ import glob
 import io
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,18 +112,23 @@ def locked_folder(folder: Path, advice: str, patience: float = 0.0) -> Iterator[
 
 
 def _is_about(error: OSError, path: Path) -> bool:
-    """Whether an error says that ``path`` cannot be written; a full disk does not say for which file."""
+    """Whether an error is about writing ``path``; the error of a full disk names no file."""
     if error.filename is None:
         return error.errno in _FULL
     return Path(os.fsdecode(error.filename)).name.startswith(f".{path.name}.")
 
 
 def keep_aside(path: Path) -> Path:
-    """Rename a file, ``NAME.json`` to ``NAME.old-1.json`` or the first such name that is free, and say which."""
+    """Rename the file of another measurement to ``NAME.old-1.json``, or the first such name that is free.
+
+    Returns:
+        the new path, which is also printed on stderr.
+    """
     number = 1
     while (aside := path.with_name(f"{path.stem}.old-{number}{path.suffix}")).exists():
         number += 1
     path.rename(aside)
+    print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
     return aside
 
 

@@ -32,7 +32,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit(checkout: Path) -> str | None:
-    """What ``git describe`` says of a folder; None where it is no checkout, or git cannot tell."""
+    """The output of ``git describe`` for a folder; None where it is no checkout, or git fails."""
     # A package that is installed somewhere below another repository is none of its files.
     if not (checkout / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Keeps off the screen what Lightning says to everybody."""
+"""Suppress irrelevant warnings of Lightning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BESIDE_THE_POINT = (
 
 @contextlib.contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's advice, advertisement, and warnings that do not apply here off the screen."""
+    """Suppress advice, advertisement and irrelevant warnings of Lightning."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -117,7 +117,7 @@ def table_1(small: bool, recipe: bool = False) -> list[Run]:
     if not small:
         return runs
     plain = runs[0]
-    sizes = {_as_large(plain, parameters(run)) for run in runs if "_alpha" in run.base.stem}
+    sizes = {_as_large(plain, parameters(run)) for run in runs if "_alpha" in str(run.base)}
     return [*runs, *(_big(plain, width) for width in sorted(sizes) if width > _WIDTH)]
 
 

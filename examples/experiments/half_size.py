@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.images.batches import ImageSource
-from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.images.base import PublishedImages, Source
 from examples.experiments.two_classes import AirplanesAndCars
 
 
 class _Halved:
     """The images of a source with means over 2×2 pixels, which commute with quarter turns and flips."""
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
 
     def __len__(self) -> int:
@@ -29,7 +28,7 @@ class _Halved:
 
 
 class _HalfSize(PublishedImages):
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, ImageSource] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
         sources = super()._read(folder, parts)
         return None if sources is None else {part: _Halved(source) for part, source in sources.items()}
 

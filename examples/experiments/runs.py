@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from escnn_attention.training import recipe
 from escnn_attention.training.experiment import TEST, run_experiment
 from escnn_attention.training.files import atomic_file
 
@@ -26,7 +27,8 @@ class Run:
 
     Attributes:
         label: the name in tables and figures.
-        base: a configuration file; its name starts with that of the data set and an underscore.
+        base: a configuration file, whose name starts with that of the data set and an underscore; or the name of
+            weights, which ends in that of the data set, for their recipe.
         changes: new values by their dotted names; a whole network under ``model.network``.
         group: the paper's name of the group.
         published: the accuracy in the paper in percent, if any.
@@ -36,7 +38,7 @@ class Run:
     """
 
     label: str
-    base: Path
+    base: Path | str
     changes: Mapping[str, Any] = field(default_factory=dict)
     group: str = ""
     published: float | None = None
@@ -47,7 +49,9 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its folder: the data set, the label and the variant."""
-        name = f"{self.base.stem.partition('_')[0]}_{(self.shared or self.label).replace('×', 'x')}_{self.variant}"
+        base = self.base
+        data = base.rpartition("-")[2] if isinstance(base, str) else base.stem.partition("_")[0]
+        name = f"{data}_{(self.shared or self.label).replace('×', 'x')}_{self.variant}"
         return "".join(c if c.isalnum() else "_" for c in name).strip("_").lower()
 
     def configuration(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -55,7 +59,8 @@ class Run:
 
         If ``more`` changes the epochs, the warm-up changes in proportion.
         """
-        config = yaml.safe_load(self.base.read_text(encoding="utf-8"))
+        base = self.base
+        config = recipe(base) if isinstance(base, str) else yaml.safe_load(base.read_text(encoding="utf-8"))
         for name, value in self.changes.items():
             set_value(config, name, copy.deepcopy(value))
         planned, warm_up = config["trainer"].get("max_epochs"), config["model"].get("warm_up")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from escnn_attention.training.data import CIFAR10
-from escnn_attention.training.data.images.batches import ImagesInMemory
+from escnn_attention.training.data.images.base import ImagesInMemory
 
 _MORE = 7  # times as many images are read as needed: two of ten classes count
 

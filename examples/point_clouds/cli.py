@@ -19,7 +19,6 @@ class Solver(str, Enum):
     """The source of the trajectories of the springs."""
 
     exact = "exact"
-    DOP853 = "DOP853"
     rk4 = "rk4"
 
 
@@ -33,17 +32,10 @@ def constellations(small: Small = False, out: Out = _OUT, **training: Any) -> No
 def springs(
     small: Small = False,
     out: Out = _OUT,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of integrated trajectories; exact ones are not stored.",
-            show_default="$ESCNN_ATTENTION_DATA",
-        ),
-    ] = None,
     solver: Annotated[
         Solver | None,
         typer.Option(
-            help="Solver: exact, by eigenvectors; DOP853, scipy's integrator; rk4, as published.",
+            help="Solver: exact, by eigenvectors; rk4, as published.",
             show_default="rk4, exact with --small",
         ),
     ] = None,
@@ -51,7 +43,7 @@ def springs(
 ) -> None:
     """Learn the potential of six bodies from their motion: errors and energy of roll-outs."""
     changes = {} if solver is None else {"solver": solver.value}
-    _run("springs", out, small, data_dir, training, changes)
+    _run("springs", out, small, None, training, changes)
 
 
 @training_command(app, "epochs", "seed", "seeds", "accelerator")

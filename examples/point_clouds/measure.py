@@ -17,8 +17,7 @@ from torch import Tensor
 
 from escnn_attention.models import HamiltonianNetwork, PointTransformer
 from escnn_attention.training import load_network
-from escnn_attention.training.data.clouds.batch import Clouds
-from escnn_attention.training.data.clouds.motions import random_rotations
+from escnn_attention.training.data.clouds.base import Clouds, random_rotations
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.experiment import BEST, TEST, run_experiment
 from escnn_attention.training.files import atomic_file

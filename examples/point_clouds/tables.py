@@ -14,7 +14,6 @@ from jsonargparse import ArgumentParser
 from examples.experiments.runs import DATA, NETWORK, Run
 
 _CONFIGURATIONS = Path(__file__).parent / "configurations"
-_SPRINGS_DATA = "escnn_attention.training.Springs"
 _MODELNET40_DATA = "escnn_attention.training.ModelNet40"
 _PUBLISHED_DATA = ("escnn_attention.training.QM9", _MODELNET40_DATA)
 _POTENTIAL = f"{NETWORK}.potential.init_args"
@@ -27,7 +26,7 @@ class Experiment:
 
     Attributes:
         name: of the table.
-        base: its configuration.
+        base: its configuration, or the name of weights, for their recipe.
         group: the displayed group of the equivariant networks.
         measures: compared quantities: names in ``test.json`` and displayed names; fractions are given in percent.
         small: changes of the small version.
@@ -51,7 +50,7 @@ class Experiment:
 
     def runs(self, small: bool) -> list[Run]:
         """The equivariant network, its variants, and the twin with the trivial group and about as many parameters."""
-        base = _CONFIGURATIONS / f"{self.base}.yaml"
+        base = self._configuration()
         common = {**self.changes, **(self.small if small else {})}
         mark = f"{self.name.partition('-')[2]}: " if "-" in self.name else ""
         twin = self._twin(f"{mark}twin", Run("", base, common))
@@ -65,12 +64,13 @@ class Experiment:
         ]
 
     def keeps_files(self, small: bool, more: Mapping[str, Any]) -> bool:
-        """Whether the data has a folder: it is published, or takes long to generate."""
+        """Whether the data has a folder: it is published."""
         changes = {**self.changes, **(self.small if small else {}), **more}
-        data = Run("", _CONFIGURATIONS / f"{self.base}.yaml", changes).configuration()["data"]
-        if data["class_path"] == _SPRINGS_DATA:
-            return data["init_args"].get("solver", "exact") != "exact"
-        return data["class_path"] in _PUBLISHED_DATA
+        return Run("", self._configuration(), changes).configuration()["data"]["class_path"] in _PUBLISHED_DATA
+
+    def _configuration(self) -> Path | str:
+        path = _CONFIGURATIONS / f"{self.base}.yaml"
+        return path if path.exists() else self.base
 
     def _twin(self, label: str, run: Run) -> Run:
         changes = {**run.changes, f"{self.network}.gspace": _TRIVIAL[self.dim - 2]}
@@ -156,7 +156,7 @@ _POLARIZABILITY = Experiment(
 )
 _CONSTELLATIONS = Experiment(
     "constellations",
-    "constellations_c4",
+    "point-transformer-constellations",
     "C4",
     {"accuracy": "accuracy (%)"},
     {f"{DATA}.num_train": 2000, f"{DATA}.num_valid": 200, f"{DATA}.num_test": 300},

@@ -8,7 +8,6 @@ on the test digits.
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,13 +17,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from escnn_attention.training.comparison.groups import gspace_by_name
-from escnn_attention.training.comparison.images import ImageData, load_images
-from escnn_attention.training.comparison.measure import ANY_ANGLE, UPRIGHT, measure_accuracies, orient
-from escnn_attention.training.comparison.networks import count_parameters, describe_network
-from escnn_attention.training.comparison.progress import Reporter
+from escnn_attention.training.comparison.compare import Reporter, configure, train
+from escnn_attention.training.comparison.measure import (
+    ANY_ANGLE,
+    UPRIGHT,
+    ImageData,
+    load_images,
+    measure_accuracies,
+    orient,
+)
+from escnn_attention.training.comparison.networks import count_parameters, gspace_by_name
 from escnn_attention.training.comparison.settings import Settings
-from escnn_attention.training.comparison.training import configure, train
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 from examples.experiments.report import mean_and_error
@@ -91,14 +94,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Changes of a training, by the names of the network and of the change: new values of the configuration."""
 
 
-described = functools.cache(describe_network)
-"""A network of the comparison, cached because finding its widths takes as long as some epochs of training."""
-
-
 def configuration(name: str, changes: Mapping[str, Any], data: ImageData, settings: Settings) -> dict[str, Any]:
-    """The configuration of the comparison for a network, with changes."""
-    network = copy.deepcopy(described(name, settings.group, data.size, data.num_classes, settings.parameters))
-    config = configure(network, data, settings)
+    """The configuration of the comparison's training of a network, changed."""
+    config = configure(name, data, settings)
     for path, value in changes.items():
         set_value(config, path, copy.deepcopy(value))
     return config
@@ -110,7 +108,7 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
     Raises:
         UserError: the folder has the result of another network or training.
     """
-    data = load_images("digits").limited(settings.limit_train, settings.limit_test)
+    data = load_images("digits", None, settings.limit_train, settings.limit_test)
     config = configuration(name, changes, data, settings)
     limits = {"limit_train": settings.limit_train, "limit_test": settings.limit_test}
     requested = json.loads(json.dumps({"configuration": config, **limits}))
@@ -121,11 +119,13 @@ def run(name: str, changes: Mapping[str, Any], settings: Settings) -> dict[str, 
             raise UserError(f"--out: {finished} is of another network or training; choose another folder")
         found: dict[str, float] = kept["measured"]
         return found
-    training = train(name, config, settings, Reporter())
-    images = orient(data.test.images, gspace_by_name(settings.group))
+    training = train(config, settings.folder / name, Reporter())
+    network = training.model.network
+    images = orient(data.test[0], gspace_by_name(settings.group))
     wanted = {orientation: images[orientation] for orientation in (UPRIGHT, ANY_ANGLE)}
-    result = measure_accuracies(training.network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)
-    result |= {"parameters": count_parameters(training.network), "seconds": training.seconds_per_epoch}
+    result = measure_accuracies(network, wanted, data, torch.device("cpu"), 4 * settings.batch_size)
+    seconds = statistics.median(row["seconds"] for row in training.epochs)
+    result |= {"parameters": count_parameters(network), "seconds": seconds}
     with atomic_file(finished) as file:
         file.write(json.dumps({"requested": requested, "measured": result}).encode())
     return result

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from escnn_attention import AttentionPool, GroupSelfAttention, LiftingSelfAttention
 from escnn_attention.models import create, from_pretrained
-from escnn_attention.models.registry import data_of
+from escnn_attention.training import recipe
 from escnn_attention.training.files import atomic_file
 from examples.experiments.runs import named
 
@@ -75,9 +75,8 @@ def measure(out: Path, names: list[str], count: int) -> str:
     """
     lines = ["| network | layer | untrained | trained |", "|---|---|---|---|"]
     for name in names:
-        described = data_of(name)
-        assert described is not None
-        data = named(described["class_path"])(**described["init_args"], eval_batch_size=count)
+        described = recipe(name)["data"]
+        data = named(described["class_path"])(**{**described["init_args"], "eval_batch_size": count})
         data.prepare_data()
         data.setup("test")
         images = next(iter(data.test_dataloader()))[0]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from examples.experiments.runs import DATA, NETWORK, Run
 
-_CONFIGURATIONS = Path(__file__).parent / "configurations"
-
-
-_STEERABLE, _HYBRID, _GSA_NET, _GSA_NET_R8 = (
-    _CONFIGURATIONS / f"rotmnist_{name}.yaml" for name in ("steerable", "hybrid", "gsa_net", "gsa_net_r8")
-)
+_STEERABLE, _HYBRID = "steerable-rotmnist", "hybrid-rotmnist"
+_GSA_NET, _GSA_NET_R8 = "gsa-net-rotmnist", "gsa-net-r8-rotmnist"
 
 
 def rotmnist(*, full_train: bool = False) -> list[Run]:

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10, PatchCamelyon, RotMNIST
-from escnn_attention.training.data.images.batches import ImagesInMemory
+from escnn_attention.training.data.images.base import ImagesInMemory
 from escnn_attention.training.modules.classifier import Classifier
 from examples.attentive_convolutions import cli, costs, tables
 from examples.experiments.runs import DATA, NETWORK

@@ -12,7 +12,7 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("typer")
 
 from escnn_attention.training import CIFAR10, RotMNIST
-from escnn_attention.training.data.images.batches import ImagesInMemory
+from escnn_attention.training.data.images.base import ImagesInMemory
 from escnn_attention.training.errors import UserError
 from examples.experiments.half_size import HalfCIFAR10, HalfPatchCamelyon, HalfRotMNIST
 from examples.experiments.report import execute_all, markdown, marked

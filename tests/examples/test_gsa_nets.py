@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from escnn_attention.training.data import CIFAR10
-from escnn_attention.training.data.images.batches import ImagesInMemory
+from escnn_attention.training.data.images.base import ImagesInMemory
 from examples.experiments.runs import DATA
 from examples.experiments.twins import parameters
 from examples.gsa_nets import cli, figures, tables

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from escnn_attention.training import Classifier
-from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.comparison.measure import load_images
 from escnn_attention.training.comparison.settings import Settings
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.scheduled import adam
 from examples.experiments.report import mean_and_error
 from examples.experiments.runs import NETWORK, Run
@@ -43,7 +43,7 @@ def test_the_hybrid_and_its_twin_differ_in_their_attention_only(make):
     assert ours == theirs
     assert network.pop("class_token")
     assert not any(twin["attention"])
-    assert "class_token" not in twin
+    assert not twin["class_token"]
     assert network["gspace"] == twin["gspace"]
 
 
@@ -92,7 +92,7 @@ def test_the_figure_shows_means_and_errors(tmp_path, monkeypatch):
 
 
 def test_every_variant_is_another_training():
-    data = load_images("digits").limited(8, 8)
+    data = load_images("digits", None, 8, 8)
     settings = Settings(group="c4", parameters=900, epochs=5)
     for name, variants in ablations.VARIANTS.items():
         seen = set()
@@ -111,8 +111,7 @@ def test_every_variant_is_another_training():
 def test_means_and_errors_of_a_table(tmp_path, monkeypatch):
     variants = {"the recipe": {}, "wider": {f"{NETWORK}.widths": [3, 3]}}
     monkeypatch.setattr(ablations, "VARIANTS", {"steerable": variants})
-    narrow = functools.partial(ablations.described, "steerable", "c2", 16, 10, 600)
-    monkeypatch.setattr(ablations, "described", lambda *_: narrow())
+    monkeypatch.setattr(ablations, "Settings", functools.partial(Settings, parameters=600))
     arguments = ["ablations", *TINY, "--out", tmp_path, "--networks", "steerable"]
     _call(*arguments)
     page = (tmp_path / "ablations.md").read_text(encoding="utf-8")

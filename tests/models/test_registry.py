@@ -9,7 +9,7 @@ from escnn import gspaces
 
 from escnn_attention import FieldLayerNorm, equivariance_report, models
 from escnn_attention.models import registry
-from escnn_attention.models.registry import data_of, task_of
+from escnn_attention.models.registry import description_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,18 +63,6 @@ def test_names_make_networks_that_are_saved(name, tmp_path):
     assert type(network) is type(again)
 
 
-def test_names_are_for_data_that_there_are():
-    training = pytest.importorskip("escnn_attention.training")
-    for name in SMALL:
-        data = data_of(name)
-        place, _, module = data["class_path"].rpartition(".")
-        assert place == training.__name__
-        getattr(training, module)(**data["init_args"])
-    assert data_of("runs/mine") is task_of("runs/mine") is None
-    tasks = pytest.importorskip("escnn_attention.training.modules.tasks").TASKS
-    assert {task_of(name) for name in SMALL} <= tasks.keys()
-
-
 def test_parameters_of_the_paper():
     assert sum(p.numel() for p in models.GSANet.rotmnist(gspaces.rot2dOnR2(4)).parameters()) == 43_464
     assert sum(p.numel() for p in models.create("attentive-p4-cnn-rotmnist").parameters()) == 73_130
@@ -102,8 +90,7 @@ def test_weights_alone_make_a_name(weights, tmp_path):
     shutil.copytree(tmp_path / "weights" / "p4-cnn-rotmnist", tmp_path / "weights" / "another")
     assert "another" in models.list_models()
     assert type(models.create("another", pretrained=True)) is models.GroupCNN
-    with pytest.raises(ValueError, match="comes with weights only"):
-        models.create("another")
+    assert type(models.create("another")) is models.GroupCNN
 
 
 def test_a_folder_beside_the_process_is_found(weights, tmp_path, monkeypatch):
@@ -131,65 +118,13 @@ def test_pretrained_is_true_or_false(call):
         call("yes")
 
 
-def _chosen_as_described(name, described):
-    """What the registry has by a name, which is the network of a configuration."""
-    gspace = described["init_args"].pop("gspace")
-    chosen = registry._NETWORKS[name]
-    assert described["class_path"].endswith(f".{chosen.make.__name__}")
-    options = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.options.items()}
-    assert options == described["init_args"]
-    assert gspace["init_args"] == {"N": chosen.gspace().fibergroup.order()}
-    return chosen
-
-
-@pytest.mark.sampled(1, of="networks as they were trained")
-@pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
-def test_networks_of_digits_are_those_of_the_comparison(name):
-    networks = pytest.importorskip("escnn_attention.training.comparison.networks")
-    settings = pytest.importorskip("escnn_attention.training.comparison.settings").Settings()
-    images = pytest.importorskip("escnn_attention.training.comparison.images").load_images("digits")
-    described = networks.describe_network(name, settings.group, images.size, 10, settings.parameters)
-    chosen = _chosen_as_described(f"{name}-digits", described)
-    data = images.describe(1)["init_args"]
-    assert {key: data[key] for key in chosen.data_options} == chosen.data_options
-
-
-def test_the_network_of_constellations_is_that_of_its_recipe():
-    yaml = pytest.importorskip("yaml")
-    recipe = ROOT / "examples" / "point_clouds" / "configurations" / "constellations_c4.yaml"
-    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    name = "point-transformer-constellations"
-    described, data = config["model"]["network"], data_of(name)
-    encoding = described["init_args"].pop("encoding")
-    chosen = registry._NETWORKS[name]
-    kernel = chosen.options["encoding"]
-    assert encoding == {"class_path": "escnn_attention.PairKernel", "init_args": {"hidden": kernel.hidden}}
-    described["init_args"]["encoding"] = kernel
-    _chosen_as_described(name, described)
-    assert config["task"] == task_of(name)
-    assert {key: config["data"]["init_args"][key] for key in data["init_args"]} == data["init_args"]
-
-
-def test_the_network_of_charged_particles_is_that_of_its_recipe_made_even():
-    yaml = pytest.importorskip("yaml")
-    recipe = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
-    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    name = "point-transformer-charged-particles"
-    described = config["model"]["network"]
-    assert described["init_args"].pop("gspace") == {"class_path": "escnn.gspaces.octaOnR3"}
-    assert described["init_args"] | {"even_in": (0,)} == registry._NETWORKS[name].options
-    assert config["task"] == task_of(name)
-    assert config["data"]["init_args"]["conjugate_train"]  # which is why it may be made even afterwards
-
-
-@pytest.mark.parametrize("name", ["gsa-net-r8-rotmnist", "gsa-net-rotmnist", "hybrid-rotmnist", "steerable-rotmnist"])
-def test_networks_of_rotated_digits_are_those_of_their_recipes(name):
-    yaml = pytest.importorskip("yaml")
-    recipes = ROOT / "examples" / "recipes" / "configurations"
-    kind, _, data = name.rpartition("-")
-    config = yaml.safe_load((recipes / f"{data}_{kind.replace('-', '_')}.yaml").read_text(encoding="utf-8"))
-    _chosen_as_described(name, config["model"]["network"])
-    assert config["data"]["class_path"] == data_of(name)["class_path"]
+def test_descriptions_are_those_of_the_weights():
+    described = description_of("hybrid-rotmnist")
+    assert described["class_path"] == "escnn_attention.models.HybridNet"
+    assert not {"class_path", "layout", "sha256"} & described["init_args"].keys()
+    created, trained = models.create("hybrid-rotmnist"), models.from_pretrained("hybrid-rotmnist")
+    assert created._hub_mixin_config == trained._hub_mixin_config
+    assert created.training
 
 
 PRETRAINED = models.list_models(pretrained=True)
@@ -206,18 +141,18 @@ def test_every_trained_network_has_a_card():
 @pytest.mark.sampled(1, of="networks as they were trained")
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_trained_networks_are_as_good_as_their_cards_say(name):
-    pytest.importorskip("escnn_attention.training")
     experiment = pytest.importorskip("escnn_attention.training.experiment.pretrained")
     page = (ROOT / "docs" / "pretrained.md").read_text(encoding="utf-8")
     (said,) = [float(row["measure"]) for row in _ROW.finditer(page) if row["name"] == name]
-    data = data_of(name)["class_path"].rpartition(".")[2]
+    recipe = pytest.importorskip("escnn_attention.training").recipe(name)
+    data = recipe["data"]["class_path"].rpartition(".")[2]
     of_file = data == "RotMNIST"
     if of_file and not (Path(os.environ.get("ESCNN_ATTENTION_DATA", "")) / "rotmnist.npz").is_file():
         pytest.skip(f"the data of {name} are not here")
     limit = ["--data.init_args.limit_test", "2000", "--data.init_args.download", "false"] if of_file else []
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", *limit]
     found = experiment.run_pretrained(["--pretrained", name, *options])
-    if task_of(name) == "point-forecast":
+    if recipe.get("task") == "point-forecast":
         assert found.numbers["error"] == pytest.approx(said, abs=1e-4)
         return
     said /= 100

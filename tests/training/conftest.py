@@ -21,16 +21,15 @@ from tests import samples
 # The package is imported by fixtures only: of a folder that is named pytest reads this file before it is told by
 # the one at the top how kernels run here, which Triton wants to know when it is first imported.
 if TYPE_CHECKING:
-    from escnn_attention.training.comparison.compare import Comparison
-    from escnn_attention.training.comparison.images import ImageData
-    from escnn_attention.training.comparison.progress import Reporter
+    from escnn_attention.training.comparison.compare import Comparison, Reporter
+    from escnn_attention.training.comparison.measure import ImageData
     from escnn_attention.training.comparison.settings import Settings
 
 
 @pytest.fixture
 def listener() -> Reporter:
     """Keeps what it is told."""
-    from escnn_attention.training.comparison.progress import Reporter
+    from escnn_attention.training.comparison.compare import Reporter
 
     class Listener(Reporter):
         def __init__(self) -> None:
@@ -47,7 +46,7 @@ def listener() -> Reporter:
 
 @pytest.fixture(scope="session")
 def digits() -> ImageData:
-    from escnn_attention.training.comparison.images import load_images
+    from escnn_attention.training.comparison.measure import load_images
 
     return load_images("digits")
 

@@ -73,7 +73,7 @@ def test_table_and_files(run, tmp_path):
     [
         (["--group", "so3"], "error: unknown group 'so3'"),
         (["--networks", "cnn,mlp"], "error: unknown network mlp"),
-        (["--data-dir", "."], "error: the digits ship with scikit-learn"),
+        (["--data-dir", "."], "error: --data-dir: the digits ship with scikit-learn"),
         (
             ["--data", "rotmnist", "--data-dir", "no/such/folder"],
             "error: the data folder no/such/folder does not exist",

@@ -54,6 +54,9 @@ def run(arguments, output, ready):
 
 
 class Forks:
+    active_children = staticmethod(multiprocessing.active_children)
+    parent_process = staticmethod(multiprocessing.parent_process)
+
     @staticmethod
     def get_context(_):
         return multiprocessing.get_context("fork")

@@ -1,41 +1,105 @@
-"""The comparison: four networks, trained on upright images, tested on upright and rotated ones."""
+"""The comparison: four networks trained on upright images by the code of ``fit``, and tested on rotated ones too."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import multiprocessing
+import signal
+import statistics
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from escnn_attention.training.comparison.figures import write_figures
-from escnn_attention.training.comparison.groups import grid_symmetries, gspace_by_name
-from escnn_attention.training.comparison.images import ImageData, load_images
+import lightning.pytorch as pl
+import torch
+
 from escnn_attention.training.comparison.measure import (
     ANY_ANGLE,
     UPRIGHT,
+    ImageData,
+    grid_symmetries,
+    load_images,
     measure_accuracies,
     measure_equivariance_error,
     orient,
 )
-from escnn_attention.training.comparison.networks import count_parameters, describe_network
-from escnn_attention.training.comparison.processes import side_by_side
-from escnn_attention.training.comparison.progress import Reporter
-from escnn_attention.training.comparison.results import NetworkResult, write_results
-from escnn_attention.training.comparison.run_folder import FIGURES, open_run
-from escnn_attention.training.comparison.settings import LARGEST_SEED, NETWORK_NAMES, Settings
-from escnn_attention.training.comparison.training import configure, read_network, train
-from escnn_attention.training.errors import UserError
-from escnn_attention.training.experiment import LAST
+from escnn_attention.training.comparison.networks import TITLES, count_parameters, describe_network, gspace_by_name
+from escnn_attention.training.comparison.settings import LARGEST_SEED, Settings
+from escnn_attention.training.errors import UserError, as_user_error
+from escnn_attention.training.experiment import LAST, TEST, load_network, run_experiment
+from escnn_attention.training.experiment.configuration import recipe
+from escnn_attention.training.experiment.folder import open_comparison
+from escnn_attention.training.experiment.result import read_result, write_result
+from escnn_attention.training.files import write_csv, write_json
+from escnn_attention.training.provenance import hardware, versions
+
+__all__ = ["Comparison", "NetworkResult", "Reporter", "compare", "side_by_side"]
+
+
+class Reporter:
+    """Takes messages and progress, and drops them. Subclass it to show them."""
+
+    def say(self, message: str) -> None:
+        """Show one line."""
+
+    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
+        """Show that ``completed`` of ``total`` steps of a task are done."""
+
+
+@dataclass(frozen=True)
+class NetworkResult:
+    """The measurements of one network.
+
+    Attributes:
+        network: its name.
+        parameters: the number of trainable parameters.
+        accuracy_upright: on the test images as the data set gives them, from 0 to 1.
+        accuracy_rotated: mean over ``accuracy_by_element``; ``None`` if that is empty.
+        accuracy_any_angle: on the test images, each rotated by a random angle.
+        accuracy_by_element: on the test images under each group element that maps the grid onto itself, without the
+            identity.
+        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none, or if
+            logits are not finite.
+        seconds_per_epoch: median over the epochs, training only.
+        epochs: the number of epochs of the training.
+        device: the device of the last training.
+    """
+
+    network: str
+    parameters: int
+    accuracy_upright: float
+    accuracy_rotated: float | None
+    accuracy_any_angle: float
+    accuracy_by_element: dict[str, float]
+    equivariance_error: float | None
+    seconds_per_epoch: float
+    epochs: int
+    device: str
+
+    @classmethod
+    def read(cls, folder: Path) -> NetworkResult | None:
+        """The result that ``test.json`` of a network's folder holds; ``None`` if the network is not finished.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        content = read_result(folder / TEST)
+        names = [name for name in cls.__dataclass_fields__ if name != "network"]
+        return cls(folder.name, **{name: content[name] for name in names}) if set(names) <= content.keys() else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison gave.
+    """The results of a comparison.
 
     Attributes:
-        results: one per network that is finished in the folder, in the order of :data:`.settings.NETWORK_NAMES`.
+        results: one per network that is finished in the folder, in the order of :data:`~.networks.TITLES`.
         data: the images.
         elements: names of the group elements by which the test images were transformed, without the identity.
         files: the tables and figures that were written.
@@ -50,56 +114,92 @@ class Comparison:
 def compare(settings: Settings, report: Reporter | None = None) -> Comparison:
     """Train and measure the networks of ``settings``, and write tables, checkpoints and figures to its folder.
 
-    Networks that the folder holds finished are not trained again; one whose training was killed goes on from its last
+    A network that is finished in the folder is not trained again; a training that was killed resumes after its last
     finished epoch.
 
     Args:
         settings: the options.
-        report: told what happens.
+        report: gets messages and progress.
 
     Raises:
-        UserError: an option that cannot be met; the message says which and what to do.
-        KeyboardInterrupt: on Ctrl-C. What is finished stays.
+        UserError: an option that cannot be met; the message names it.
+        KeyboardInterrupt: on Ctrl-C. Finished epochs are kept.
     """
+    from escnn_attention.training.comparison.figures import write_figures
+
     report = report or Reporter()
     _check(settings)
-    gspace = gspace_by_name(settings.group)
-    data = load_images(settings.data, settings.data_dir).limited(settings.limit_train, settings.limit_test)
-    configuration = settings.configuration(data.fingerprint())
-    folder = settings.folder
-
-    @functools.cache
-    def describe(name: str) -> dict[str, Any]:
-        return describe_network(name, settings.group, data.size, data.num_classes, settings.parameters)
-
-    with open_run(folder, configuration, restart=settings.restart) as moved:
-        if moved is not None:
-            report.say(f"the earlier run was moved to {moved}")
-        pending = []
-        for name in filter(settings.networks.__contains__, NETWORK_NAMES):
-            if NetworkResult.read(folder / name) is None:
-                pending.append(name)
+    gspace, folder = gspace_by_name(settings.group), settings.folder
+    with as_user_error():
+        data = load_images(settings.data, settings.data_dir, settings.limit_train, settings.limit_test)
+        images = data.configuration["init_args"]
+        facts = settings.configuration([*images["mean"], *images["std"]])
+        with open_comparison(folder, facts, restart=settings.restart) as moved:
+            if moved is not None:
+                report.say(f"the earlier run was moved to {moved}")
+            pending = []
+            for name in filter(settings.networks.__contains__, TITLES):
+                if NetworkResult.read(folder / name) is None:
+                    pending.append(name)
+                else:
+                    report.say(f"{name} is finished, it is not trained again ({folder / name})")
+            configurations = {name: configure(name, data, settings) for name in pending}
+            work = partial(_finish, configurations, data, settings)
+            if settings.jobs > 1 and len(pending) > 1:
+                # The last ones take longest, and are begun first.
+                side_by_side(work, pending[::-1], settings.jobs, report)
             else:
-                report.say(f"{name} is finished, it is not trained again ({folder / name})")
-        work = functools.partial(_finish, {name: describe(name) for name in pending}, data, settings)
-        if settings.jobs > 1 and len(pending) > 1:
-            # The last ones take longest, and are begun first.
-            side_by_side(work, pending[::-1], settings.jobs, report)
-        else:
-            for name in pending:
-                work(name, report)
-        results = [result for name in NETWORK_NAMES if (result := NetworkResult.read(folder / name)) is not None]
-        files = write_results(folder, results, configuration, data.source)
-        networks = {r.network: read_network(describe(r.network), folder / r.network / LAST)[0] for r in results}
-        report.say("drawing figures")
-        files += write_figures(folder / FIGURES, networks, results, data)
+                for name in pending:
+                    work(name, report)
+            results = [result for name in TITLES if (result := NetworkResult.read(folder / name)) is not None]
+            files = _write_tables(folder, results, facts, data.source)
+            report.say("drawing figures")
+            networks = {result.network: load_network(folder / result.network / LAST) for result in results}
+            files += write_figures(folder / "figures", networks, results, data)
     return Comparison(results, data, list(grid_symmetries(gspace)), files)
 
 
+def configure(name: str, data: ImageData, settings: Settings) -> dict[str, Any]:
+    """The configuration of the training of a network: the recipe of the networks of digits, with other options.
+
+    Args:
+        name: of the network.
+        data: the images.
+        settings: the options.
+    """
+    config = recipe("steerable-digits")
+    epochs, batch_size = settings.epoch_count, settings.batch_size
+    config["model"]["warm_up"] = config["model"]["warm_up"] / config["trainer"]["max_epochs"] * epochs
+    config["model"]["optimizer"]["init_args"]["lr"] = settings.learning_rate
+    config["model"] |= {
+        "network": describe_network(name, settings.group, data.size, data.num_classes, settings.parameters),
+        "num_classes": data.num_classes,
+    }
+    config["data"] = {
+        "class_path": data.configuration["class_path"],
+        "init_args": {
+            **data.configuration["init_args"],
+            "batch_size": batch_size,
+            "eval_batch_size": 4 * batch_size,
+            "drop_last": False,
+        },
+    }
+    config["trainer"] = {
+        "accelerator": settings.accelerator,
+        "devices": 1,
+        "max_epochs": epochs,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return {**config, "seed_everything": settings.seed}
+
+
 def _check(settings: Settings) -> None:
-    unknown = [name for name in settings.networks if name not in NETWORK_NAMES]
+    unknown = [name for name in settings.networks if name not in TITLES]
     if unknown or not settings.networks:
-        raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(NETWORK_NAMES)}")
+        raise UserError(f"unknown network {', '.join(unknown) or '(none)'}: choose from {', '.join(TITLES)}")
     for name in ("parameters", "epochs", "batch_size", "limit_train", "limit_test", "learning_rate", "jobs"):
         value = getattr(settings, name)
         if value is not None and not 0 < value < math.inf:
@@ -109,25 +209,180 @@ def _check(settings: Settings) -> None:
 
 
 def _finish(
-    descriptions: Mapping[str, dict[str, Any]], data: ImageData, settings: Settings, name: str, report: Reporter
+    configurations: Mapping[str, dict[str, Any]], data: ImageData, settings: Settings, name: str, report: Reporter
 ) -> None:
     """Train a network, measure it, and write the result to its folder."""
-    training = train(name, configure(descriptions[name], data, settings), settings, report)
-    network, gspace = training.network, gspace_by_name(settings.group)
-    with report.bar(f"testing {name}") as advance:
-        test = orient(data.test.images, gspace)
-        accuracies = measure_accuracies(network, test, data, training.device, 4 * settings.batch_size, advance)
+    folder, gspace = settings.folder / name, gspace_by_name(settings.group)
+    experiment = train(configurations[name], folder, report)
+    network, device = experiment.model.network, experiment.trainer.strategy.root_device
+    test = orient(data.test[0], gspace)
+    advance = partial(report.show, f"testing {name}")
+    accuracies = measure_accuracies(network, test, data, device, 4 * settings.batch_size, advance)
     upright, any_angle = accuracies.pop(UPRIGHT), accuracies.pop(ANY_ANGLE)
-    result = NetworkResult(
-        network=name,
-        parameters=count_parameters(network),
-        accuracy_upright=upright,
-        accuracy_rotated=sum(accuracies.values()) / len(accuracies) if accuracies else None,
-        accuracy_any_angle=any_angle,
-        accuracy_by_element=accuracies,
-        equivariance_error=measure_equivariance_error(network, gspace, data.size, data.num_classes),
-        seconds_per_epoch=training.seconds_per_epoch,
-        epochs=settings.epoch_count,
-        device=str(training.device),
+    facts = {
+        "parameters": count_parameters(network),
+        "seed": settings.seed,
+        "accuracy_upright": upright,
+        "accuracy_rotated": sum(accuracies.values()) / len(accuracies) if accuracies else None,
+        "accuracy_any_angle": any_angle,
+        "accuracy_by_element": accuracies,
+        "equivariance_error": measure_equivariance_error(network, gspace, data.size, data.num_classes),
+        "seconds_per_epoch": statistics.median(row["seconds"] for row in experiment.epochs),
+        "epochs": settings.epoch_count,
+        "device": str(device),
+    }
+    write_result(folder, folder / LAST, {"test_accuracy": upright}, facts, experiment.facts)
+
+
+def train(configuration: dict[str, Any], folder: Path, report: Reporter) -> Any:
+    """Train a network by the code of ``fit``, from the last finished epoch if there is one.
+
+    Args:
+        configuration: of the training.
+        folder: of the network.
+        report: gets messages and progress.
+
+    Returns:
+        the :class:`~escnn_attention.training.experiment.command.ExperimentCLI`.
+    """
+    try:
+        return run_experiment({**configuration, "folder": str(folder)}, [_EpochProgress(folder.name, report)])
+    except SystemExit as error:  # what Lightning makes of Ctrl-C
+        raise KeyboardInterrupt from error
+
+
+class _EpochProgress(pl.Callback):
+    """Shows all batches of all epochs as one task, from where a resumed run starts."""
+
+    def __init__(self, name: str, report: Reporter) -> None:
+        self.name, self.report, self.note = name, report, ""
+
+    def _show(self, trainer: pl.Trainer, epochs: int, batches: int) -> None:
+        per_epoch, most = int(trainer.num_training_batches), int(trainer.max_epochs or 0)
+        done, note = epochs * per_epoch + batches, f"epoch {min(epochs + 1, most)}/{most}{self.note}"
+        self.report.show(f"training {self.name}", done, most * per_epoch, note)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch:
+            first, most = trainer.current_epoch + 1, trainer.max_epochs
+            self.report.say(f"resuming {self.name} at epoch {first} of {most} from {trainer.ckpt_path}")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._show(trainer, trainer.current_epoch, 0)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._show(trainer, trainer.current_epoch, batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.note = f", valid {100 * float(trainer.callback_metrics['valid_accuracy']):.1f} %"
+        self._show(trainer, trainer.current_epoch, int(trainer.num_training_batches))
+
+
+def _write_tables(
+    folder: Path, results: Sequence[NetworkResult], configuration: Mapping[str, Any], data_source: str
+) -> list[Path]:
+    """Write ``results.csv``, one line per network, and ``results.json`` with versions and hardware as well."""
+    table, everything = folder / "results.csv", folder / "results.json"
+    rows = [{k: v for k, v in asdict(result).items() if k != "accuracy_by_element"} for result in results]
+    write_csv(table, rows)
+    write_json(
+        everything,
+        {
+            "configuration": dict(configuration),
+            "data_source": data_source,
+            "networks": [asdict(result) for result in results],
+            "versions": versions(),
+            "hardware": hardware(),
+        },
     )
-    result.write(settings.folder / name)
+    return [table, everything]
+
+
+# Several networks at a time.
+
+Work = Callable[[str, Reporter], None]
+"""Work on a network, by its name. It is sent to other processes: a function of a module, or a partial of one."""
+
+
+def side_by_side(work: Work, names: Sequence[str], jobs: int, report: Reporter) -> None:
+    """Do ``work`` for every name, in new processes, each with as many threads as this one.
+
+    Args:
+        work: leaves its results in files.
+        names: in the order in which they are begun.
+        jobs: the number of processes.
+        report: gets messages and progress of all of them.
+
+    Raises:
+        UserError: an error of ``work``, or a process that was killed. The other processes are then killed, as they are
+            by a Ctrl-C.
+    """
+    context = multiprocessing.get_context("spawn")
+    messages: Any = context.SimpleQueue()
+    others = set(multiprocessing.active_children())
+    with _uninterrupted():
+        pool = ProcessPoolExecutor(jobs, context, _begin, (messages, torch.get_num_threads()))
+        unfinished = {pool.submit(_work, work, name) for name in names}
+    try:
+        while unfinished:
+            finished, unfinished = wait(unfinished, timeout=0.1, return_when=FIRST_COMPLETED)
+            while not messages.empty():
+                method, arguments = messages.get()
+                getattr(report, method)(*arguments)
+            for future in finished:
+                future.result()
+    except BrokenProcessPool as error:
+        raise UserError("the process of a network was killed: the same command goes on") from error
+    finally:
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+class _Relay(Reporter):
+    """Sends messages and progress to the process that began the work."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+
+    def say(self, message: str) -> None:
+        self.messages.put(("say", (message,)))
+
+    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
+        self.messages.put(("show", (task, completed, total, note)))
+
+
+_RELAYS: list[Reporter] = []  # of a process of the pool
+
+
+def _begin(messages: Any, threads: int) -> None:
+    """Set up a process of the pool, which ends with the one that began it."""
+    torch.set_num_threads(threads)
+    _RELAYS.append(_Relay(messages))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        signal.raise_signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+
+
+def _work(work: Work, name: str) -> None:
+    work(name, _RELAYS[-1])
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have processes that are started here ignore a Ctrl-C, which the terminal sends to all of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,76 +1,44 @@
-"""Messages, progress bars and the table on a terminal."""
+"""Messages, progress bars and the table of a comparison on a terminal."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
-from escnn_attention.training.comparison.compare import Comparison
+from escnn_attention.training.comparison.compare import Comparison, NetworkResult, Reporter
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
-from escnn_attention.training.comparison.progress import Advance, Reporter
-from escnn_attention.training.comparison.results import NetworkResult
-
-
-class _Size(DownloadColumn):
-    """Bytes, for bars of bytes."""
-
-    def render(self, task: Task) -> Text:
-        return super().render(task) if task.fields["size"] else Text()
 
 
 class ConsoleReporter(Reporter):
-    """Shows messages and progress bars on ``console``, of one time together. A finished bar stays as a line."""
+    """Shows messages and a progress bar for every task on ``console``. A finished bar stays as a line."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self._progress = self._display()
-        self._bars = 0
-
-    def _display(self) -> Progress:
-        return Progress(
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(
             TextColumn("{task.description:<18}"),
             BarColumn(bar_width=16),
-            _Size(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
-            console=self.console,
+            console=console,
         )
 
+    def __enter__(self) -> ConsoleReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tasks:
+            self._progress.stop()
+
     def say(self, message: str) -> None:
-        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
-    @contextlib.contextmanager
-    def bar(self, title: str, total: int | None = None, *, size: bool = False) -> Iterator[Advance]:
-        if not self._bars:
-            self._progress = self._display()
-            self._progress.start()
-        self._bars += 1
-        progress = self._progress
-        task = progress.add_task(title, total=total, note="", size=size)
-
-        def advance(completed: int, total: int | None = None, note: str = "") -> None:
-            progress.update(task, completed=completed, total=total, note=note)
-
-        try:
-            yield advance
-        finally:
-            self._bars -= 1
-            if not self._bars:
-                progress.stop()
+    def show(self, task: str, completed: int, total: int, note: str = "") -> None:
+        if task not in self._tasks:
+            self._progress.start()  # with the first task: a display without tasks is an empty line
+            self._tasks[task] = self._progress.add_task(task, total=total, note=note)
+        self._progress.update(self._tasks[task], completed=completed, total=total, note=note)
 
 
 def result_table(comparison: Comparison) -> Table:
@@ -111,7 +79,7 @@ def _elements_title(elements: list[str]) -> str:
 def _caption(comparison: Comparison) -> str:
     data = comparison.data
     lines = [
-        f"Data: {data.source}; {len(data.train)} to train, {len(data.test)} to test.",
+        f"Data: {data.source}; {len(data.train[0])} to train, {len(data.test[0])} to test.",
         "; ".join(f"{TITLES[r.network]}: {DESCRIPTIONS[r.network]}" for r in comparison.results) + ".",
         f"upright: {data.upright}, as in training.",
     ]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from escnn_attention import GroupSelfAttention
 from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
-from escnn_attention.training.comparison.images import ImageData
+from escnn_attention.training.comparison.compare import NetworkResult
+from escnn_attention.training.comparison.measure import ImageData
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
-from escnn_attention.training.comparison.results import NetworkResult
 from escnn_attention.training.files import atomic_file
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _accuracies(results: Sequence[NetworkResult], data: ImageData) -> Figure:
             "rotated by any angle": result.accuracy_any_angle
         }
     counts = [result.parameters for result in results]
-    note = f"trained on {len(data.train)} {data.upright}; {min(counts):,} to {max(counts):,} parameters"
+    note = f"trained on {len(data.train[0])} {data.upright}; {min(counts):,} to {max(counts):,} parameters"
     return plot_accuracies(rows, note=note)
 
 
@@ -92,8 +92,7 @@ def _sequence(network: EquivariantClassifier, stages: Sequence[str]) -> enn.Sequ
 
 def _example(network: nn.Module, data: ImageData) -> Tensor:
     """(1, 1, S, S): the test image of the digit shown that ``network`` recognises with most confidence."""
-    shown = data.test.first(512)
-    images, labels = data.normalised(shown.images), torch.from_numpy(shown.labels)
+    images, labels = data.normalised(data.test[0][:512]), torch.from_numpy(data.test[1][:512])
     with torch.no_grad():
         confidence = network(images).softmax(dim=1)[:, _SHOWN_DIGIT]
     confidence[labels != _SHOWN_DIGIT] -= 1.0

@@ -1,34 +1,159 @@
-"""What a trained network is measured by."""
+"""The images of the comparison, and the measurements of trained networks on them."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
-from torch import nn
+from scipy import ndimage
+from torch import Tensor, nn
 
 from escnn_attention import equivariance_report
+from escnn_attention.groups.fibers import fibers, is_signed_permutation
 from escnn_attention.models import InvariantLogits
-from escnn_attention.training.comparison.groups import (
-    grid_symmetries,
-    random_angles,
-    rotate_by_angles,
-    transform_by_element,
-)
-from escnn_attention.training.comparison.images import ImageData
-from escnn_attention.training.comparison.progress import Advance
+from escnn_attention.plotting import name_element
+from escnn_attention.training.data import Digits, RotMNIST
+from escnn_attention.training.data.files import data_folder
+from escnn_attention.training.data.images.base import PublishedImages
+from escnn_attention.training.errors import UserError
 
 UPRIGHT, ANY_ANGLE = "upright", "any angle"
 """The test images as the data set gives them, and each rotated by an angle of its own."""
 
 _ANGLE_SEED = 0  # the angles are part of the test set: they do not change with the seed of a run
 _PROBES = 4  # images in the measurement of the equivariance error
+_DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° loses most of what tells digits apart
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """The images of a comparison.
+
+    Attributes:
+        configuration: of the data module, as a configuration file has it.
+        train, test: images (N, S, S) float32 from 0 to 1 and labels (N,) of these parts.
+        source: the origin of the images, for people.
+        upright: the orientation of the images in this data set, for people.
+    """
+
+    configuration: dict[str, Any]
+    train: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+    test: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+    source: str
+    upright: str
+    num_classes: int = 10
+
+    @property
+    def size(self) -> int:
+        """Side of the square images in pixels."""
+        return int(self.train[0].shape[-1])
+
+    def normalised(self, images: npt.NDArray[np.float32]) -> Tensor:
+        """Images (N, S, S) as a network takes them, (N, 1, S, S)."""
+        (mean,), (std,) = (self.configuration["init_args"][name] for name in ("mean", "std"))
+        return (torch.from_numpy(images)[:, None] - mean) / std
+
+
+def load_images(
+    name: str, folder: Path | None = None, limit_train: int | None = None, limit_test: int | None = None
+) -> ImageData:
+    """The data set called ``name``, normalised by the mean and the standard deviation of the training pixels.
+
+    Args:
+        name: ``"digits"``, which ship with scikit-learn, or ``"rotmnist"``, which is looked for in the folder and
+            downloaded into it where it is not there.
+        folder: an existing folder, for ``"rotmnist"``; by default ``$ESCNN_ATTENTION_DATA`` or
+            ``~/.cache/escnn-attention``.
+        limit_train, limit_test: take the first so many images of a part only.
+
+    Raises:
+        UserError: an unknown name, a folder for the digits, or as :class:`~escnn_attention.training.RotMNIST` raises.
+    """
+    if name == "digits":
+        if folder is not None:
+            raise UserError("--data-dir: the digits ship with scikit-learn and are read from no folder; leave it out")
+        module: PublishedImages = Digits(_DIGITS_SIZE)
+        options: dict[str, Any] = {"size": _DIGITS_SIZE}
+        source = f"scikit-learn's handwritten digits (8×8), as splines on {_DIGITS_SIZE}×{_DIGITS_SIZE} pixels"
+        upright = "upright digits"
+    elif name == "rotmnist":
+        folder = data_folder(folder, RotMNIST.files)
+        module, options = RotMNIST(folder), {"folder": str(folder)}
+        source = f"rotated MNIST (28×28) from {folder / RotMNIST.files}"
+        upright = "images as the data set gives them, which are rotated already"
+    else:
+        raise UserError(f"--data: got {name}, needed digits or rotmnist")
+    module.prepare_data()
+    module.setup()
+    train, test = (_arrays(module, part, limit) for part, limit in (("train", limit_train), ("test", limit_test)))
+    options |= {"mean": [float(train[0].mean())], "std": [float(train[0].std())], "limit_train": len(train[0])}
+    path = f"escnn_attention.training.{type(module).__name__}"
+    return ImageData({"class_path": path, "init_args": options}, train, test, source, upright)
+
+
+def _arrays(
+    module: PublishedImages, part: str, limit: int | None
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    images, labels = module.source(part).take(slice(limit))
+    return images[:, 0].numpy().astype(np.float32) / np.float32(module.white), labels.numpy()
+
+
+def grid_symmetries(gspace: GSpace) -> dict[str, npt.NDArray[np.float64]]:
+    """The elements, other than the identity, that map a square grid of pixels onto itself.
+
+    Returns:
+        The 2×2 matrix of each, in (x, y) with y upwards, by its name. Empty for groups such as C3.
+    """
+    table = fibers(gspace)
+    return {
+        name_element(matrix): matrix
+        for matrix in table.action
+        if is_signed_permutation(matrix) and not np.allclose(matrix, np.eye(2))
+    }
+
+
+def transform_by_element(images: npt.NDArray[np.float32], matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Square images (..., S, S) under an element from :func:`grid_symmetries`: pixels change places, not values."""
+    size = images.shape[-1]
+    centre = (size - 1) / 2
+    rows, columns = np.indices((size, size))
+    # y grows upwards, rows downwards. What is seen at p afterwards was at the inverse of p before.
+    p = np.stack([columns - centre, centre - rows])
+    x, y = np.einsum("ij,jrc->irc", matrix.T, p)
+    return images[..., np.rint(centre - y).astype(int), np.rint(x + centre).astype(int)]
+
+
+def rotate_by_angles(images: npt.NDArray[np.float32], angles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Images rotated about their centres, by cubic interpolation, with zeros beyond the border.
+
+    Args:
+        images: (N, H, W).
+        angles: (N,) degrees, counter-clockwise.
+
+    Returns:
+        (N, H, W), clipped to the range of values of ``images``, which cubic interpolation overshoots.
+    """
+    rotated = np.empty_like(images)
+    centre = (np.array(images.shape[1:]) - 1) / 2
+    for image, angle, out in zip(images, angles, rotated, strict=True):
+        c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        matrix = np.array([[c, s], [-s, c]])  # from (row, column) afterwards to (row, column) before
+        ndimage.affine_transform(image, matrix, centre - matrix @ centre, output=out, order=3, mode="grid-constant")
+    return rotated.clip(images.min(), images.max()) if len(images) else rotated
+
+
+def random_angles(count: int, seed: int) -> npt.NDArray[np.float64]:
+    """``count`` angles in degrees, uniform in [0, 360), the same for the same ``seed``."""
+    return np.random.default_rng(seed).uniform(0.0, 360.0, count)
 
 
 def orient(images: npt.NDArray[np.float32], gspace: GSpace) -> dict[str, npt.NDArray[np.float32]]:
@@ -49,23 +174,23 @@ def measure_accuracies(
     data: ImageData,
     device: torch.device,
     batch_size: int,
-    advance: Advance | None = None,
+    advance: Callable[[int, int], None] | None = None,
 ) -> dict[str, float]:
-    """The part of the test images that is recognised in each orientation, from 0 to 1.
+    """The accuracy on the test images in each orientation, from 0 to 1.
 
     The network is left on the CPU, in evaluation mode.
 
     Args:
         network: normalised images (B, 1, S, S) to logits.
         oriented: the test images by the name of their orientation, see :func:`orient`.
-        data: what they are of: labels and normalisation.
+        data: labels and normalisation.
         device: where to compute.
         batch_size: images at a time.
-        advance: called with the number of images that are done.
+        advance: called with the numbers of images that are done and of all.
     """
     with torch.no_grad():  # escnn expands its weights here, and what it keeps should not hold on to their graph
         network.to(device).eval()
-    labels = torch.from_numpy(data.test.labels)
+    labels = torch.from_numpy(data.test[1])
     total, done = len(labels) * len(oriented), 0
     accuracies = {}
     with torch.inference_mode():
@@ -79,14 +204,13 @@ def measure_accuracies(
                 if advance is not None:
                     advance(done, total)
             accuracies[name] = correct / len(labels)
-    # escnn shares the bases of its convolutions between networks: left on another device, they would be there for the
-    # next network, too.
+    # escnn shares the bases of its convolutions between networks: the next network would find them on this device.
     network.cpu()
     return accuracies
 
 
 def measure_equivariance_error(network: nn.Module, gspace: GSpace, size: int, num_classes: int) -> float | None:
-    """How far the logits change, at worst, when an element that maps the grid onto itself transforms the input.
+    """The largest change of the logits under elements that map the grid onto itself.
 
     Relative to the size of the logits, in float64, on random images: rounding errors for an equivariant network (1e-15,
     or 1e-7 with escnn's convolutions, whose bases are float32), of order 1 for any other. ``None`` where only the

@@ -1,25 +1,31 @@
-"""The four networks of the comparison, described as a configuration file describes them.
+"""The four networks of the comparison: the shipped networks of digits, for another group, size and budget.
 
 All have the same outline: a first layer from the image to hidden fields, two or three further layers, a pointwise map
 to the final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to
 the classes. Grids of more than 8×8 are halved by 2×2 pooling wherever the size is even; odd sizes are not pooled. So
-16×16 images are looked at on 8×8 positions after the first layer, 28×28 images on 14×14 and then 7×7. Smaller grids
-would lose what a rotation by an angle that does not keep the pixels leaves.
+layers after the first see 8×8 positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller grids would
+lose what is left of a rotation that does not keep the pixels.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from escnn import gspaces
+from escnn.gspaces import GSpace
 from torch import nn
 
-from escnn_attention.training.comparison.groups import describe_gspace
-from escnn_attention.training.experiment.described import build_described
+from escnn_attention.models.registry import description_of
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.network import build_described
 
 TITLES = {"cnn": "plain CNN", "steerable": "steerable CNN", "hybrid": "hybrid", "gsa-net": "GSA-Net"}
-"""How tables and figures call the networks."""
+"""The networks in the order of the table, with their names in tables and figures."""
 
 DESCRIPTIONS = {
     "cnn": "not equivariant",
@@ -27,27 +33,53 @@ DESCRIPTIONS = {
     "hybrid": "convolutions and attention",
     "gsa-net": "attention only",
 }
-"""What each network is made of, for figures and captions."""
+"""The layers of each network, for figures and captions."""
+
+# Options of all four networks.
+_COMMON: dict[str, Any] = {"in_channels": 1}
 
 _LAYERS = {"cnn": (4, 0), "steerable": (4, 0), "hybrid": (3, 1), "gsa-net": (1, 2)}
-"""How many layers convolve, and how many attend after them. The stem of the GSA-Net is a lifting attention."""
+"""The numbers of convolutions and of attention layers behind them. The stem of the GSA-Net is a lifting attention."""
 
-_LARGEST = 8  # grids of this size, and smaller ones, are not pooled
+_LARGEST_GRID = 8  # grids of this size, and smaller ones, are not pooled
+_LARGEST_ORDER = 32
 
-# Every head begins with a place of a convolution: with a thousand images, attention that has to find its places first
-# is far behind one that knows them. Layer norms of each position would make as much of the dark ones as of the others.
-_ATTENTION = {
-    "num_heads": 4,
-    "kernel_size": 5,
-    "block": {
-        "encoding": "convolutional",
-        "head_fields": 2,
-        "keys": "own",
-        "projection": "group",
-        "norm_scope": "sample",
-    },
-    "last_norm": False,
-}
+
+def describe_gspace(name: str) -> dict[str, Any]:
+    """The plane with the group ``cN`` or ``dN``, as a configuration file describes it; see :func:`gspace_by_name`."""
+    match = re.fullmatch(r"([cd])([1-9]\d{0,3})", name.lower())
+    if match is None:
+        raise UserError(
+            f"unknown group {name!r}: give cN for rotations by 360°/N or dN with reflections, for example c4 or d4"
+        )
+    kind, fold = match[1], int(match[2])
+    order = fold if kind == "c" else 2 * fold
+    if order < 2:
+        raise UserError("group 'c1' is no symmetry at all: choose c2 or more")
+    if order > _LARGEST_ORDER:
+        raise UserError(f"group {name!r} has {order} elements: choose one with at most {_LARGEST_ORDER}")
+    if name.lower() == "d1":
+        return {"class_path": "escnn.gspaces.flip2dOnR2"}
+    space = "rot2dOnR2" if kind == "c" else "flipRot2dOnR2"
+    return {"class_path": f"escnn.gspaces.{space}", "init_args": {"N": fold}}
+
+
+def gspace_by_name(name: str) -> GSpace:
+    """The plane with the group ``cN`` (rotations by 360°/N) or ``dN`` (these and reflections).
+
+    Args:
+        name: ``"c2"``, ``"c4"``, ``"c8"``, …, ``"d1"``, ``"d4"``, …; upper case is accepted.
+
+    Raises:
+        UserError: another name, the trivial group, or more than 32 elements.
+
+    Example:
+        >>> gspace_by_name("d4").fibergroup.order()
+        8
+    """
+    described = describe_gspace(name)
+    space: GSpace = getattr(gspaces, described["class_path"].rpartition(".")[2])(**described.get("init_args", {}))
+    return space
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -63,7 +95,7 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
 
     Args:
         name: one of :data:`TITLES`.
-        group: the symmetry, see :func:`~.groups.gspace_by_name`.
+        group: the symmetry, see :func:`gspace_by_name`.
         size: side of the images in pixels.
         num_classes: number of classes.
         parameters: the budget. Below what one hidden field needs, the smallest network is described.
@@ -73,6 +105,13 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
         >>> network["class_path"], network["init_args"]["convolutions"], network["init_args"]["attention"]
         ('escnn_attention.models.HybridNet', [1, 2], [0, 1])
     """
+    width, features = _sizes(name, group, size, num_classes, parameters)
+    return _outline(name, group, size, num_classes)(width, features)
+
+
+@functools.cache
+def _sizes(name: str, group: str, size: int, num_classes: int, parameters: int) -> tuple[int, int]:
+    """The width and the number of final features within a budget."""
     describe = _outline(name, group, size, num_classes)
 
     def size_of(width: int, features: int) -> int:
@@ -87,41 +126,38 @@ def describe_network(name: str, group: str, size: int, num_classes: int, paramet
             low, high = (middle, high) if size_of(middle, middle) <= parameters else (low, middle)
         least = size_of(low, low)
         each = size_of(low, low + 1) - least  # the count is affine in the number of features
-    return describe(low, low + max(0, round((parameters - least) / each)))
+    return low, low + max(0, round((parameters - least) / each))
 
 
 def _outline(name: str, group: str, size: int, num_classes: int) -> Callable[[int, int], dict[str, Any]]:
     """The description of a network as a function of its width and the number of final features."""
     convolving, attending = _LAYERS[name]
     layers = _layers_by_grid(size, convolving + attending)
-    options: dict[str, Any] = {"in_channels": 1, "num_classes": num_classes}
     if name == "cnn":
-        model, options["convolutions"] = "CNN", layers
+        base: dict[str, Any] = {"class_path": "escnn_attention.models.CNN", "init_args": {"convolutions": layers}}
     else:
         convolutions: list[int] = []
         for count in layers:
             convolutions.append(min(count, convolving - sum(convolutions)))
         attention = [count - convolving for count, convolving in zip(layers, convolutions, strict=True)]
-        model = "HybridNet"
-        options |= {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
-        options |= _ATTENTION if attending else {}
-    if name == "gsa-net":
-        # Each looks at an orbit of places at first: four would leave most of the window out.
-        options["stem"] = {"num_heads": 9, "kernel_size": 5}
+        base = description_of(f"{name}-digits")
+        outline = {"gspace": describe_gspace(group), "convolutions": convolutions, "attention": attention}
+        base["init_args"] |= outline
+    base["init_args"] |= {**_COMMON, "num_classes": num_classes}
 
     def describe(width: int, features: int) -> dict[str, Any]:
         sizes = {"widths": len(layers) * [width], "features": features}
-        return {"class_path": f"escnn_attention.models.{model}", "init_args": {**options, **sizes}}
+        return copy.deepcopy({**base, "init_args": {**base["init_args"], **sizes}})
 
     return describe
 
 
 def _layers_by_grid(size: int, count: int) -> list[int]:
-    """How many of ``count`` layers see each grid, from that of the image to the last."""
+    """The numbers of layers, ``count`` in all, on each grid from that of the image to the last."""
     layers = [0]
     for i in range(count):
         layers[-1] += 1
-        if i + 1 < count and size > _LARGEST and size % 2 == 0:
+        if i + 1 < count and size > _LARGEST_GRID and size % 2 == 0:
             layers.append(0)
             size //= 2
     return layers

@@ -1,6 +1,6 @@
 """Lightning data modules for images and point clouds."""
 
-from escnn_attention.training.data.clouds.batch import Clouds
+from escnn_attention.training.data.clouds.base import Clouds
 from escnn_attention.training.data.clouds.charged_particles import ChargedParticles
 from escnn_attention.training.data.clouds.constellations import Constellations
 from escnn_attention.training.data.clouds.qm9 import QM9

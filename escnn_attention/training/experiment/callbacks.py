@@ -1,4 +1,4 @@
-"""What ``fit`` and ``predict`` have Lightning write: checkpoints, configuration, predictions."""
+"""Callbacks of ``fit`` and ``predict``: checkpoints, configuration, history of the epochs, predictions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import psutil
 import torch
 import yaml
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, RichProgressBar
@@ -20,16 +21,97 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import PROVENANCE
 from escnn_attention.training.experiment.configuration import scheduled_epochs
 from escnn_attention.training.experiment.folder import BEST, CONFIGURATION, LAST, WRITTEN
-from escnn_attention.training.experiment.result import say_kept
-from escnn_attention.training.files import as_csv, atomic_file, keep_aside, locked
+from escnn_attention.training.files import as_csv, atomic_file, keep_aside, locked, write_csv
 from escnn_attention.training.modules.scheduled import Scheduled
 
-_OF_THE_CALL = ("folder", "ckpt_path", "config")
+
+class EpochHistory(pl.Callback):
+    """One row per finished epoch, in the checkpoint and as ``epochs.csv``.
+
+    The rows are part of the checkpoint. The CSV file is written from them once the checkpoint of the epoch is complete,
+    and again when a training resumes, so that it never has an epoch that must be run again.
+
+    Args:
+        path: the CSV file.
+        measure: the name of the measure that chooses the best epoch.
+
+    Attributes:
+        rows: dictionaries with ``epoch`` (from 1), ``train_loss``, ``valid_loss``, the measure, by default
+            ``valid_accuracy`` (from 0 to 1), ``learning_rate`` (at the end of the epoch), ``seconds`` (training only,
+            without validation) and ``memory``, the peak in megabytes since the process began to train, above what it
+            held then: allocated by PyTorch on CUDA; elsewhere the resident memory of the process, read before and
+            after every backward pass.
+    """
+
+    def __init__(self, path: Path, measure: str = "valid_accuracy") -> None:
+        self.path = path
+        self.measure = measure
+        self.rows: list[dict[str, Any]] = []
+        self._started = 0.0
+        self._seconds = 0.0
+        self._validated = False
+        self._memory_before = self._memory_peak = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = state_dict["rows"]
+
+    def _write(self, trainer: pl.Trainer) -> None:
+        if self.rows and trainer.is_global_zero:
+            names = {name: None for row in self.rows for name in row}  # rows of an older version may have fewer
+            write_csv(self.path, [{**names, **row} for row in self.rows])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self._memory_before = self._memory_peak = _memory(device)
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
+
+    def on_after_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._memory_peak = max(self._memory_peak, _memory(trainer.strategy.root_device))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(trainer)  # the epoch before, whose checkpoint is written by now
+        self._validated = False
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._seconds = time.perf_counter() - self._started
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
+        for name, is_new in (("train_loss", True), ("valid_loss", self._validated), (self.measure, self._validated)):
+            measured = trainer.callback_metrics.get(name) if is_new else None
+            row[name] = None if measured is None else float(measured)
+        row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        row["seconds"] = self._seconds
+        row["memory"] = round((self._memory_peak - self._memory_before) / 1e6, 1)
+        self.rows.append(row)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Also where there was nothing left to train: a process that was killed may not have come this far.
+        self._write(trainer)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes in use: the peak of PyTorch's on CUDA, which it records itself; else what the process holds."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
+_OF_THE_CALL = ("folder", "ckpt_path", "config", "recipe")
 _SECONDS = 0.5  # from one reading of the loss to the next
 
 
 class _InFolder(ModelCheckpoint):
-    """One checkpoint in the folder of an experiment, wherever that has been moved to, copied or mounted."""
+    """One checkpoint in the folder of an experiment, which may be moved, copied or mounted elsewhere."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path = self.format_checkpoint_name({})
@@ -58,7 +140,7 @@ class _Last(_InFolder):
 
 
 class Provenance(pl.Callback):
-    """Has checkpoints say by what they were made.
+    """Stores the configuration, versions and hardware of a training in its checkpoints.
 
     Args:
         facts: ``configuration``, ``versions`` and ``hardware``. Where a schedule was laid out over other numbers of
@@ -83,9 +165,9 @@ class Provenance(pl.Callback):
 
 
 def checkpoint_callbacks(folder: Path, model: Scheduled, data: pl.LightningDataModule) -> list[pl.Callback]:
-    """What keeps the best and the last checkpoint of a training."""
+    """The callbacks that write the best and the last checkpoint of a training."""
     monitor = model.monitor if getattr(data, "validates", True) else None
-    # The best first, so that the last one, from which a run goes on, knows of it.
+    # The best first, so that the last one, from which a run resumes, contains its state.
     return [_Best(folder, monitor, model.mode), _Last(folder)]
 
 
@@ -114,7 +196,7 @@ class ProgressLine(RichProgressBar):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # To read it is to wait for the device, which would take time in every step.
+        # Reading the loss waits for the device, which would slow every step down.
         if time.monotonic() - self._read_at > _SECONDS or trainer.is_last_batch:
             self._loss = {"loss": float(outputs["loss"]) * trainer.accumulate_grad_batches}
             self._read_at = time.monotonic()
@@ -135,7 +217,7 @@ class ProgressLine(RichProgressBar):
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Writes one line for each image or cloud, as the module describes it, with what is true where the data says so."""
+    """Writes one line for each image or cloud, as the module describes it, with the target where the data has it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(write_interval="batch_and_epoch")
@@ -177,6 +259,6 @@ class PredictionWriter(BasePredictionWriter):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path):
             if self.path.exists() and self.path.read_bytes() != text.encode():
-                say_kept(self.path, keep_aside(self.path))
+                keep_aside(self.path)
             with atomic_file(self.path, "w") as file:
                 file.write(text)

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill at any moment, and what they say of themselves."""
+"""Checkpoints that survive a kill at any moment, and their provenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escnn_attention.training.errors import UserError
 from escnn_attention.training.files import atomic_file
 
 PROVENANCE = "_Provenance"
-"""The name under which a checkpoint says by what it was made."""
+"""The name of the state with the configuration, versions and hardware of a checkpoint."""
 
 
 _KINDS = {"state_dict": dict, "epoch": int, "callbacks": dict, "loops": dict}
@@ -37,13 +37,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The content of a local file. Whatever is asked for, nothing but tensors and plain values is unpickled."""
+        """The content of a local file. Only tensors and plain values are unpickled, for any ``weights_only``."""
         return read_checkpoint(Path(path))
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint in one step."""
-    # Not to the disk at once: torch has an error of its own for a disk that is full, which does not say so.
+    # In memory first: torch's error for a full disk does not say that the disk is full.
     with io.BytesIO() as buffer:
         torch.save(content, buffer)
         with atomic_file(path) as file:
@@ -57,7 +57,7 @@ def read_checkpoint(path: Path, way_out: str = "Move it away, or choose another 
 
     Args:
         path: the file.
-        way_out: what to do where it cannot be read, for the message.
+        way_out: advice for the error message.
 
     Raises:
         UserError: the file cannot be read, or is no checkpoint.
@@ -93,7 +93,7 @@ def _is_damaged(file: IO[bytes]) -> bool:
 
 
 def _check_parts(checkpoint: dict[str, Any]) -> None:
-    """What is in a checkpoint is of the kind that Lightning takes it for."""
+    """Check that the parts of a checkpoint have the types that Lightning expects."""
     for name, kind in _KINDS.items():
         if name in checkpoint and not isinstance(checkpoint[name], kind):
             raise _DamagedError(f"its {name} is a {type(checkpoint[name]).__name__}, needed a {kind.__name__}")
@@ -110,7 +110,7 @@ def _check_parts(checkpoint: dict[str, Any]) -> None:
 
 
 def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None:
-    """What a callback, given by the name of its class, left in a checkpoint."""
+    """The state of a callback, by the name of its class, in a checkpoint."""
     states = checkpoint.get("callbacks", {})
     if not isinstance(states, dict):
         return None
@@ -118,7 +118,7 @@ def state_of(checkpoint: dict[str, Any], callback: str) -> dict[str, Any] | None
 
 
 def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """The ``configuration``, ``versions`` and ``hardware`` of a checkpoint's training; None where it does not say."""
+    """The ``configuration``, ``versions`` and ``hardware`` of a checkpoint's training; None where it has none."""
     facts = state_of(checkpoint, PROVENANCE)
     configuration = facts.get("configuration") if isinstance(facts, dict) else None
     if not isinstance(configuration, dict):

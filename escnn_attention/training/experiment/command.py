@@ -20,10 +20,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from escnn_attention._checks import reason_of
 from escnn_attention.models.limits import within
+from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.data.images.own import OwnImages
-from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.errors import UserError, as_misuse, told
+from escnn_attention.training.errors import UserError, as_misuse, as_user_error
 from escnn_attention.training.experiment.callbacks import (
+    EpochHistory,
     PredictionWriter,
     ProgressLine,
     Provenance,
@@ -40,6 +41,7 @@ from escnn_attention.training.experiment.configuration import (
     scheduled_epochs,
     training_facts,
     with_configuration,
+    with_recipe,
 )
 from escnn_attention.training.experiment.folder import (
     BEST,
@@ -51,21 +53,21 @@ from escnn_attention.training.experiment.folder import (
     made_for_training,
     stamp,
 )
-from escnn_attention.training.experiment.history import EpochHistory
+from escnn_attention.training.experiment.network import check_images
 from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.experiment.trust import check_parsed
 from escnn_attention.training.files import remove_temporaries
+from escnn_attention.training.modules import TASKS, Task
 from escnn_attention.training.modules.classifier import Classifier
-from escnn_attention.training.modules.tasks import TASKS, Task
 from escnn_attention.training.provenance import hardware, versions
 from escnn_attention.training.quiet import quiet_lightning
 
 _PATIENCE = 10.0  # seconds in which the processes end that prepared batches for one that was killed
 
-# What Lightning cannot do without: the first two always, the others to go on.
+# Parts of a checkpoint that Lightning needs: the first two always, the others to resume.
 _NEEDED = ("state_dict", "epoch", "optimizer_states", "lr_schedulers", "loops", "pytorch-lightning_version")
 
-# What Lightning makes of the options of a command with a class of models: parsers, and names of what the trainer takes.
+# Parsers and names of options, by the command and the class of the module: Lightning takes a second to collect them.
 _PARSERS: dict[tuple[str, Any], dict[str, Any]] = {}
 
 
@@ -86,10 +88,10 @@ def run_experiment(
     """
     described, foreign = isinstance(arguments, Mapping), None
     if not isinstance(arguments, Mapping):
-        options = list(arguments)
+        options = with_recipe(arguments)
         arguments = with_configuration(options, CONFIGURATION)
         foreign = options if arguments != options and "--trust" not in options else None
-    with quiet_lightning(), told():
+    with quiet_lightning(), as_user_error():
         return ExperimentCLI(
             "fit" if described else next(iter(arguments), ""),
             callbacks,
@@ -114,7 +116,7 @@ class ExperimentCLI(LightningCLI):
     ``predict`` write. With ``--trainer.fast_dev_run`` nothing is written, and a training starts anew.
 
     Args:
-        command: the one to run: the options of the others are not collected, which takes a second for each.
+        command: the command to run; options of the others are not collected, which takes a second for each.
         callbacks: of the trainer, beside those of the configuration.
         foreign: the options of the command where the configuration is the folder's own, which is not trusted.
         **options: of Lightning's command line.
@@ -129,7 +131,7 @@ class ExperimentCLI(LightningCLI):
         super().__init__(**options)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The command that is run, or all where it is none of them."""
+        """The command that is run, or all commands if it is unknown."""
         known = LightningCLI.subcommands()
         return {self.command: known[self.command]} if self.command in known else known
 
@@ -140,7 +142,14 @@ class ExperimentCLI(LightningCLI):
         parser.add_argument(
             "--task", type=Task, default="classification", help="What is learned: the module that `model` describes."
         )
-        if self.command != "fit":
+        if self.command == "fit":
+            parser.add_argument(
+                "--recipe",
+                type=str,
+                help="Train as the weights of this name were trained, a name of models.list_models(pretrained=True);"
+                " other options change the recipe.",
+            )
+        else:
             parser.add_argument(
                 "--trust", action="store_true", help="The configuration in --folder may run whatever it names."
             )
@@ -164,7 +173,7 @@ class ExperimentCLI(LightningCLI):
         vars(self).update(_PARSERS[key])
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse by the parser of the command alone: the one above it would check all that it has parsed once more."""
+        """Parse by the parser of the command alone: the parser above it would check everything again."""
         vars(parser).pop("print_config", None)  # asked for by arguments before these, which were wrong
         of_command = self._subcommand_parsers.get(self.command)
         given = isinstance(args, Mapping)
@@ -207,7 +216,7 @@ class ExperimentCLI(LightningCLI):
             self._check_checkpoint(checkpoint)
 
     def _checkpoint(self, given: str | Path | None) -> Path | None:
-        """What to go on from (``fit``), or the network to use."""
+        """The checkpoint to resume from (``fit``), or that of the network to use."""
         if given is not None:
             path = (
                 self.folder / {"best": BEST, "last": LAST}[str(given)]
@@ -226,7 +235,7 @@ class ExperimentCLI(LightningCLI):
         raise UserError(f"{self.folder} holds no trained network: run 'escnn-attention fit' with this --folder first")
 
     def _check_checkpoint(self, path: Path) -> None:
-        """The configuration fits what the checkpoint was trained with, so far as it must."""
+        """Check that the configuration agrees with that of the checkpoint where it must."""
         content = read_checkpoint(path)
         for name in _NEEDED[: None if self.subcommand == "fit" else 2]:
             if name not in content:
@@ -261,7 +270,8 @@ class ExperimentCLI(LightningCLI):
         checkpoint = self.config[self.subcommand].get("ckpt_path")
         with _built(), self._within(checkpoint):
             super().instantiate_classes()
-        _check_images(self.model, self.datamodule)
+        if isinstance(self.model, Classifier):
+            check_images(self.model.network, self.model.num_classes, self.datamodule, "model.network: it")
         images = self.config[self.subcommand].get("images")
         if images is not None:
             if not isinstance(self.datamodule, PublishedImages):
@@ -271,13 +281,13 @@ class ExperimentCLI(LightningCLI):
             self._check_weights(Path(checkpoint))
 
     def _within(self, checkpoint: str | None) -> contextlib.AbstractContextManager[None]:
-        """Bounds on what a configuration that is not trusted has built: what belongs to the weights."""
+        """Bounds on the size of a network from a configuration that is not trusted, by that of its weights."""
         if self.foreign is None or checkpoint is None:
             return contextlib.nullcontext()
         return within(self._plain["model"]["network"], Path(checkpoint).stat().st_size, self.tensors)
 
     def _check_weights(self, path: Path) -> None:
-        """Configurations do not tell everything: a checkpoint may be from elsewhere, and say nothing of its network."""
+        """Check the weights themselves: a checkpoint from elsewhere may not describe its network."""
         try:
             self.model.load_state_dict(read_checkpoint(path)["state_dict"])
         except RuntimeError as error:
@@ -288,7 +298,7 @@ class ExperimentCLI(LightningCLI):
         return f"--ckpt_path: {path}" if self.checkpoint_is_given else str(path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with self._alone(), _sized():
+        with self._alone(), as_user_error(ValueError, MisconfigurationException):
             super()._run_subcommand(subcommand)
 
     @contextlib.contextmanager
@@ -307,12 +317,19 @@ class ExperimentCLI(LightningCLI):
 
     @cached_property
     def _plain(self) -> dict[str, Any]:
-        """The configuration as plain values: what turns it into these takes a tenth of a second to check it."""
+        """The configuration as plain values, which takes a tenth of a second to compute."""
         return plain(self.parser, self.config, self.subcommand)
 
-    def _facts(self) -> dict[str, Any]:
-        """The facts by which a checkpoint or a result of this command is made."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The configuration, versions and hardware of a checkpoint or a result of this command."""
         return {"configuration": essential(self._plain), "versions": versions(), "hardware": hardware()}
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The rows of ``epochs.csv``, of a training."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return next(callback for callback in callbacks if isinstance(callback, EpochHistory)).rows
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
@@ -324,7 +341,7 @@ class ExperimentCLI(LightningCLI):
             callbacks += [
                 SaveConfiguration(self.folder, self._plain),
                 EpochHistory(self.folder / EPOCHS, self.model.monitor),
-                Provenance(self._facts()),
+                Provenance(self.facts),
                 *checkpoint_callbacks(self.folder, self.model, self.datamodule),
             ]
         else:
@@ -358,28 +375,13 @@ class ExperimentCLI(LightningCLI):
                 "parameters": sum(p.numel() for p in self.model.network.parameters() if p.requires_grad),
                 "seed": self.config[self.subcommand]["seed_everything"],
             },
-            self._facts(),
+            self.facts,
         )
-
-
-def _check_images(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """The network is one for these images, so far as both say what they are for."""
-    if not isinstance(model, Classifier):
-        return
-    in_type = getattr(model.network, "in_type", None)
-    sides = (
-        ("channels", "in_channels", getattr(in_type, "size", getattr(model.network, "in_channels", None))),
-        ("classes", "num_classes", model.num_classes),
-    )
-    for what, name, needed in sides:
-        given = getattr(data, name, None)
-        if isinstance(given, int) and isinstance(needed, int) and given != needed:
-            raise UserError(f"model.network: it is for {needed} {what}, but {type(data).__name__} has {given} ({name})")
 
 
 @contextlib.contextmanager
 def _built() -> Iterator[None]:
-    """What classes say of the arguments that the configuration has for them ends as a line, whatever they raise."""
+    """Turn any error of the constructors in a configuration into one line."""
     try:
         yield
     except (UserError, OSError):
@@ -387,12 +389,3 @@ def _built() -> Iterator[None]:
     except Exception as error:
         clear = isinstance(error, (NotImplementedError, TypeError, ValueError, MisconfigurationException))
         raise UserError(reason_of(error) if clear else f"{type(error).__name__}: {reason_of(error)}") from error
-
-
-@contextlib.contextmanager
-def _sized() -> Iterator[None]:
-    """Wrong options and wrong sizes, which have clear messages, end as such."""
-    try:
-        yield
-    except (ValueError, MisconfigurationException) as error:
-        raise UserError(reason_of(error)) from error

@@ -1,4 +1,4 @@
-"""Configurations of experiments as plain values, and what a training and its weights depend on in them."""
+"""Configurations of experiments as plain values: recipes, options, and the parts that a training depends on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from typing import Any
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
+from escnn_attention.models import list_models
+from escnn_attention.models.registry import description_of, recipe_file
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.trust import check_kept
 
-# What may change about the data from one call to the next.
+# Options of the data that may change when a training resumes.
 _INCIDENTAL = tuple(
     f"data.init_args.{name}"
     for name in ("folder", "num_workers", "download", "eval_batch_size", "limit_valid", "limit_test")
 )
-# What of the trainer is part of the training.
+# Options of the trainer that are part of the training.
 _TRAINING = (
     "precision",
     "gradient_clip_val",
@@ -32,8 +34,59 @@ _TRAINING = (
 )
 
 
+def recipe(name: str) -> dict[str, Any]:
+    """The configuration of the training that made the weights of a network.
+
+    Args:
+        name: one of ``models.list_models(pretrained=True)``.
+
+    Raises:
+        UserError: another name.
+
+    Example:
+        >>> from escnn_attention.training import recipe
+        >>> recipe("hybrid-rotmnist")["data"]["init_args"]
+        {'batch_size': 32, 'rotate_train': 45}
+    """
+    known = [name for name in list_models(pretrained=True) if recipe_file(name).is_file()]
+    if name not in known:
+        raise UserError(f"--recipe: got {name}, needed one of {', '.join(known)}")
+    return _merged({"model": {"network": description_of(name)}}, _training_of(name))
+
+
+def _training_of(name: str) -> dict[str, Any]:
+    """The recipe of a network without the network; ``like`` in its file names the recipe that it changes."""
+    own: dict[str, Any] = yaml.safe_load(recipe_file(name).read_text(encoding="utf-8"))
+    like = own.pop("like", None)
+    return own if like is None else _merged(_training_of(like), own)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inner = {
+        name: _merged(base[name], value)
+        for name, value in changes.items()
+        if isinstance(value, dict) and isinstance(base.get(name), dict)
+    }
+    return {**base, **changes, **inner}
+
+
+def with_recipe(arguments: Sequence[str]) -> list[str]:
+    """The options of a command with the configuration of a recipe in place of ``--recipe NAME``.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    command, *options = arguments or [""]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", nargs="?")
+    known, others = parser.parse_known_args(options)
+    if command != "fit" or known.recipe is None:
+        return list(arguments)
+    return [command, "--config", json.dumps(recipe(known.recipe)), *others]
+
+
 def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
-    """The task that the options or the configuration files name: on it depends what options there are.
+    """The task that the options or the configuration files name; the other options depend on it.
 
     Raises:
         UserError: a configuration file is not text, or not YAML.
@@ -47,7 +100,8 @@ def find_task(arguments: Sequence[str] | Mapping[str, Any]) -> str:
     task = "classification"
     for path in known.config:
         try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            text = path if path.startswith("{") else Path(path).read_text(encoding="utf-8")
+            content = yaml.safe_load(text)
         except UnicodeDecodeError as error:
             raise UserError(f"--config: {path} is not a text file") from error
         except yaml.YAMLError as error:
@@ -105,7 +159,7 @@ def plain(parser: LightningArgumentParser, config: Any, subcommand: str | None) 
 
 
 def essential(configuration: dict[str, Any]) -> dict[str, Any]:
-    """What a result depends on, without the paths of a machine."""
+    """The parts of a configuration that a result depends on, without paths."""
     kept = {name: configuration[name] for name in ("task", "seed_everything", "trainer", "model", "data")}
     data = dict(kept["data"])
     data["init_args"] = {
@@ -117,7 +171,7 @@ def essential(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """All that a training depends on but its length, by dotted names."""
+    """Everything that a training depends on except its length, by dotted names."""
     trainer = configuration["trainer"]
     parts = {
         name: configuration[name] for name in ("task", "seed_everything", "model", "data") if name in configuration
@@ -127,13 +181,13 @@ def training_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
 
 
 def scheduled_epochs(configuration: Mapping[str, Any]) -> int | None:
-    """The epochs over which the learning rate is laid out; None for a schedule that does not ask how many there are."""
+    """The number of epochs of a schedule; None for schedules that do not depend on it."""
     found: int | None = configuration["trainer"].get("max_epochs")
     return found if configuration["model"].get("schedule") in ("cosine", "one-cycle") else None
 
 
 def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """What weights depend on, by dotted names: the network, but for how it is computed."""
+    """The parts of the network that weights depend on, by dotted names: all but the backend."""
     flat = _flat("model.network", configuration["model"]["network"])
     return {name: value for name, value in flat if not name.endswith(".backend")}
 
@@ -146,13 +200,13 @@ def differences(
     Args:
         trained: the configuration of a checkpoint.
         now: the configuration of this command.
-        facts: what of them is held against each other: :func:`training_facts` or :func:`network_facts`.
+        facts: the parts that are compared: :func:`training_facts` or :func:`network_facts`.
     """
     old, new = facts(trained), facts(now)
     return ", ".join(
         f"{name} ({old[name]} there, {new[name]} now)"
         for name in old
-        # What an older version did not know of has its default.
+        # An option that the checkpoint does not have has its default.
         if name in new and old[name] != new[name]
     )
 
@@ -166,9 +220,9 @@ def _flat(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _definition(path: Any) -> Any:
-    """Where a class is defined, whichever of its names it was given by.
+    """The path at which a class is defined, for any path that it can be imported by.
 
-    Of what a checkpoint names nothing is imported: where it is what this command uses, it has been imported by now.
+    Nothing that a checkpoint names is imported: a class that this command uses has been imported before.
     """
     module, _, name = str(path).rpartition(".")
     try:

@@ -1,43 +1,43 @@
-"""The folder of an experiment: the names of its files, and what a training may replace in it."""
+"""The folders of ``fit`` and of ``compare``: names of files, locks, and checks of what a run may replace."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
 from escnn_attention.training.experiment.configuration import differences, training_facts
-from escnn_attention.training.files import LOCK, locked_folder
+from escnn_attention.training.files import LOCK, locked_folder, remove_temporaries, write_json
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 CONFIGURATION = "config.yaml"
 EPOCHS = "epochs.csv"
 TEST = "test.json"
 PREDICTIONS = "predictions.csv"
+COMPARISON = "configuration.json"
 
 WRITTEN = "# Written by escnn-attention fit."
 """The first line of the configuration that a folder keeps."""
 
 
 def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[str, Any]) -> None:
-    """A training takes the place of nothing but what it goes on with.
+    """Check that a training replaces nothing but the training that it resumes.
 
     Args:
         folder: of the experiment.
-        checkpoint: what the training goes on from, if anything.
+        checkpoint: the checkpoint that the training resumes from, if any.
         configuration: of the training, as :func:`~.configuration.plain` gives it.
 
     Raises:
         UserError: the folder holds a configuration that ``fit`` has not written, or files of another training.
     """
     path = folder / CONFIGURATION
-    if path.exists() and not _is_ours(path):
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN):
         raise UserError(
             f"--folder: {path} is not a file that fit has written, and would be replaced by one: give it another"
             " name, or choose another --folder"
@@ -45,7 +45,7 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
     if checkpoint is not None and checkpoint.resolve().parent == folder.resolve():
         return
     found = [name for name in (LAST, EPOCHS, TEST, PREDICTIONS) if (folder / name).exists()]
-    # One that is killed in its first epoch may leave its best checkpoint only, and makes the same again.
+    # A training that is killed in its first epoch may leave its best checkpoint only, and makes the same again.
     if not found and (folder / BEST).exists() and not _is_first_epoch(folder / BEST, configuration):
         found = [BEST]
     if not found:
@@ -91,8 +91,87 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
             raise
 
 
+@contextlib.contextmanager
+def open_comparison(folder: Path, facts: Mapping[str, Any], *, restart: bool) -> Iterator[Path | None]:
+    """Hold the folder of a comparison with the options ``facts``, new or resumed.
+
+    Args:
+        folder: created if it does not exist.
+        facts: the options that the results depend on, by their names, as plain values.
+        restart: move a comparison that is there aside.
+
+    Yields:
+        the folder that an earlier comparison was moved to, or ``None``.
+
+    Raises:
+        UserError: the folder holds something else or a comparison with other options, or another process uses it.
+        OSError: the folder cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: choose another --output")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder, "choose another --output"):
+        stored, moved = _facts_in(folder / COMPARISON), None
+        for part in (folder, folder / "figures"):
+            remove_temporaries(part)
+        if stored is None and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UserError(f"{folder} holds files that are no comparison: choose another --output")
+        if stored is not None and restart:
+            moved = _moved_aside(folder)
+        elif stored is not None:
+            _check_same(folder, stored, facts)
+        write_json(folder / COMPARISON, dict(facts))
+        yield moved
+
+
+def _facts_in(path: Path) -> dict[str, Any] | None:
+    """The options of the comparison in a folder; None where there is none."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): choose another --output, or move the folder away") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"{path} is not of a comparison: choose another --output, or move the folder away")
+    return stored
+
+
+def _check_same(folder: Path, stored: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    changed = {name: (stored.get(name), facts.get(name)) for name in {**facts, **stored}}
+    changed = {name: values for name, values in changed.items() if values[0] != values[1]}
+    if changed.keys() - {"images"}:
+        changed.pop("images", None)  # other options have other images
+    named = ", ".join(
+        "the images themselves" if name == "images" else f"--{name} ({_shown(old)} there, {_shown(new)} now)"
+        for name, (old, new) in changed.items()
+    )
+    if named:
+        raise UserError(
+            f"{folder} holds a run with other options: {named}. Choose another --output, or give --restart, which moves"
+            " that run aside"
+        )
+
+
+def _shown(value: Any) -> Any:
+    return "none" if value is None else value
+
+
+def _moved_aside(folder: Path) -> Path:
+    """Move everything but the lock into a new folder beside ``folder``."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
+        number += 1
+    aside.mkdir()
+    # The options go last: if the process is killed in between, the rest is still known to belong to a comparison.
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == COMPARISON):
+        if path.name != LOCK:
+            path.rename(aside / path.name)
+    return aside
+
+
 def stamp(path: Path) -> tuple[int, int] | None:
-    """What changes of a file when it is written anew; None where there is no file."""
+    """A value that changes when a file is written again; None where there is no file."""
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns
@@ -108,16 +187,3 @@ def _is_first_epoch(path: Path, configuration: Mapping[str, Any]) -> bool:
         and trained is not None
         and not differences(trained["configuration"], configuration, training_facts)
     )
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether a configuration is as ``fit`` writes it, so that another may take its place."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if text.startswith(WRITTEN):
-        return True
-    if not (path.parent / LAST).exists():
-        return False
-    # Older versions wrote no first line. What has no comments, and stands beside a checkpoint, is theirs.
-    with contextlib.suppress(yaml.YAMLError):
-        return text == yaml.safe_dump(yaml.safe_load(text), sort_keys=False)
-    return False

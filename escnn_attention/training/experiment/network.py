@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from escnn_attention._checks import reason_of
 from escnn_attention.functional.layout import without_prefix
-from escnn_attention.models.description import DescriptionError
+from escnn_attention.models.description import DescriptionError, build, named
 from escnn_attention.models.limits import within
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
-from escnn_attention.training.experiment.described import build_described
 from escnn_attention.training.experiment.folder import BEST, LAST
 
 
@@ -83,3 +86,48 @@ def checkpoint_of(folder: str | Path) -> Path:
     if path is None:
         raise UserError(f"{folder} holds no trained network: there is neither {BEST} nor {LAST} in it")
     return path
+
+
+def build_described(description: Any) -> torch.nn.Module:
+    """The network of a description: ``class_path`` and ``init_args``, which may hold descriptions in turn.
+
+    A description can come from anywhere: :func:`escnn_attention.models.description.build` says what of it is built.
+
+    Raises:
+        UserError: it names anything else than modules of this package and what they take, is no description, or its
+            arguments are not those of the class.
+    """
+    if not (isinstance(description, Mapping) and "class_path" in description):
+        raise UserError("it does not say of which class its network is")
+    try:
+        found = named(description["class_path"])
+        if not (inspect.isclass(found) and issubclass(found, torch.nn.Module)):
+            raise UserError(f"it names {description['class_path']!r}, which is no network")
+        network: torch.nn.Module = build(description)
+    except DescriptionError as error:
+        raise UserError(str(error)) from error
+    except UserError:
+        raise
+    except Exception as error:  # what is written in a file can lead a constructor anywhere
+        reason = reason_of(error)
+        raise UserError(f"this version cannot build the network {description['class_path']}: {reason}") from error
+    return network
+
+
+def check_images(network: Any, num_classes: int, data: Any, name: str) -> None:
+    """Check that a network is for the images of a data module, as far as both say their channels and classes.
+
+    Args:
+        network: of images.
+        num_classes: its number of classes.
+        data: the data module.
+        name: of the network, for errors.
+
+    Raises:
+        UserError: the numbers of channels or of classes differ.
+    """
+    channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
+    for what, attribute, needed in (("channels", "in_channels", channels), ("classes", "num_classes", num_classes)):
+        given = getattr(data, attribute, None)
+        if isinstance(given, int) and isinstance(needed, int) and given != needed:
+            raise UserError(f"{name} is for {needed} {what}, but {type(data).__name__} has {given} ({attribute})")

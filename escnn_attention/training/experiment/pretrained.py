@@ -1,30 +1,29 @@
-"""The command ``test --pretrained``: how good a network is whose weights come with the package, or lie in a folder."""
+"""The command ``test --pretrained``: measure a network that ships with the package or lies in a folder."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-import torch
 from jsonargparse import ArgumentParser
 
 from escnn_attention import models
-from escnn_attention._checks import reason_of
-from escnn_attention.models.registry import data_of, task_of
-from escnn_attention.training.errors import UserError, as_misuse, told
-from escnn_attention.training.modules.tasks import TASKS, Task
+from escnn_attention.models.registry import recipe_file
+from escnn_attention.training.errors import UserError, as_misuse, as_user_error
+from escnn_attention.training.experiment.configuration import recipe
+from escnn_attention.training.experiment.network import check_images
+from escnn_attention.training.modules import TASKS, Task
 from escnn_attention.training.quiet import quiet_lightning
 
-__all__ = ["Measured", "as_told", "is_asked_for", "run_pretrained"]
+__all__ = ["Measured", "is_asked_for", "run_pretrained"]
 
 _OPTION = "--pretrained"
 _PLACE = "escnn_attention.training"
 
 
 class Measured(NamedTuple):
-    """What was measured: of which network, on which data, how many of them, and the numbers by name."""
+    """A measurement: the network, the data, their number, and the measures by name."""
 
     network: str
     data: str
@@ -41,7 +40,7 @@ class Measured(NamedTuple):
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Whether the options of a command name a network that is trained already."""
+    """Whether the options of a command have ``--pretrained``."""
     return any(argument.partition("=")[0] == _OPTION for argument in arguments)
 
 
@@ -66,12 +65,12 @@ def run_pretrained(arguments: Sequence[str]) -> Measured:
     parser.add_argument("--trainer.precision", type=str, default="32-true", help="Of the computation.")
     parser.add_argument("--trainer.enable_progress_bar", type=bool, default=True, help="Whether to show one.")
     name = _name(arguments)
-    data, task = data_of(name), task_of(name)
-    if data is not None:
-        parser.set_defaults({"data": data, "task": task})
+    if recipe_file(name).is_file():
+        known = recipe(name)
+        parser.set_defaults({"data": known["data"], "task": known.get("task", "classification")})
     with as_misuse(f"test {_OPTION} {name}"):
         config = parser.parse_args(list(arguments))
-    with quiet_lightning(), told(), as_told():
+    with quiet_lightning(), as_user_error(OSError, ImportError, TypeError, ValueError):
         network = models.from_pretrained(name)
         if config.get("data") is None:
             raise UserError(f"--data: {name} does not say on which data; give a class such as {_PLACE}.RotMNIST")
@@ -88,15 +87,13 @@ def _name(arguments: Sequence[str]) -> str:
     raise UserError(f"{_OPTION}: needed a name or a folder")
 
 
-def _measure(
-    name: str, network: torch.nn.Module, task: str, data: pl.LightningDataModule, options: dict[str, Any]
-) -> Measured:
+def _measure(name: str, network: Any, task: str, data: pl.LightningDataModule, options: dict[str, Any]) -> Measured:
     of_points = not isinstance(getattr(network, "num_classes", None), int)
     if of_points != task.startswith("point"):
         kind = "points" if of_points else "images"
         raise UserError(f"--task: {name} is a {type(network).__name__}, a network of {kind}, got {task}")
     if not of_points:
-        _check_images(name, network, data)
+        check_images(network, network.num_classes, data, f"{_OPTION}: {name}")
     trainer = pl.Trainer(**options, devices=1, logger=False, enable_checkpointing=False, enable_model_summary=False)
     made: Any = TASKS[task]
     counts = ("num_classes", "num_targets") if task == "point-classification" else ()  # which the network does not tell
@@ -110,25 +107,5 @@ def _measure(
     return Measured(name, type(data).__name__, size, getattr(data, "things", "images"), best_first)
 
 
-def _check_images(name: str, network: Any, data: pl.LightningDataModule) -> None:
-    """The network is one for these images."""
-    channels = getattr(getattr(network, "in_type", None), "size", getattr(network, "in_channels", None))
-    for what, needed, given in (
-        ("channels", channels, getattr(data, "in_channels", None)),
-        ("classes", network.num_classes, getattr(data, "num_classes", None)),
-    ):
-        if given != needed:
-            raise UserError(f"{_OPTION}: {name} is for {needed} {what}, but {type(data).__name__} has {given}")
-
-
 def _listed(loaders: object) -> list:
     return loaders if isinstance(loaders, list) else [loaders]
-
-
-@contextlib.contextmanager
-def as_told() -> Iterator[None]:
-    """What networks and data say of wrong input is for the person at the command line."""
-    try:
-        yield
-    except (FileNotFoundError, ImportError, TypeError, ValueError) as error:
-        raise UserError(reason_of(error)) from error

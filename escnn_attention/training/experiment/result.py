@@ -1,4 +1,4 @@
-"""What ``test`` keeps: the measurement, and everything that it depends on."""
+"""The file ``test.json``: a measurement, and everything that it depends on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.callbacks import EpochHistory
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint, state_of
 from escnn_attention.training.experiment.folder import LAST, TEST
-from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.files import keep_aside, locked, write_json
 
 
@@ -41,7 +41,7 @@ def write_result(
     result = {
         **{n.removeprefix("test_"): _number(v) for n, v in metrics.items() if n.startswith("test_")},
         "epoch": int(content["epoch"]) + 1,
-        **facts,
+        **{name: value if not isinstance(value, float) else _number(value) for name, value in facts.items()},
         "checkpoint": checkpoint.name,
         "weights_sha256": _digest(content["state_dict"]),
         "curve": [{k: _number(v) for k, v in row.items()} for row in (curve or {"rows": []})["rows"]],
@@ -50,13 +50,13 @@ def write_result(
     }
     path = folder / TEST
     with locked(path):
-        if path.exists() and _measured(_read_result(path)) != _measured(json.loads(json.dumps(result))):
-            say_kept(path, keep_aside(path))
+        if path.exists() and _measured(_content_or_nothing(path)) != _measured(json.loads(json.dumps(result))):
+            keep_aside(path)
         write_json(path, result)
 
 
 def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
-    """The checkpoint that knows the whole curve, which goes on after the best epoch; it is not needed to measure."""
+    """The checkpoint with the whole curve, which continues after the best epoch; a measurement does not need it."""
     if not last.is_file():
         return content
     try:
@@ -66,21 +66,29 @@ def _newest(content: dict[str, Any], last: Path) -> dict[str, Any]:
         return content
 
 
-def say_kept(path: Path, aside: Path) -> None:
-    """Say on stderr that a file of another measurement was renamed."""
-    print(f"{path} was of another measurement: it is kept as {aside.name}", file=sys.stderr)
+def read_result(path: Path) -> dict[str, Any]:
+    """The result in ``test.json``; empty where there is no file.
 
-
-def _read_result(path: Path) -> dict[str, Any]:
-    """A result that was written before; empty where the file is something else."""
-    with contextlib.suppress(ValueError):
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): remove it, and the network is measured again") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _content_or_nothing(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(UserError):
+        return read_result(path)
     return {}
 
 
 def _measured(result: Mapping[str, Any]) -> list[Any]:
-    """What a result is of: the weights, the data, and how it was computed."""
+    """The weights, the data and the computation of a result."""
     tested = result.get("tested")
     configuration = tested.get("configuration") if isinstance(tested, dict) else None
     return [result.get("weights_sha256"), result.get("checkpoint"), configuration]

@@ -1,4 +1,4 @@
-"""What the configuration that a folder keeps may name: a folder can come from anybody, and a configuration is code."""
+"""The classes that the configuration in a folder may name: a configuration is code, and may come from anybody."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _check(value: Any, name: str, folder: Path, seen: set[int]) -> None:
 
 
 def _is_known(path: str) -> bool:
-    """Whether a dotted path is that of a class of a known kind, which has been imported by now."""
+    """Whether a dotted path is that of a class of a known kind, which has been imported before."""
     try:
         named(path)
     except DescriptionError:

@@ -1,1 +1,22 @@
-"""Lightning modules: what is learned, by what loss, and how it is measured."""
+"""Lightning modules: losses and measures of the tasks that networks are trained for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from escnn_attention.training.modules.classifier import Classifier
+from escnn_attention.training.modules.points import PointClassifier, PointDynamics, PointForecast, PointRegression
+from escnn_attention.training.modules.scheduled import Scheduled
+
+__all__ = ["TASKS", "Task"]
+
+Task = Literal["classification", "point-classification", "point-regression", "point-dynamics", "point-forecast"]
+
+TASKS: dict[str, type[Scheduled]] = {
+    "classification": Classifier,
+    "point-classification": PointClassifier,
+    "point-regression": PointRegression,
+    "point-dynamics": PointDynamics,
+    "point-forecast": PointForecast,
+}
+"""The Lightning module of each task."""

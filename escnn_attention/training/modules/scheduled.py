@@ -1,26 +1,208 @@
-"""What all Lightning modules here share: an optimiser with a schedule, and reproducible random numbers."""
+"""The base of all Lightning modules: optimisers with schedules, averaged weights, and reproducible random numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, cast, get_args
 
+import escnn.nn
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torchmetrics import Metric
 
-from escnn_attention.training.modules.averaging import AveragedWeights
-from escnn_attention.training.modules.decay import parameter_groups
-from escnn_attention.training.modules.mean import Mean
+from escnn_attention.encodings import Encoding, PairKernel
+from escnn_attention.plain.norms import LayerNorm
 
-__all__ = ["Decay", "OptimizerCallable", "Schedule", "Scheduled", "adam"]
+
+class Mean(Metric):
+    r"""The mean :math:`\sum_b n_b v_b / \sum_b n_b` of values :math:`v_b` that are means over :math:`n_b` things.
+
+    Both sums run over the batches of all processes. (What Lightning logs with ``sync_dist`` is divided by the mean
+    number of things of a process, rounded down.) A value that is not a number makes the mean so.
+
+    Example:
+        >>> import torch
+        >>> mean = Mean()
+        >>> mean.update(torch.tensor(1.0), 3)
+        >>> mean.update(torch.tensor(5.0), 1)
+        >>> mean.compute().item()
+        2.0
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor, count: int) -> None:
+        """Add the mean ``value`` of ``count`` things, in single precision at least."""
+        precision = torch.promote_types(value.dtype, torch.float32)
+        self.total = self.total.to(precision) + count * value.detach().to(precision)
+        self.count = self.count + count
+
+    def compute(self) -> Tensor:
+        return self.total / self.count
+
+
+class AveragedWeights(EMAWeightAveraging):
+    r"""An exponential moving average of the weights, by which a network is measured and kept.
+
+    After each step :math:`\bar\theta \leftarrow \gamma\bar\theta + (1 - \gamma)\theta`. Buffers are those of the
+    network that trains: running statistics are averages already, and tables of a group are none to take averages of.
+
+    It is Lightning's callback, for networks with buffers that come and go: escnn's convolutions make filters of their
+    weights when they stop training. Filters are no part of what is averaged, and made anew where weights take the place
+    of others.
+
+    Args:
+        decay: :math:`\gamma`.
+
+    Example:
+        >>> from escnn_attention.training.modules.scheduled import AveragedWeights
+        >>> AveragedWeights(0.999).should_update(step_idx=0)
+        True
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(use_buffers=False, decay=decay)
+        self._filters: set[str] = set()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if self._average_model is not None:
+            average = self._average_model.module
+            evaluates = {name for name, _ in average.eval().named_buffers()}
+            trains = {name for name, _ in average.train().named_buffers()}
+            self._filters = evaluates - trains
+            average.eval()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        with self._without_filters(pl_module):
+            super().on_train_batch_end(trainer, pl_module, *args)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._average_model is not None:
+            _make_filters(self._average_model.module)
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    def _swap_models(self, pl_module: pl.LightningModule) -> None:
+        with self._without_filters(pl_module):
+            super()._swap_models(pl_module)
+        if not pl_module.training:
+            _make_filters(pl_module)
+
+    def _copy_average_to_current(self, pl_module: pl.LightningModule) -> None:
+        with self._without_filters(pl_module):
+            super()._copy_average_to_current(pl_module)
+        if not pl_module.training:
+            _make_filters(pl_module)
+
+    @contextlib.contextmanager
+    def _without_filters(self, pl_module: pl.LightningModule) -> Iterator[None]:
+        """Take the buffers that are made of weights out of both networks, so that all others stand side by side."""
+        assert self._average_model is not None
+        taken: list[tuple[torch.nn.Module, str, Tensor | None]] = []
+        for network in (pl_module, self._average_model.module):
+            for name in self._filters:
+                path, _, last = name.rpartition(".")
+                owner = network.get_submodule(path)
+                if last in owner._buffers:
+                    taken.append((owner, last, owner._buffers.pop(last)))
+        yield
+        for owner, last, buffer in taken:
+            owner._buffers[last] = buffer
+
+
+def _make_filters(network: torch.nn.Module) -> None:
+    """Have a network that evaluates make its filters of the weights that it has now."""
+    network.train()
+    network.eval()
+
+
+# Modules whose parameters scale and shift what goes through, hold thresholds, or say where things are.
+_SPARED: tuple[type, ...] = (
+    Encoding,
+    PairKernel,
+    LayerNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+    escnn.nn.IIDBatchNorm1d,
+    escnn.nn.IIDBatchNorm2d,
+    escnn.nn.IIDBatchNorm3d,
+    escnn.nn.GNormBatchNorm,
+    escnn.nn.InducedNormBatchNorm,
+    escnn.nn.InducedNormNonLinearity,
+    escnn.nn.NormBatchNorm,
+    escnn.nn.NormNonLinearity,
+)
+
+
+def decayed_parameters(network: nn.Module) -> list[str]:
+    """The names of the parameters that decoupled weight decay is for: the weights of linear maps.
+
+    Not of norms, not of positional encodings and kernels, and no biases: they have a scale of their own, from which
+    decay would take them away without making the network any simpler.
+
+    Args:
+        network: any module. Parameters of types that are not known to be otherwise are weights.
+
+    Example:
+        >>> from escnn_attention import GroupSelfAttention
+        >>> from escnn_attention.training.modules.scheduled import decayed_parameters
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(g, 4 * [g.regular_repr])
+        >>> decayed_parameters(GroupSelfAttention(fields, fields, num_heads=2, kernel_size=3))
+        ['plain.project_in.weight', 'plain.project_out.weight']
+    """
+    names = []
+    spared: set[int] = set()
+    for module in network.modules():
+        if isinstance(module, _SPARED):
+            spared.update(id(parameter) for parameter in module.parameters())
+        spared.update(id(p) for name, p in module.named_parameters(recurse=False) if _is_bias(name))
+    for name, parameter in network.named_parameters():
+        if id(parameter) not in spared:
+            names.append(name)
+    return names
+
+
+def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
+    """The parameters of a network in groups for an optimiser: those that decay, and those whose weight decay is 0.
+
+    Args:
+        network: any module that has parameters.
+    """
+    chosen = set(decayed_parameters(network))
+    groups: tuple[list[Parameter], list[Parameter]] = [], []
+    for name, parameter in network.named_parameters():
+        groups[name not in chosen].append(parameter)
+    found: list[dict[str, Any]] = [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}]
+    return [group for group in found if group["params"]]
+
+
+def _is_bias(name: str) -> bool:
+    return name == "bias" or name.startswith("bias_") or name.endswith("_bias")
+
 
 Schedule = Literal["constant", "cosine", "one-cycle", "steps", "plateau"]
 
@@ -35,33 +217,33 @@ def adam(parameters: Any) -> Optimizer:
 
 
 class Scheduled(pl.LightningModule):
-    """What all modules here share: how weights are learned, with random numbers that are the same after a restart.
+    """Base of the Lightning modules here: an optimiser with a schedule, and random numbers that survive a restart.
 
     Args:
         optimizer: from the parameters, or groups of them, to an optimiser; its learning rate is the highest of the
             schedule.
         schedule: of the learning rate, step by step. ``"constant"``; ``"cosine"``, which falls to zero like a cosine;
             ``"one-cycle"``, which rises from a 25th and falls to zero with cosine flanks; ``"steps"``, which falls by
-            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by it when what the best epoch is chosen
-            by has not got better for more than ``patience`` epochs.
+            ``gamma`` at each of the ``milestones``; ``"plateau"``, which falls by ``gamma`` when the measure
+            of the best epoch has not improved for more than ``patience`` epochs.
         warm_up: the epochs in which the learning rate rises: linearly from zero for ``"constant"``, ``"cosine"`` and
             ``"steps"``; none for ``"plateau"``.
         milestones: the epochs, ascending, after which the learning rate falls, for ``"steps"``.
         gamma: the factor by which it falls.
         patience: in epochs, for ``"plateau"``.
-        decay: what the weight decay of the optimiser is for: ``"all"`` parameters; or ``"weights"``, none of norms, of
-            positional encodings and no biases
-            (:func:`~escnn_attention.training.modules.decay.decayed_parameters`). With ``torch.optim.AdamW`` it is
+        decay: the parameters with weight decay: ``"all"``, or ``"weights"`` without norms, positional encodings
+            and biases
+            (:func:`decayed_parameters`). With ``torch.optim.AdamW`` it is
             decoupled from the gradient.
         ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
             and kept: an average over about 1 / (1 − ``ema``) steps
-            (:class:`~escnn_attention.training.modules.averaging.AveragedWeights`). None for the weights themselves.
+            (:class:`AveragedWeights`). None for the weights themselves.
         seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
             the same whether or not the process was restarted before it.
 
     Attributes:
-        monitor: what the best epoch is chosen by.
-        mode: whether it is the highest (``"max"``) or the lowest (``"min"``).
+        monitor: the measure that chooses the best epoch.
+        mode: ``"max"`` or ``"min"``: whether the highest or the lowest is best.
 
     Raises:
         ValueError: an unknown schedule or decay, a warm-up that is negative or longer than the training, milestones
@@ -159,15 +341,15 @@ class Scheduled(pl.LightningModule):
         return _stepwise(optimiser, _Factors(optimiser, factor))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # A schedule asks for the number of steps, for which Lightning has the workers begin with an epoch: it has to
-        # know by then which one that is, and not only when it restores the rest.
+        # A schedule asks for the number of steps, for which Lightning starts the workers of an epoch: it must know the
+        # epoch by then, before it restores the rest.
         loops = checkpoint.get("loops")
         if loops is not None and self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.trainer.fit_loop.load_state_dict(loops["fit_loop"])
 
     def on_train_epoch_end(self) -> None:
         metric = self.trainer.callback_metrics.get(self.monitor)
-        # Lightning steps after the checkpoint of the epoch is written, so that a training that goes on would lack it.
+        # Lightning steps after it has written the checkpoint of the epoch, which would then lack the step.
         if self.schedule == "plateau" and metric is not None:
             cast(ReduceLROnPlateau, self.lr_schedulers()).step(metric)
 
@@ -184,20 +366,20 @@ class Scheduled(pl.LightningModule):
         self.log(name, mean, on_step=False, on_epoch=True, batch_size=count, metric_attribute=f"means.{name}")
 
     def truth(self, batch: Any) -> Tensor | None:
-        """What is true of the things of a batch, as :meth:`describe` takes it; None where the batch does not say."""
+        """The targets of a batch for :meth:`describe`; None where the batch has none."""
         return None
 
     def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
-        """What ``predict`` writes of the predictions of all data, beside what is true: one row each.
+        """The rows that ``predict`` writes: one for each prediction, with the target if it is known.
 
         Raises:
-            NotImplementedError: nothing.
+            NotImplementedError: the module has no predictions to write.
         """
         raise NotImplementedError(f"{type(self).__name__} has no predictions to write")
 
 
 class _FromStep(LRScheduler):
-    """A schedule that goes on from a step, laid out as here: over more epochs, where the training is longer now."""
+    """A schedule that resumes at a step with the layout of this training, which may have more epochs."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last_epoch, self._step_count = state_dict["last_epoch"] - 1, state_dict["_step_count"]

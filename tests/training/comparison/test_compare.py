@@ -1,18 +1,26 @@
+import copy
 import csv
+import functools
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import signal
+import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from escnn_attention.training.comparison.compare import compare
+from escnn_attention.training import load_network
+from escnn_attention.training.comparison.compare import Reporter, compare, configure, side_by_side, train
 from escnn_attention.training.comparison.networks import describe_network
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.checkpoints import read_checkpoint, write_checkpoint
-from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.experiment.network import build_described
 from escnn_attention.training.modules.classifier import Classifier
 
 ALL = ("cnn", "steerable", "hybrid", "gsa-net")
@@ -46,6 +54,9 @@ def test_the_whole_comparison(tiny, listener):
     assert stored["configuration"]["seed"] == 0
     assert stored["versions"]["torch"] == importlib.metadata.version("torch")  # PyTorch may add a device to its own
     assert stored["hardware"]["cores"] > 0
+    tested = json.loads((folder / "hybrid" / "test.json").read_text(encoding="utf-8"))
+    assert tested["accuracy"] == tested["accuracy_upright"] == comparison.results[2].accuracy_upright
+    assert tested["trained"]["configuration"] == tested["tested"]["configuration"]
 
     names = {path.name for path in (folder / "figures").iterdir()}
     assert names == {
@@ -81,9 +92,8 @@ def test_finished_networks_are_not_trained_again(tiny, compared, listener):
 
 def test_training_that_was_finished_is_only_measured(tiny, compared, listener):
     first = compared(tiny)
-    (tiny.folder / "cnn" / "result.json").unlink()  # as if killed before it was written
+    (tiny.folder / "cnn" / "test.json").unlink()  # as if killed before it was written
     second = compare(tiny, listener)
-    assert listener.heard("cnn: all 1 epochs are in")
     assert second.results == first.results
 
 
@@ -144,7 +154,7 @@ def test_changed_options(tiny, compared):
         ({"seed": -1}, "--seed: got -1, needed an integer from 0"),
         ({"seed": 2**80}, "--seed: got"),
         ({"jobs": 0}, "--jobs must be positive and finite, got 0"),
-        ({"accelerator": "tpu"}, "unknown accelerator"),
+        ({"accelerator": "gaudi"}, "accelerator"),
     ],
 )
 def test_options_that_cannot_be_met(tiny, change, message):
@@ -165,17 +175,17 @@ def test_networks_side_by_side_are_those_of_one_after_the_other(tiny, compared, 
 
 def test_damaged_checkpoint(tiny, compared):
     compared(tiny)
-    (tiny.folder / "cnn" / "result.json").unlink()
+    (tiny.folder / "cnn" / "test.json").unlink()
     (tiny.folder / "cnn" / "last.ckpt").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"cannot read the checkpoint .*--restart"):
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*last\.ckpt"):
         compare(tiny)
 
 
-def test_checkpoint_of_another_network(tiny, compared, digits):
+def test_checkpoint_of_another_network(tiny, compared):
     compared(tiny)
-    (tiny.folder / "cnn" / "result.json").unlink()
+    (tiny.folder / "cnn" / "test.json").unlink()
     last = tiny.folder / "cnn" / "last.ckpt"
-    larger = build_described(describe_network("cnn", tiny.group, digits.size, digits.num_classes, 2_000)).state_dict()
+    larger = build_described(describe_network("cnn", tiny.group, 16, 10, 2_000)).state_dict()
     write_checkpoint(last, read_checkpoint(last) | {"state_dict": {f"network.{n}": t for n, t in larger.items()}})
     with pytest.raises(UserError, match="another network"):
         compare(tiny)
@@ -187,3 +197,132 @@ def test_group_without_turns_that_keep_the_grid(tiny):
     (result,) = comparison.results
     assert result.accuracy_rotated is None
     assert result.equivariance_error is None
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_in, tmp_path_factory):
+    """The configuration and the result of a training, of which none is to be changed."""
+    from escnn_attention.training.comparison.measure import load_images
+
+    settings = tiny_in(tmp_path_factory.mktemp("trained"))
+    config = configure("hybrid", load_images("digits", None, 50), settings)
+    config["model"]["network"] = describe_network("hybrid", "c4", 16, 10, 300)
+    return config, settings.folder, train(config, settings.folder, Reporter()).model.network
+
+
+def test_its_folder_is_that_of_an_experiment(trained, tmp_path):
+    _, folder, network = trained
+    stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    assert stored["model"]["network"]["class_path"] == "escnn_attention.models.HybridNet"
+    images, network = torch.randn(2, 1, 16, 16), copy.deepcopy(network.train()).eval()
+    with torch.no_grad():
+        assert torch.equal(load_network(folder)(images), network(images))
+    # The same from a file, to the last bit.
+    run_experiment(["fit", "--config", str(folder / "config.yaml"), "--folder", str(tmp_path / "fit")])
+    with torch.no_grad():
+        assert torch.equal(load_network(tmp_path / "fit")(images), network(images))
+
+
+def test_weights_are_a_function_of_the_seed(trained, tmp_path):
+    config, _, network = trained
+    assert config["seed_everything"] == 0
+    changed = train({**config, "seed_everything": 1}, tmp_path / "other", Reporter()).model.network.state_dict()
+    assert any(not torch.equal(value, changed[name]) for name, value in network.state_dict().items())
+
+
+# Several networks at a time.
+
+
+class Tasks(Reporter):
+    """Keeps messages and progress."""
+
+    def __init__(self):
+        self.said, self.tasks = [], {}
+
+    def say(self, message):
+        self.said.append(message)
+
+    def show(self, task, completed, total, note=""):
+        self.tasks.setdefault(task, []).append((completed, total, note))
+
+
+def tell(folder, name, report):
+    """Shows progress, and leaves the process and its threads in a file."""
+    report.say(f"{name} begins")
+    report.show(f"task of {name}", 1, 2)
+    report.show(f"task of {name}", 2, 2, "done")
+    (folder / name).write_text(f"{os.getpid()} {torch.get_num_threads()}")
+    while len(list(folder.iterdir())) < 2:  # so that one process does not do everything
+        time.sleep(0.01)
+
+
+def fail(folder, name, report):
+    """One of the names fails, another waits for ever."""
+    if name == "sleeping":
+        (folder / name).write_text(str(os.getpid()))
+        time.sleep(1000)
+    while not (folder / "sleeping").exists():
+        time.sleep(0.01)
+    if name == "wrong":
+        raise UserError("a wrong option")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def _forks(monkeypatch):
+    """New processes import for seconds: those of `compare` are tested with it."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("needs fork")
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": fork, "fork": fork}.__getitem__)
+
+
+@pytest.mark.usefixtures("_forks")
+def test_every_part_is_done_by_one_of_a_few_processes(tmp_path):
+    report, names = Tasks(), ["one", "two", "three", "four"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        side_by_side(functools.partial(tell, tmp_path), names, 2, report)
+    finally:
+        torch.set_num_threads(threads)
+    found = [(tmp_path / name).read_text().split() for name in names]
+    assert len({process for process, _ in found} - {str(os.getpid())}) == 2
+    assert {threads for _, threads in found} == {"3"}
+    assert sorted(report.said) == sorted(f"{name} begins" for name in names)
+    assert report.tasks == {f"task of {name}": [(1, 2, ""), (2, 2, "done")] for name in names}
+
+
+@pytest.mark.usefixtures("_forks")
+@pytest.mark.parametrize(
+    ("name", "message"), [("wrong", "^a wrong option$"), ("killed", "was killed: the same command")]
+)
+def test_what_fails_ends_the_others(tmp_path, name, message):
+    with pytest.raises(UserError, match=message):
+        side_by_side(functools.partial(fail, tmp_path), [name, "sleeping"], 2, Reporter())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "sleeping").read_text()), 0)
+
+
+def is_running(process):
+    """Whether a process is there, and not only the entry of one that has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the processes of Linux")
+@pytest.mark.usefixtures("_forks")
+def test_processes_end_with_the_one_that_began_them(tmp_path, fork):
+    process = fork(side_by_side, functools.partial(fail, tmp_path), ["sleeping", "sleeping"], 2, Reporter())
+    until = time.monotonic() + 100
+    while not (tmp_path / "sleeping").exists() or not (tmp_path / "sleeping").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    working = int((tmp_path / "sleeping").read_text())
+    while is_running(working):
+        assert time.monotonic() < until
+        time.sleep(0.01)

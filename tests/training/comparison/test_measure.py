@@ -1,10 +1,105 @@
+import hashlib
+
+import numpy as np
 import pytest
 import torch
+from escnn import nn
 
-from escnn_attention.training.comparison.groups import gspace_by_name
-from escnn_attention.training.comparison.measure import measure_accuracies, measure_equivariance_error, orient
-from escnn_attention.training.comparison.networks import describe_network
-from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training import Digits
+from escnn_attention.training.comparison.compare import configure
+from escnn_attention.training.comparison.measure import (
+    grid_symmetries,
+    load_images,
+    measure_accuracies,
+    measure_equivariance_error,
+    orient,
+    random_angles,
+    rotate_by_angles,
+    transform_by_element,
+)
+from escnn_attention.training.comparison.networks import describe_network, gspace_by_name
+from escnn_attention.training.comparison.settings import Settings
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.network import build_described
+
+
+def test_digits_are_the_real_ones(digits):
+    assert [len(labels) for _, labels in (digits.train, digits.test)] == [1000, 600]
+    assert digits.size == 16
+    for images, labels in (digits.train, digits.test):
+        assert images.dtype == np.float32
+        assert (images.min(), images.max()) == (0, 1)
+        # Every class is there in about equal parts.
+        assert np.bincount(labels, minlength=10).min() > 0.08 * len(labels)
+    everything = np.concatenate([images for images, _ in (digits.train, digits.test)])
+    assert len({image.tobytes() for image in everything}) > 1590  # no image is in two parts
+
+
+def test_the_split_is_always_the_same(digits):
+    digest = hashlib.sha256(b"".join(array.tobytes() for part in (digits.train, digits.test) for array in part))
+    assert digest.hexdigest()[:16] == "e5bab00686d4cd1c"
+
+
+def test_digits_are_in_no_folder(tmp_path):
+    with pytest.raises(UserError, match="--data-dir"):
+        load_images("digits", tmp_path)
+
+
+def test_unknown_data():
+    with pytest.raises(UserError, match="needed digits or rotmnist"):
+        load_images("imagenet")
+
+
+def test_an_experiment_trains_on_the_same_images():
+    data = load_images("digits", None, 100)
+    described = configure("cnn", data, Settings(group="c4", batch_size=64, parameters=300))["data"]
+    assert described["class_path"] == "escnn_attention.training.Digits"
+    module = Digits(**described["init_args"], seed=0)
+    module.setup("fit")
+    batches = list(module.train_dataloader())
+    assert [len(labels) for _, labels in batches] == [64, 36]
+    images = torch.cat([images for images, _ in batches])
+    expected = data.normalised(data.train[0])
+    assert {image.numpy().tobytes() for image in images} == {image.numpy().tobytes() for image in expected}
+    assert abs(images.mean()) < 1e-3
+    assert abs(images.std() - 1) < 1e-3
+
+
+def test_elements_that_keep_the_grid():
+    assert list(grid_symmetries(gspace_by_name("c4"))) == ["90°", "180°", "270°"]
+    assert set(grid_symmetries(gspace_by_name("c8"))) == {"90°", "180°", "270°"}
+    assert list(grid_symmetries(gspace_by_name("c6"))) == ["180°"]
+    assert grid_symmetries(gspace_by_name("c3")) == {}
+    assert len(grid_symmetries(gspace_by_name("d4"))) == 7
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_elements_act_as_those_of_escnn(size):
+    gspace = gspace_by_name("d4")
+    images = np.random.default_rng(0).random((3, size, size), dtype=np.float32)
+    x = nn.GeometricTensor(torch.from_numpy(images)[:, None], nn.FieldType(gspace, [gspace.trivial_repr]))
+    for name, matrix in grid_symmetries(gspace).items():
+        element = next(
+            g for g in gspace.fibergroup.elements if np.allclose(gspace.basespace_action(g), matrix)
+        )  # fmt: skip
+        found = transform_by_element(images, matrix)
+        np.testing.assert_allclose(found, x.transform(element).tensor[:, 0], atol=1e-5, err_msg=name)
+        assert sorted(found.ravel()) == sorted(images.ravel())
+    np.testing.assert_array_equal(
+        transform_by_element(images, grid_symmetries(gspace)["90°"]), np.rot90(images, axes=(1, 2))
+    )  # fmt: skip
+
+
+def test_angles_agree_with_quarter_turns():
+    images = np.random.default_rng(0).random((4, 9, 9), dtype=np.float32)
+    found = rotate_by_angles(images, np.array([0.0, 90.0, 180.0, 270.0]))
+    np.testing.assert_allclose(found, [np.rot90(image, k) for k, image in enumerate(images)], atol=1e-5)
+
+
+def test_angles_are_seeded():
+    np.testing.assert_array_equal(random_angles(5, 0), random_angles(5, 0))
+    assert (random_angles(5, 0) != random_angles(5, 1)).all()
+    assert (np.histogram(random_angles(4000, 0), 4, (0, 360))[0] > 900).all()
 
 
 def test_the_error_tells_the_cnn_apart():
@@ -15,13 +110,13 @@ def test_the_error_tells_the_cnn_apart():
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["steerable", "hybrid", "gsa-net"])
-def test_transformed_images_are_recognised_as_well_as_upright_ones(name, digits):
+def test_transformed_images_are_recognised_as_well_as_upright_ones(name):
     torch.manual_seed(0)
     network = build_described(describe_network(name, "d4", 8, 10, 1_500)).train()
     with torch.no_grad():  # batch norms see data
-        network(torch.from_numpy(digits.train.images[:64, None]))
-    data = digits.limited(None, 100)
-    oriented = orient(data.test.images, gspace_by_name("d4"))
+        data = load_images("digits", None, 64, 100)
+        network(torch.from_numpy(data.train[0][:, None]))
+    oriented = orient(data.test[0], gspace_by_name("d4"))
     done = []
     accuracies = measure_accuracies(
         network, oriented, data, torch.device("cpu"), 64, lambda *progress: done.append(progress)

@@ -2,11 +2,17 @@ import pytest
 import torch
 
 from escnn_attention import equivariance_report
-from escnn_attention.training.comparison.groups import gspace_by_name
+from escnn_attention.models.registry import description_of
 from escnn_attention.training.comparison.measure import measure_equivariance_error
-from escnn_attention.training.comparison.networks import count_parameters, describe_network
-from escnn_attention.training.comparison.settings import NETWORK_NAMES
-from escnn_attention.training.experiment.described import build_described
+from escnn_attention.training.comparison.networks import (
+    TITLES,
+    count_parameters,
+    describe_network,
+    gspace_by_name,
+)
+from escnn_attention.training.comparison.settings import NETWORK_NAMES, Settings
+from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment.network import build_described
 
 EQUIVARIANT = ("steerable", "hybrid", "gsa-net")
 
@@ -64,3 +70,23 @@ def test_whole_network_as_a_module():
     module = build("hybrid").as_fields()
     assert module.evaluate_output_shape((5, 1, 8, 8)) == (5, 10, 1, 1)
     assert equivariance_report(module, (2, 1, 8, 8)).relative_error < 1e-5
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", EQUIVARIANT)
+def test_the_shipped_networks_of_digits_are_those_of_the_defaults(name):
+    settings = Settings()
+    found = describe_network(name, settings.group, 16, 10, settings.parameters)
+    assert found == description_of(f"{name}-digits")
+    assert tuple(TITLES) == NETWORK_NAMES == settings.networks
+
+
+@pytest.mark.parametrize(("name", "order"), [("c2", 2), ("C4", 4), ("c12", 12), ("d1", 2), ("d4", 8), ("D6", 12)])
+def test_groups_by_name(name, order):
+    assert gspace_by_name(name).fibergroup.order() == order
+
+
+@pytest.mark.parametrize("name", ["", "so2", "c", "c0", "4", "c4 ", "c-4", "c1", "c64", "d17", "c99999"])
+def test_unknown_groups(name):
+    with pytest.raises(UserError, match="group"):
+        gspace_by_name(name)

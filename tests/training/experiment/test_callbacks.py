@@ -10,9 +10,8 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from escnn_attention.training import Classifier, Constellations, Digits, PointClassifier
-from escnn_attention.training.experiment.callbacks import ProgressLine, checkpoint_callbacks
+from escnn_attention.training.experiment.callbacks import EpochHistory, ProgressLine, checkpoint_callbacks
 from escnn_attention.training.experiment.checkpoints import AtomicCheckpointIO, read_checkpoint
-from escnn_attention.training.experiment.history import EpochHistory
 from escnn_attention.training.quiet import quiet_lightning
 
 EPOCHS = 4

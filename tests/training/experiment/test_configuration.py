@@ -10,7 +10,10 @@ import yaml
 
 pytest.importorskip("jsonargparse")
 
+from escnn_attention import models
 from escnn_attention.models import GSANet
+from escnn_attention.models.registry import description_of
+from escnn_attention.training import recipe
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
@@ -156,3 +159,31 @@ def test_configurations_of_the_paper(path):
     described, named = GSANet(space, **arguments), preset[path.stem.split("_")[0]](space)
     assert str(described) == str(named)
     assert {n: p.shape for n, p in described.named_parameters()} == {n: p.shape for n, p in named.named_parameters()}
+
+
+@pytest.mark.parametrize("name", models.list_models(pretrained=True))
+def test_every_shipped_network_has_a_recipe(name):
+    found = recipe(name)
+    assert {"trainer", "model", "data"} <= found.keys() <= {"trainer", "model", "data", "task", "seed_everything"}
+    described, network = description_of(name), found["model"]["network"]
+    assert network["class_path"] == described["class_path"]
+    changed = {key for key, value in network["init_args"].items() if value != described["init_args"][key]}
+    assert changed <= {"even_in"}  # which is no part of the training
+
+
+def test_a_recipe_is_trained_with_changes(tmp_path):
+    options = ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    options += ["--model.warm_up", "0", "--data.init_args.limit_train", "64"]
+    options += ["--model.network.init_args.widths", "[2, 2]"]
+    run_experiment(["fit", "--recipe", "hybrid-digits", "--folder", str(tmp_path), *options])
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
+    expected = recipe("hybrid-digits")
+    assert "recipe" not in kept
+    assert kept["model"]["optimizer"]["init_args"]["lr"] == expected["model"]["optimizer"]["init_args"]["lr"]
+    assert kept["model"]["network"]["init_args"]["widths"] == [2, 2]
+    assert kept["model"]["network"]["init_args"]["features"] == expected["model"]["network"]["init_args"]["features"]
+
+
+def test_an_unknown_recipe(tmp_path):
+    with pytest.raises(UserError, match="--recipe: got hybrid, needed one of gsa-net-digits, "):
+        run_experiment(["fit", "--recipe", "hybrid", "--folder", str(tmp_path)])

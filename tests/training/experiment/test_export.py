@@ -1,18 +1,14 @@
-"""Trained networks are written to files, and what these say is checked."""
+from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 from escnn import gspaces
 from escnn.nn import FieldType
-
-pytest.importorskip("jsonargparse")
-pytest.importorskip("onnxruntime")
-
-from pathlib import Path
-
-import onnxruntime
 from typer.testing import CliRunner
 
 from escnn_attention import LiftingSelfAttention, _export
@@ -28,9 +24,41 @@ from escnn_attention.models import (
 from escnn_attention.training.cli import app
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import export
-from escnn_attention.training.experiment.export import export_network
+from escnn_attention.training.experiment.export import CloudSubject, export_network, size_of_data
 from tests.packages import NEEDS_LOOPS
 from tests.training.experiment.runs import SHORT, files
+
+pytest.importorskip("jsonargparse")
+
+
+def test_clouds_are_as_large_as_neighbourhoods():
+    def spread(**attention):
+        network = PointTransformer(gspaces.rot2dOnR2(2), 2, 1, fields=1, num_blocks=1, num_heads=1, attention=attention)
+        subject = CloudSubject(network)
+        return [float(coords.std()) for _, coords, *_ in subject.trials()]
+
+    assert spread(radius=100.0) == pytest.approx([100 * x for x in spread()])
+    assert spread(num_neighbours=2) == spread()
+
+
+@pytest.mark.parametrize(
+    ("description", "size"),
+    [
+        ({"class_path": "escnn_attention.training.CIFAR10"}, 32),
+        ({"class_path": "escnn_attention.training.Digits", "init_args": {"batch_size": 4}}, 8),
+        ({"class_path": "escnn_attention.training.Digits", "init_args": {"size": 16}}, 16),
+        ({"class_path": "escnn_attention.training.Springs", "init_args": {"size": 16}}, None),
+        ({"class_path": "os.path"}, None),
+        ({"class_path": 3}, None),
+        (None, None),
+    ],
+)
+def test_the_size_of_images(description, size):
+    assert size_of_data(json.loads(json.dumps(description))) == size
+
+
+pytest.importorskip("jsonargparse")
+pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture

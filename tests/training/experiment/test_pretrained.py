@@ -1,5 +1,7 @@
 """Networks in folders are measured by a command."""
 
+import json
+
 import pytest
 import torch
 
@@ -53,9 +55,9 @@ def test_a_folder_is_measured(folder):
 
 def test_a_name_knows_its_data_and_the_command_prints_the_accuracy(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_WEIGHTS", tmp_path)
-    named = registry._NETWORKS["p4-cnn-rotmnist"]
-    monkeypatch.setitem(registry._NETWORKS, "digits", registry._Named(named.make, named.gspace, "Digits"))
     models.from_pretrained(folder).save_pretrained(tmp_path / "digits")
+    recipe = {"data": {"class_path": DATA[1], "init_args": {}}}
+    registry.recipe_file("digits").write_text(json.dumps(recipe), encoding="utf-8")
     found = CliRunner().invoke(app, ["test", "--pretrained=digits", *QUIET])
     assert found.exit_code == 0, found.output
     assert f"digits on the test part of Digits: accuracy {100 * expected(folder):.2f} %" in found.output

@@ -11,6 +11,8 @@ import yaml
 
 pytest.importorskip("jsonargparse")
 
+from escnn_attention.models import list_models
+from escnn_attention.training import recipe
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import load_network, run_experiment
 from escnn_attention.training.experiment.trust import check_kept
@@ -234,4 +236,10 @@ def test_trust_is_no_option_of_fit(configuration, tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("configurations/*.yaml")), ids=lambda p: p.stem)
 def test_what_trainings_of_this_package_name_is_known(path, tmp_path):
     shutil.copy(path, tmp_path / "config.yaml")
+    check_kept(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("name", list_models(pretrained=True))
+def test_what_recipes_name_is_known(name, tmp_path):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recipe(name)), encoding="utf-8")
     check_kept(tmp_path / "config.yaml")

@@ -22,7 +22,7 @@ def test_smoothed_labels(make, smoothing):
 
 def test_cuda_graphs_run_the_network_and_are_not_saved(monkeypatch):
     runs = []
-    monkeypatch.setattr(CudaGraphs, "_graph_of", lambda self, inputs: runs.append(self.network))
+    monkeypatch.setattr(CudaGraphs, "_graph_of", lambda self, *inputs: runs.append(self.network))
     module = Classifier(torch.nn.Linear(4, 3), 3, cuda_graphs=True)
     assert set(module.state_dict()) == {"network.weight", "network.bias"}
     x = torch.randn(2, 4)

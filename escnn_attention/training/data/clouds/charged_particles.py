@@ -10,12 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.clouds.batch import Clouds, CloudSource
-from escnn_attention.training.data.clouds.data_module import CloudBatches, GeneratedClouds
-from escnn_attention.training.data.clouds.motions import Motions
-from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
-from escnn_attention.training.data.parts import at_least, integers, one_of
-from escnn_attention.training.data.sampling import Draw
+from escnn_attention.training.data.base import Draw, at_least, integers, one_of
+from escnn_attention.training.data.clouds.base import (
+    CloudBatches,
+    Clouds,
+    GeneratedClouds,
+    Motions,
+    Source,
+    as_clouds,
+    move_trajectories,
+)
 from escnn_attention.training.errors import UserError
 
 Array = npt.NDArray[np.float64]
@@ -167,9 +171,7 @@ class ChargedParticles(GeneratedClouds):
             rule goes back on itself to the order of its time step, but for forces that were held back.
         edge_features: ``"charges"`` for the products of charges, which a network with ``edge_dim=1`` takes; None for
             no features of pairs.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
-            :class:`~.data_module.PointClouds`.
+        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Attributes:
         step: the time from the frame that is given to that which is to be predicted.
@@ -233,7 +235,7 @@ class ChargedParticles(GeneratedClouds):
             return _Alike(batches, self.seed, conjugate=self.conjugate_train, reverse=self.reverse_train)
         return batches
 
-    def _make(self, part: str) -> CloudSource:
+    def _make(self, part: str) -> Source:
         draw = functools.partial(random_systems, num_bodies=self.num_bodies)
         systems = Systems(*self._in_blocks(part, draw))
         positions, velocities = simulate(systems, self.steps)
@@ -249,7 +251,7 @@ class _WithProducts:
         source: the systems.
     """
 
-    def __init__(self, source: CloudSource) -> None:
+    def __init__(self, source: Source) -> None:
         self.source = source
 
     def __len__(self) -> int:

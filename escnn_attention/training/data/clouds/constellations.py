@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.clouds.batch import CloudsInMemory
-from escnn_attention.training.data.clouds.data_module import GeneratedClouds
-from escnn_attention.training.data.parts import at_least, one_of
+from escnn_attention.training.data.base import at_least, one_of
+from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds
 
 Features = Literal["presence", "constant", "distances"]
 
 COPIES = 2
-"""How often each pattern can occur."""
+"""The largest number of copies of a pattern."""
 
 
 def _polygon(corners: int) -> npt.NDArray[np.float64]:
@@ -72,12 +71,12 @@ def make_constellations(
         count: how many.
         generator: of the random numbers.
         noise: standard deviation, where the radius of a polygon is 1.
-        published: with what is odd in the published data. Patterns are rotated about a point outside of them (polygons
-            are centred at (2, 2), and rotated about the origin), and polygons are moved by U[0, 72]², so that the place
-            of a point tells what it is of. Coordinates are scaled to [−1, 1] cloud by cloud, by the smallest and the
-            greatest of all of them, those of absent candidates included: so absent points show, and the scale of a
-            cloud changes when it is rotated. Otherwise patterns are rotated about their mean, all are moved by the same
-            distribution, and one scaling, x ↦ x/12 − 1, is that of all clouds.
+        published: with the peculiarities of the published data. Patterns are rotated about a point outside of them
+            (polygons are centred at (2, 2), and rotated about the origin), and polygons are moved by U[0, 72]², so that
+            the place of a point tells its pattern. Coordinates are scaled to [−1, 1] for each cloud, by the smallest
+            and the largest of all points, absent candidates included: so absent points have an influence, and the scale
+            of a cloud changes when it is rotated. Otherwise patterns are rotated about their mean, all are moved by the
+            same distribution, and all clouds have the scaling x ↦ x/12 − 1.
 
     Example:
         >>> import numpy as np
@@ -150,10 +149,8 @@ class Constellations(GeneratedClouds):
             distances to present points, with the points of present patterns only: the published choice, in which
             masked points have no part.
         noise: standard deviation of the normal noise on coordinates, where the radius of a polygon is 1.
-        published: make clouds with what is odd in the published data: see :func:`make_constellations`.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
-            :class:`~.data_module.PointClouds`.
+        published: make clouds with the peculiarities of the published data: see :func:`make_constellations`.
+        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
 

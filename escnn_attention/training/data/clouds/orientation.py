@@ -189,7 +189,7 @@ def _paired(charges: Integers, positions: Array) -> _Pairs:
 
 
 def _features(pairs: _Pairs) -> Array:
-    """What a polarisability is a sum of, (m, F, 6): by type and distance of pairs, u uᵀ and 1; by kind of atoms, 1."""
+    """The summands of a polarisability, (m, F, 6): by type and distance of pairs, u uᵀ and 1; by kind of atoms, 1."""
     count, size = pairs.types.shape
     each = (pairs.near[..., :, None] * pairs.along[..., None, :]).reshape(count * size, len(_CENTRES) * 6)
     place = (np.arange(count)[:, None] * _NUM_PAIRS + pairs.types).ravel()
@@ -211,7 +211,7 @@ def _predicted(pairs: _Pairs, bonds: Array) -> Array:
 
 
 def _kinds(charges: Integers, positions: Array) -> Integers:
-    """Elements, told apart by how many bonds they have."""
+    """The kinds of atoms: their element and number of bonds."""
     radii = _RADII[charges]
     apart = np.linalg.norm(positions[:, :, None] - positions[:, None], axis=3)
     bonds = ((apart < 1.3 * (radii[:, :, None] + radii[:, None])) & (apart > 0)).sum(axis=2)

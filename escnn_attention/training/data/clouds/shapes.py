@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from escnn_attention.training.data.clouds.batch import CloudsInMemory, CloudSource
-from escnn_attention.training.data.clouds.data_module import GeneratedClouds, PublishedClouds
+from escnn_attention.training.data.base import at_least, one_of
+from escnn_attention.training.data.clouds.base import CloudsInMemory, GeneratedClouds, PublishedClouds, Source
 from escnn_attention.training.data.files import Published, check_labels, download, readable
-from escnn_attention.training.data.parts import at_least, one_of
 from escnn_attention.training.errors import UserError
 
 Array = npt.NDArray[np.float64]
@@ -221,9 +220,7 @@ class SampledSolids(GeneratedClouds):
         num_train, num_valid, num_test: clouds of each part.
         num_points: points of a cloud, at least 2.
         noise: standard deviation of the normal noise on coordinates.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
-            :class:`~.data_module.PointClouds`.
+        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
 
@@ -296,10 +293,8 @@ class ModelNet40(PublishedClouds):
         categories: 40, or 10 for the models of those of ModelNet10 only. (ModelNet10 itself has them rotated so that
             they face one way; here they are as in ModelNet40.)
         num_points: the first so many points of a model, from 2 to 2,048.
-        folder, limit_train, limit_valid, limit_test, download: see :class:`~.data_module.PublishedClouds`.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
-            :class:`~.data_module.PointClouds`.
+        folder, limit_train, limit_valid, limit_test, download: see :class:`~.base.PublishedClouds`.
+        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
 
@@ -339,7 +334,7 @@ class ModelNet40(PublishedClouds):
         if self.download and not _has_files(folder):
             download(Published(ARCHIVE, URL, MD5), folder, ARCHIVE)
 
-    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource] | None:
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
         if not _has_files(folder) and not (folder / ARCHIVE).exists():
             return None
         sources = {}

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.integrate import solve_ivp
 
-from escnn_attention.training.data.clouds.batch import Clouds, CloudsInMemory, CloudSource
-from escnn_attention.training.data.clouds.data_module import GeneratedClouds
-from escnn_attention.training.data.clouds.motions import Motions
-from escnn_attention.training.data.clouds.trajectories import as_clouds, move_trajectories
-from escnn_attention.training.data.files import data_folder, npz_file
-from escnn_attention.training.data.parts import at_least, one_of
+from escnn_attention.training.data.base import at_least, one_of
+from escnn_attention.training.data.clouds.base import (
+    Clouds,
+    CloudsInMemory,
+    GeneratedClouds,
+    Motions,
+    as_clouds,
+    move_trajectories,
+)
 from escnn_attention.training.errors import UserError
-from escnn_attention.training.files import atomic_file, locked
 
-Solver = Literal["exact", "DOP853", "rk4"]
+Solver = Literal["exact", "rk4"]
 Array = npt.NDArray[np.float64]
 
 NUM_FRAMES = 500
 DURATION = 5.0
 STEP = DURATION / (NUM_FRAMES - 1)
 """Time from one frame to the next: 5/499."""
-
-_AT_ONCE = 64  # systems in one call of an integrator, which takes the steps that the fastest of them needs
 
 
 class Systems(NamedTuple):
@@ -93,9 +89,8 @@ def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[
     Args:
         systems: at time 0.
         times: (T,) from 0 on and increasing; for ``"exact"``, also any (S, T).
-        solver: ``"exact"``: by the eigenvectors of K, to rounding error. ``"DOP853"``: scipy's integrator of this name,
-            with relative errors of 10⁻¹⁰ a step. ``"rk4"``: the 3/8-rule, one step from each time to the next, as
-            published.
+        solver: ``"exact"``: by the eigenvectors of K, to rounding error. ``"rk4"``: the 3/8-rule, one step from each
+            time to the next, as published.
 
     Example:
         >>> import numpy as np
@@ -108,14 +103,7 @@ def simulate(systems: Systems, times: Array, solver: Solver = "exact") -> tuple[
     times = np.asarray(times, dtype=np.float64)
     if solver == "exact":
         return _exact(systems, times)
-    if solver == "rk4":
-        return _rk4(systems, times)
-    parts = [
-        _dop853(Systems(*(values[start : start + _AT_ONCE] for values in systems)), times)
-        for start in range(0, len(systems.masses), _AT_ONCE)
-    ]
-    positions, momenta = zip(*parts, strict=True)
-    return np.concatenate(positions), np.concatenate(momenta)
+    return _rk4(systems, times)
 
 
 def _exact(systems: Systems, times: Array) -> tuple[Array, Array]:
@@ -163,22 +151,6 @@ def _rk4(systems: Systems, times: Array) -> tuple[Array, Array]:
     return positions, momenta
 
 
-def _dop853(systems: Systems, times: Array) -> tuple[Array, Array]:
-    shape = (2, *systems.positions.shape)
-
-    def slope(_: float, flat: Array) -> Array:
-        state = flat.reshape(shape)
-        return np.stack(_slopes(systems, state[0], state[1])).ravel()
-
-    start = np.stack([systems.positions, systems.momenta]).ravel()
-    # The error of a step is a mean over all systems, so it is kept that much smaller.
-    tolerance = 1e-10 / np.sqrt(len(systems.masses))
-    span = (times[0], times[-1])
-    solution = solve_ivp(slope, span, start, method="DOP853", t_eval=times, rtol=tolerance, atol=tolerance)
-    positions, momenta = np.moveaxis(solution.y, -1, 0).reshape(len(times), *shape).transpose(1, 2, 0, 3, 4)
-    return positions, momenta
-
-
 class Springs(GeneratedClouds):
     """Trajectories of bodies that pull at each other: V = Σ_{i<j} k_i k_j ‖q_i − q_j‖².
 
@@ -199,11 +171,8 @@ class Springs(GeneratedClouds):
         test_frames: T of test pieces, for roll-outs; by default ``frames``. As published 5 and 100.
         num_bodies: n.
         dimensions: d, 2 or 3.
-        solver: see :func:`simulate`. What takes longer than the exact solution is kept in a file.
-        folder: where such a file is kept: see :class:`~.data_module.PublishedClouds`.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``eval_batch_size``, ``rotate_train``, ``rotate_test``,
-            ``translate_train``, ``translate_test``, ``rotate_about``, ``reflect_train``: see
-            :class:`~.data_module.PointClouds`.
+        solver: see :func:`simulate`.
+        **options: of :class:`~.base.PointClouds`, such as ``batch_size`` and ``rotate_train``.
 
     Attributes:
         step: time from one frame to the next, 5/499.
@@ -244,7 +213,6 @@ class Springs(GeneratedClouds):
         num_bodies: int = 6,
         dimensions: int = 2,
         solver: Solver = "exact",
-        folder: Path | None = None,
         **options: Any,
     ) -> None:
         one_of((2, 3), dimensions=dimensions)
@@ -256,59 +224,15 @@ class Springs(GeneratedClouds):
         for name, count in (("frames", frames), ("test_frames", self.frames["test"])):
             if count > NUM_FRAMES:
                 raise UserError(f"{name} must be at most {NUM_FRAMES}, got {count}")
-        one_of(("exact", "DOP853", "rk4"), solver=solver)
+        one_of(("exact", "rk4"), solver=solver)
         self.num_bodies = num_bodies
         self.solver: Solver = solver
-        self.folder = folder
 
     def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
         return functools.partial(move_trajectories, about=self.rotate_about)
 
-    def _prepare(self) -> None:
-        if self.solver == "exact":
-            return
-        for part in self.sizes:
-            path = self._path(part)
-            try:
-                with locked(path):
-                    if path.exists():
-                        continue
-                    systems, frames = self._trajectories(part)
-                    with atomic_file(path) as file:
-                        np.savez(file, frames=frames, **systems._asdict())
-            except OSError as error:
-                raise UserError(
-                    f"cannot write {path}: {error.strerror or error}. Choose another folder with `folder`."
-                ) from error
-
-    def _path(self, part: str) -> Path:
-        """The file of a part; its name says by what it was made."""
-        facts = {
-            "seed": self.seed,
-            "part": part,
-            "count": self.sizes[part],
-            "frames": self.frames[part],
-            "bodies": self.num_bodies,
-            "dim": self.dim,
-            "solver": self.solver,
-        }
-        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-        return data_folder(self.folder, "trajectories") / f"springs-{name}.npz"
-
-    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, CloudSource]:
-        if self.solver != "exact":
-            missing = [path for part in parts if not (path := self._path(part)).exists()]
-            if missing:
-                raise UserError(f"{missing[0]} is not there: call prepare_data() first")
-        return super()._load(parts)
-
     def _make(self, part: str) -> CloudsInMemory:
-        if self.solver == "exact":
-            systems, frames = self._trajectories(part)
-        else:
-            with npz_file(self._path(part)) as arrays:
-                systems = Systems(*(arrays[name] for name in Systems._fields))
-                frames = arrays["frames"]
+        systems, frames = self._trajectories(part)
         energies = energy(frames[:, 0, 0], frames[:, 0, 1], systems.masses, systems.stiffness)
         return as_clouds(np.stack([systems.masses, systems.stiffness], axis=2), energies, frames)
 

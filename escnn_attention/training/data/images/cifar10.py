@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from escnn_attention.training.data.files import Published, check_labels, download, npz_file, readable
-from escnn_attention.training.data.images.batches import Augmentation, FlipAndCrop, ImagesInMemory
-from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.images.base import Augmentation, FlipAndCrop, ImagesInMemory, PublishedImages
 from escnn_attention.training.errors import UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -54,9 +53,7 @@ class CIFAR10(PublishedImages):
             frame of 4 pixels at a random place; another time for each epoch.
         full_train: train on all 50,000 training images and validate on the test images.
         folder: the folder to look in, and to download into.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``limit_train``, ``limit_valid``, ``limit_test``,
-            ``eval_batch_size``, ``download``, ``drop_last``, ``mean``, ``std``, ``rotate_train``: see
-            :class:`~.published.PublishedImages`.
+        **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
 

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import torch
 from scipy import ndimage
 
-from escnn_attention.training.data.images.batches import ImagesInMemory
-from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.parts import at_least
+from escnn_attention.training.data.base import at_least
+from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
 
 SIZE = 8
 """The side of the images as they are published."""
@@ -31,10 +30,10 @@ class Digits(PublishedImages):
     Args:
         size: the side of the images in pixels, 8 or more: of the cubic spline through the published pixels, 256 grey
             levels where it is more. A rotation by an angle that does not keep the pixels loses less on a finer grid.
-        options: those of :class:`~.published.PublishedImages`.
+        options: those of :class:`~.base.PublishedImages`.
 
     Raises:
-        UserError: ``size`` is less than 8, or as :class:`~.published.PublishedImages` raises.
+        UserError: ``size`` is less than 8, or as :class:`~.base.PublishedImages` raises.
 
     Source: Alpaydin and Kaynak, *Optical Recognition of Handwritten Digits*, UCI Machine Learning Repository, 1998.
 

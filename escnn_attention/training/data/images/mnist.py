@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from escnn_attention.training.data.files import Published, check_images, download, npz_file, readable
-from escnn_attention.training.data.images.batches import ImagesInMemory
-from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
 from escnn_attention.training.errors import UserError
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -41,7 +40,7 @@ class MNIST(PublishedImages):
     or in its ``MNIST/raw``. Those that are not there are downloaded and verified. Normalised with mean 0.1307 and
     standard deviation 0.3081.
 
-    The arguments are those of :class:`~.published.PublishedImages`. In a configuration file::
+    The arguments are those of :class:`~.base.PublishedImages`. In a configuration file::
 
         data:
           class_path: escnn_attention.training.data.MNIST

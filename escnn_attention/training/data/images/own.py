@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from escnn_attention.training.data.images.batches import Batches, ImagesInMemory
-from escnn_attention.training.data.images.published import PublishedImages
-from escnn_attention.training.data.sampling import EvaluationSampler
+from escnn_attention.training.data.base import EvaluationSampler
+from escnn_attention.training.data.images.base import Batches, ImagesInMemory, PublishedImages
 from escnn_attention.training.errors import UserError
 
 __all__ = ["OwnImages"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.training.data.files import Published, check_labels, make_from_downloads, readable
-from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PatchCamelyon(PublishedImages):
     all is downloaded, verified and unpacked: 8 GB to download, 9 GB on the disk. The images stay in the files and are
     read batch by batch. Normalised with mean (0.701, 0.538, 0.692) and standard deviation (0.235, 0.277, 0.213).
 
-    The arguments are those of :class:`~.published.PublishedImages`. In a configuration file::
+    The arguments are those of :class:`~.base.PublishedImages`. In a configuration file::
 
         data:
           class_path: escnn_attention.training.data.PatchCamelyon

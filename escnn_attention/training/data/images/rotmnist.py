@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from escnn_attention.training.data.files import Published, check_images, make_from_downloads, npz_file
-from escnn_attention.training.data.images.batches import ImagesInMemory
-from escnn_attention.training.data.images.published import PublishedImages
+from escnn_attention.training.data.images.base import ImagesInMemory, PublishedImages
 
 URL = "https://www.iro.umontreal.ca/~lisa/icml2007data/mnist_rotation_new.zip"
 MD5 = "0f9a947ff3d30e95cd685462cbf3b847"
@@ -42,9 +41,7 @@ class RotMNIST(PublishedImages):
         folder: the folder to look in, and to download into.
         full_train: train on all 12,000 images of the training file, as one does once everything is chosen. None are
             left to validate, and the last epoch counts.
-        **options: ``batch_size``, ``seed``, ``num_workers``, ``limit_train``, ``limit_valid``, ``limit_test``,
-            ``eval_batch_size``, ``download``, ``drop_last``, ``mean``, ``std``, ``rotate_train``: see
-            :class:`~.published.PublishedImages`.
+        **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
 

@@ -4,6 +4,8 @@ import torch
 from scipy.integrate import solve_ivp
 
 from escnn_attention.training.data import ChargedParticles
+from escnn_attention.training.data.base import Draw
+from escnn_attention.training.data.clouds.base import Motions, move_trajectories, random_rotations
 from escnn_attention.training.data.clouds.charged_particles import (
     STEPS_OF_A_FRAME,
     TIME_STEP,
@@ -12,9 +14,6 @@ from escnn_attention.training.data.clouds.charged_particles import (
     random_systems,
     simulate,
 )
-from escnn_attention.training.data.clouds.motions import Motions, random_rotations
-from escnn_attention.training.data.clouds.trajectories import move_trajectories
-from escnn_attention.training.data.sampling import Draw
 from escnn_attention.training.errors import UserError
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from escnn_attention.training.data.clouds import orientation
-from escnn_attention.training.data.clouds.motions import random_rotations
+from escnn_attention.training.data.clouds.base import random_rotations
 from escnn_attention.training.data.clouds.orientation import in_frame_of_positions, matrices, standard_axes
 
 _ENTRIES = (np.array([0, 0, 1, 0, 1, 2]), np.array([0, 1, 1, 2, 2, 2]))

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from escnn_attention.training.data import QM9
-from escnn_attention.training.data.clouds import qm9, qm9_file, qm9_targets
+from escnn_attention.training.data.clouds import qm9
 from escnn_attention.training.data.clouds.orientation import matrices
-from escnn_attention.training.data.clouds.qm9 import atom_features
-from escnn_attention.training.data.clouds.qm9_file import ELEMENTS, NAMES, parse_xyz, read
+from escnn_attention.training.data.clouds.qm9 import ELEMENTS, NAMES, atom_features, parse_xyz, read
 from escnn_attention.training.data.files import Published
 from escnn_attention.training.errors import UserError
 
@@ -39,7 +38,7 @@ def arrays():
 def small(monkeypatch):
     monkeypatch.setattr(qm9, "_NUM_TRAIN", 24)
     monkeypatch.setattr(qm9, "_NUM_VALID", 6)
-    monkeypatch.setattr(qm9_file, "_NUM_EXCLUDED", 2)
+    monkeypatch.setattr(qm9, "_NUM_EXCLUDED", 2)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_the_published_split(folder, arrays):
 
 
 def test_the_published_numbers():
-    assert pytest.approx(27.2114, rel=1e-6) == qm9_targets.HARTREE
+    assert pytest.approx(27.2114, rel=1e-6) == qm9.HARTREE
     assert 130_831 == 133_885 - 3_054 == 100_000 + 17_748 + 13_083
     for file in qm9.DOWNLOADS:
         assert file.url.startswith("https://springernature.figshare.com/ndownloader/files/")
@@ -275,7 +274,7 @@ LIST = "       Index  InChI\n=====  =====\n  3   CC  InChI=1S\n  30  CN  InChI=1
 def publish(server, monkeypatch):
     def start(content, listed=LIST):
         served = [server.put("archive", content), server.put("list", listed.encode())]
-        files = [Published(file.name, *where) for file, where in zip(qm9_file.DOWNLOADS, served, strict=True)]
+        files = [Published(file.name, *where) for file, where in zip(qm9.DOWNLOADS, served, strict=True)]
         monkeypatch.setattr(qm9, "DOWNLOADS", files)
 
     return start

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from escnn_attention.training.comparison.groups import rotate_by_angles
-from escnn_attention.training.comparison.images import load_images
+from escnn_attention.training.comparison.measure import load_images, rotate_by_angles
 from escnn_attention.training.data import RotMNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images import rotmnist
@@ -48,12 +47,12 @@ def serve(monkeypatch, archive, server):
 
 
 def check(data, arrays):
-    for part, count in (("train", 6), ("valid", 3), ("test", 4)):
-        split = getattr(data, part)
-        assert split.images.shape == (count, 28, 28)
+    for part, count in (("train", 6), ("test", 4)):
+        images, labels = getattr(data, part)
+        assert images.shape == (count, 28, 28)
         # The files hold transposed images.
-        np.testing.assert_allclose(split.images.transpose(0, 2, 1), arrays[f"{part}_images"] / 255, atol=1e-6)
-        np.testing.assert_array_equal(split.labels, arrays[f"{part}_labels"])
+        np.testing.assert_allclose(images.transpose(0, 2, 1), arrays[f"{part}_images"] / 255, atol=1e-6)
+        np.testing.assert_array_equal(labels, arrays[f"{part}_labels"])
 
 
 def test_local_folder(tmp_path, rotmnist_arrays, monkeypatch):
@@ -168,8 +167,9 @@ real = pytest.mark.skipif(
 @real
 def test_the_real_data():
     data = load_images("rotmnist")
-    assert (len(data.train), len(data.valid), len(data.test)) == (10_000, 2_000, 50_000)
-    np.testing.assert_allclose(data.normalisation(), (0.13249, 0.29277), atol=2e-4)
+    assert (len(data.train[1]), len(data.test[1])) == (10_000, 50_000)
+    found = data.configuration["init_args"]
+    np.testing.assert_allclose([*found["mean"], *found["std"]], (0.13249, 0.29277), atol=2e-4)
 
 
 @pytest.mark.sampled(2, of="data sets as they are published")
@@ -192,16 +192,16 @@ def test_turned_back_the_real_digits_are_upright():
         if "test_angles" not in arrays:
             pytest.skip("this rotmnist.npz does not say by which angles its digits were turned")
         angles = arrays["test_angles"][:1000].astype(np.float64)
-    data = load_images("rotmnist").test.first(1000)
-    turned_back = rotate_by_angles(data.images, -angles)
-    one, two = (turned_back[data.labels == digit].mean(axis=0) for digit in (1, 2))
+    shown, labels = load_images("rotmnist", None, None, 1000).test
+    turned_back = rotate_by_angles(shown, -angles)
+    one, two = (turned_back[labels == digit].mean(axis=0) for digit in (1, 2))
     # A one stands; a two has its corners at the lower left and at the upper right.
     assert np.argmax(one.sum(axis=0)) in (13, 14)
     assert one.sum(axis=0).max() > 1.5 * one.sum(axis=1).max()
     assert two[6:10, 15:20].sum() + two[18:22, 8:13].sum() > 1.3 * (two[6:10, 8:13].sum() + two[18:22, 15:20].sum())
     # The controls: as the file has them, and as they are turned.
-    for images in (turned_back.transpose(0, 2, 1), data.images):
-        control = images[data.labels == 1].mean(axis=0)
+    for images in (turned_back.transpose(0, 2, 1), shown):
+        control = images[labels == 1].mean(axis=0)
         assert control.sum(axis=0).max() < 1.5 * control.sum(axis=1).max()
 
 

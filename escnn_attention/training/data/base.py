@@ -1,17 +1,113 @@
-"""What data modules have in common, whatever their batches hold."""
+"""Data modules in three parts, and the batches that each process draws."""
 
 from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sized
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import lightning.pytorch as pl
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from escnn_attention.training.data.sampling import EvaluationSampler, TrainingSampler
+from escnn_attention.training.data.files import ENVIRONMENT, data_folder
 from escnn_attention.training.errors import UserError
+
+
+class Draw(NamedTuple):
+    """A batch, or a process's share of one.
+
+    Attributes:
+        indices: of the images.
+        epoch: in which it is drawn.
+    """
+
+    indices: Sequence[int]
+    epoch: int = 0
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> Tensor:
+    """A permutation of ``range(length)`` that depends on the seed and the epoch and on nothing else."""
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+
+
+# To Lightning a DistributedSampler is one that knows the processes: it is left as it is whether or not the trainer was
+# made with use_distributed_sampler=False.
+
+
+class TrainingSampler(DistributedSampler[Draw]):
+    """Shuffled batches of one size, of which each process gets an equal share.
+
+    The order of epoch t is :func:`epoch_order`; its batch b holds places bB, ..., bB + B − 1 of it, where B is
+    ``batch_size``, and process r of W gets places rB/W, ..., (r + 1)B/W − 1 of every batch: together the processes see
+    the batches that one process sees. What does not fill a batch at the end is left out of the epoch.
+
+    Args:
+        length: number of images.
+        batch_size: images in a batch over all processes, a multiple of ``world_size``.
+        seed: of the order.
+        rank: of this process.
+        world_size: number of processes.
+        drop_last: whether that is so; if not, one process gets it as a smaller batch.
+
+    >>> first, second = TrainingSampler(length=10, batch_size=4, seed=0)
+    >>> shares = [next(iter(TrainingSampler(10, 4, 0, rank, world_size=2))).indices for rank in (0, 1)]
+    >>> [*shares[0], *shares[1]] == first.indices
+    True
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, drop_last: bool = True
+    ) -> None:
+        self.length, self.batch_size, self.seed = length, batch_size, seed
+        self.count = length // batch_size if drop_last else -(-length // batch_size)
+        self.rank, self.num_replicas, self.epoch = rank, world_size, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Draw]:
+        batches = epoch_order(self.length, self.seed, self.epoch).split(self.batch_size)
+        share = self.batch_size // self.num_replicas
+        for batch in batches[: len(self)]:
+            yield Draw(batch[self.rank * share : (self.rank + 1) * share].tolist(), self.epoch)
+
+
+class EvaluationSampler(DistributedSampler[Draw]):
+    """Batches in order; every image belongs to exactly one process.
+
+    Batch b holds images bB, ..., bB + B − 1, where B is ``batch_size``, and process r of W gets those that leave the
+    remainder r when they are divided by W. All processes have the same number of batches: fewer than W images at the
+    end are added to the batch before.
+
+    Args:
+        length: number of images.
+        batch_size: images in a batch over all processes, a multiple of ``world_size``.
+        rank: of this process.
+        world_size: number of processes.
+
+    >>> [list(draw.indices) for draw in EvaluationSampler(length=9, batch_size=4)]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    >>> [list(draw.indices) for draw in EvaluationSampler(length=9, batch_size=4, rank=0, world_size=2)]
+    [[0, 2], [4, 6, 8]]
+    """
+
+    def __init__(self, length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.length, self.batch_size = length, batch_size
+        self.rank, self.num_replicas, self.epoch = rank, world_size, 0
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.length, self.batch_size)
+        return max(1, whole + (rest >= self.num_replicas))
+
+    def __iter__(self) -> Iterator[Draw]:
+        for batch in range(len(self)):
+            end = self.length if batch == len(self) - 1 else (batch + 1) * self.batch_size
+            yield Draw(range(batch * self.batch_size + self.rank, end, self.num_replicas))
+
 
 _PARTS = {
     "fit": ("train", "valid"),
@@ -23,15 +119,15 @@ _PARTS = {
 
 
 class Source(Sized, Protocol):
-    """Things that have a number each, wherever they are."""
+    """Numbered things, in memory or in files."""
 
     def take(self, indices: Any) -> Any:
-        """The things with the numbers ``indices``, as a batch."""
+        """The things with the numbers ``indices``, in this order, as a batch."""
         ...
 
 
 class DataInParts(pl.LightningDataModule, ABC):
-    """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in batches that do not depend on how they are made.
+    """Data in three parts, ``"train"``, ``"valid"`` and ``"test"``, in reproducible batches.
 
     A training batch is a function of the seed, the epoch and its number: of neither the number of processes, nor of
     workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
@@ -53,10 +149,10 @@ class DataInParts(pl.LightningDataModule, ABC):
     """
 
     things: ClassVar[str]
-    """What batches hold, for people: a plural."""
+    """The content of batches, for people: a plural."""
 
     validates: bool = True
-    """Whether there is a part to validate, by which an epoch can be chosen."""
+    """Whether there is a validation part, by which an epoch can be chosen."""
 
     def __init__(
         self,
@@ -81,8 +177,6 @@ class DataInParts(pl.LightningDataModule, ABC):
         at_least(1, **counts)
         at_least(0, seed=seed, num_workers=num_workers)
 
-    # What a subclass fills in.
-
     def _prepare(self) -> None:
         """Make or download what is kept in files. Called in one process of a node."""
 
@@ -92,9 +186,7 @@ class DataInParts(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def _batches(self, part: str) -> Dataset[Any]:
-        """A data set that answers a :class:`~.sampling.Draw` with a batch."""
-
-    # What Lightning calls.
+        """A data set that answers a :class:`Draw` with a batch."""
 
     def prepare_data(self) -> None:
         """Make or download what is kept in files. Lightning calls it in one process of a node."""
@@ -144,16 +236,22 @@ class DataInParts(pl.LightningDataModule, ABC):
         """The batches of the test part, targets included."""
         return self._evaluation_loader("test")
 
-    # How.
-
     def _process(self) -> tuple[int, int]:
         """Rank and number of the processes."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-    def _count(self, part: str) -> int:
+    def source(self, part: str) -> Any:
+        """The things of a part; their ``take`` gives batches by indices.
+
+        Raises:
+            UserError: the part is not loaded.
+        """
         if part not in self._sources:
             raise UserError(f"the {part} {self.things} are not loaded: call prepare_data() and setup() first")
-        length, limit = len(self._sources[part]), self.limits.get(part)
+        return self._sources[part]
+
+    def _count(self, part: str) -> int:
+        length, limit = len(self.source(part)), self.limits.get(part)
         return length if limit is None else min(length, limit)
 
     def _evaluation_loader(self, part: str) -> DataLoader[Any]:
@@ -165,7 +263,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         return self._loader(part, EvaluationSampler(count, self.eval_batch_size, rank, world_size))
 
     def _too_few(self, part: str, count: int, world_size: int) -> str:
-        """What is wrong where a process would have nothing to do."""
+        """The message where a process would get nothing."""
         return f"the {part} {self.things} must be at least as many as the processes, got {count} for {world_size}"
 
     def _loader(self, part: str, sampler: TrainingSampler | EvaluationSampler) -> DataLoader[Any]:
@@ -222,3 +320,42 @@ def _check_shares(name: str, batch_size: int, world_size: int, things: str) -> N
             f"{name} must be a multiple of the number of processes, got {batch_size} for {world_size}: it is the number"
             f" of {things} in a step over all of them together"
         )
+
+
+class PublishedData(DataInParts, ABC):
+    """Data in three parts that is read from published files in a folder.
+
+    Attributes:
+        folder: the folder to look in, and to download into; None for the one of the environment or of the user.
+        download: whether to download what the folder lacks.
+    """
+
+    files: ClassVar[str]
+    """The files that are looked for, for people."""
+
+    folder: Path | None
+    download: bool
+
+    @abstractmethod
+    def _prepare_folder(self, folder: Path) -> None:
+        """Download what ``folder`` lacks if :attr:`download` allows it, and unpack what cannot be read packed."""
+
+    @abstractmethod
+    def _read(self, folder: Path, parts: Mapping[str, int | None]) -> Mapping[str, Source] | None:
+        """The parts asked for, at least the first so many of each, or ``None`` where the folder lacks a file."""
+
+    def _prepare(self) -> None:
+        self._prepare_folder(self._folder())
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        folder = self._folder()
+        sources = self._read(folder, parts)
+        if sources is None:
+            raise UserError(
+                f"{folder} does not hold {self.files}: copy it there, name another folder with `folder` or the"
+                f" environment variable {ENVIRONMENT}, or leave `download` at true and call prepare_data()"
+            )
+        return sources
+
+    def _folder(self) -> Path:
+        return data_folder(self.folder, self.files)

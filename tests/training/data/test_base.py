@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import itertools
 
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from escnn_attention.training.data.sampling import EvaluationSampler, TrainingSampler, epoch_order
+from escnn_attention.training.data.base import EvaluationSampler, TrainingSampler, epoch_order
 
 
 def shares(sampler, world_size, *arguments, epoch=0):

@@ -1,31 +1,23 @@
-"""Images in memory, or in a file, as a network takes them."""
+"""Images in memory, their augmentation and batches, and data modules of images."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from escnn_attention.training.data.sampling import Draw
-
-
-class ImageSource(Protocol):
-    """Images and what they show, wherever they are."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Images (B, C, H, W), mostly uint8, and labels (B,) int64, or None where these are not known."""
-        ...
-
+from escnn_attention.training.data.base import Draw, PublishedData, Source, at_least
+from escnn_attention.training.errors import UserError
 
 Augmentation = Callable[[Tensor, Draw], Tensor]
-"""What is done to the images (B, C, H, W) of a draw, in the range of bytes."""
+"""A change of the images (B, C, H, W) of a draw, with values in the range of bytes."""
 
 
 class ImagesInMemory:
@@ -42,8 +34,8 @@ class ImagesInMemory:
     def __len__(self) -> int:
         return len(self.images)
 
-    def take(self, indices: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        chosen = torch.as_tensor(indices)
+    def take(self, indices: Sequence[int] | slice) -> tuple[Tensor, Tensor | None]:
+        chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices)
         return self.images[chosen], None if self.labels is None else self.labels[chosen]
 
 
@@ -107,8 +99,8 @@ class RandomRotations:
 
     Example:
         >>> import torch
-        >>> from escnn_attention.training.data.images.batches import RandomRotations
-        >>> from escnn_attention.training.data.sampling import Draw
+        >>> from escnn_attention.training.data.images.base import RandomRotations
+        >>> from escnn_attention.training.data.base import Draw
         >>> RandomRotations(length=10, degrees=90.0, seed=0)(torch.zeros(2, 1, 8, 8), Draw([3, 7])).shape
         torch.Size([2, 1, 8, 8])
     """
@@ -156,13 +148,13 @@ class Batches(Dataset[tuple[Tensor, Tensor | None]]):
         source: the images.
         mean: one number per channel, of pixels between 0 and 1.
         std: likewise, the standard deviation.
-        augment: what is done to training images before that, one change after the other.
+        augment: changes of training images before the normalisation, in this order.
         white: the value of a pixel that counts as 1.
     """
 
     def __init__(
         self,
-        source: ImageSource,
+        source: Source,
         mean: Sequence[float],
         std: Sequence[float],
         augment: Sequence[Augmentation] = (),
@@ -179,3 +171,94 @@ class Batches(Dataset[tuple[Tensor, Tensor | None]]):
         for change in self.augment:
             images = change(images, draw)
         return images.to(torch.float32).div_(self.white).sub_(self.mean).div_(self.std), labels
+
+
+class PublishedImages(PublishedData, ABC):
+    """A published data set of images in three parts, ``"train"``, ``"valid"`` and ``"test"``.
+
+    A batch is a pair of images (B, C, H, W) float32, normalised channel by channel, and labels (B,) int64. The images
+    are kept as bytes. A training batch is a function of the seed, the epoch and its number: of neither the number of
+    processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. An epoch has
+    ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out, unless ``drop_last`` is false. Of the
+    validation and test images every one is seen exactly once.
+
+    A subclass says what is in the data set and where it is.
+
+    Args:
+        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
+            ``~/.cache/escnn-attention``, which is made.
+        batch_size: images in a training step over all processes together; a multiple of their number.
+        seed: of the order of the training images.
+        num_workers: processes that prepare batches; 0 does it in the training process, which is fast enough for small
+            images.
+        limit_train, limit_valid, limit_test: use the first so many images only.
+        eval_batch_size: images in a validation or test step over all processes together; by default ``batch_size``.
+        download: whether to download what the folder lacks.
+        drop_last: whether what does not fill a batch is left out of an epoch; if not, it is a smaller batch.
+        mean, std: by which the images are normalised; by default those of the data set.
+        rotate_train: rotate each training image about its centre, in each epoch by another angle between 0 and this
+            many degrees. 360 gives all rotations; 360/N does for a network that rotations by 360°/N do not change, of
+            which the others are the complement.
+
+    Attributes:
+        in_channels: C.
+        num_classes: the labels run from 0 to ``num_classes`` − 1.
+        size: H = W.
+        mean, std: by which the images are normalised: of pixels between 0 and 1, channel by channel.
+
+    Raises:
+        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
+            be met; the data is not there and cannot be had; a file is damaged.
+    """
+
+    things = "images"
+
+    in_channels: ClassVar[int]
+    num_classes: ClassVar[int]
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    white: int = 255
+    """The value of a pixel that is 1 where ``mean`` and ``std`` are taken."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        limit_train: int | None = None,
+        limit_valid: int | None = None,
+        limit_test: int | None = None,
+        eval_batch_size: int | None = None,
+        download: bool = True,
+        drop_last: bool = True,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        rotate_train: float = 0.0,
+    ) -> None:
+        limits = {"train": limit_train, "valid": limit_valid, "test": limit_test}
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits, drop_last)
+        self.folder = folder
+        self.download = download
+        self.rotate_train = rotate_train
+        at_least(0, rotate_train=rotate_train)
+        if rotate_train > 360:
+            raise UserError(f"rotate_train must be at most 360, got {rotate_train}")
+        for name, values in (("mean", mean), ("std", std)):
+            if values is None:
+                continue
+            if len(values) != self.in_channels:
+                raise UserError(f"{name}: got {len(values)} numbers, needed one for each channel, {self.in_channels}")
+            setattr(self, name, tuple(values))
+
+    def _augmentations(self, count: int) -> list[Augmentation]:
+        """The changes of ``count`` training images before they are normalised."""
+        return [RandomRotations(count, self.rotate_train, self.seed, self.white)] if self.rotate_train else []
+
+    def _batches(self, part: str) -> Batches:
+        augment = self._augmentations(self._count(part)) if part == "train" else ()
+        return Batches(self._sources[part], self.mean, self.std, augment, self.white)
+
+    def _too_few(self, part: str, count: int, world_size: int) -> str:
+        return f"limit_{part} must be at least the number of processes, got {count} for {world_size}"

@@ -1,5 +1,3 @@
-"""Training on point clouds: what is measured, and the command line."""
-
 from __future__ import annotations
 
 import csv
@@ -13,8 +11,6 @@ import torch
 import yaml
 from escnn import gspaces
 
-pytest.importorskip("jsonargparse")
-
 from escnn_attention.models import HamiltonianNetwork, PointTransformer, SymmetricTensors
 from escnn_attention.training import (
     Clouds,
@@ -23,11 +19,15 @@ from escnn_attention.training import (
     PointForecast,
     PointRegression,
     load_network,
+    recipe,
 )
 from escnn_attention.training.data import Springs
 from escnn_attention.training.data.clouds.springs import energy
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
+
+pytest.importorskip("jsonargparse")
+
 
 ROOT = Path(__file__).parents[3]
 NETWORK = {
@@ -282,8 +282,7 @@ def test_dynamics_of_known_springs():
 
 
 def test_the_configuration_of_charged_particles(tmp_path):
-    path = ROOT / "examples" / "point_clouds" / "configurations" / "charged_particles_octahedral.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = recipe("point-transformer-charged-particles")
     moved = {"rotate_train": True, "reflect_train": True, "conjugate_train": True, "reverse_train": True}
     assert content["data"]["init_args"] == {"batch_size": 100, **moved}
     content["model"]["network"]["init_args"] |= {"fields": 2, "num_blocks": 1, "num_heads": 1}

@@ -1,0 +1,494 @@
+"""Clouds of points in batches, their rigid motions, and data modules of clouds."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from escnn_attention.training.data.base import DataInParts, Draw, PublishedData, Source, at_least, one_of
+from escnn_attention.training.errors import UserError
+
+
+class Clouds(NamedTuple):
+    """A batch of B clouds, laid end to end: N points in d dimensions altogether.
+
+    Attributes:
+        coords: (N, d) float32.
+        features: (N, channels) float32; they do not change when a cloud is moved.
+        batch: (N,) int64, the number of the cloud that each point is of, from 0 to B − 1, in order.
+        targets: (B, …), one of each cloud: int64 for classes, float32 for numbers.
+        point_targets: (N, …), one of each point, where the data has them.
+        edge_attr: (B, n, n, channels) float32, where the data has them: the features of all pairs of points of each
+            cloud, of the point that attends and of that which it attends to.
+
+    Example:
+        >>> import torch
+        >>> clouds = Clouds(torch.zeros(5, 3), torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([4, 7]))
+        >>> len(clouds.targets), clouds.batch.bincount().tolist()
+        (2, [3, 2])
+    """
+
+    coords: Tensor
+    features: Tensor
+    batch: Tensor
+    targets: Tensor
+    point_targets: Tensor | None = None
+    edge_attr: Tensor | None = None
+
+
+class CloudsInMemory:
+    """Clouds that are kept laid end to end.
+
+    Args:
+        sizes: (B,) points of each cloud.
+        coords: (N, d) of all clouds.
+        features: (N, channels), or with a ``table`` (N,) the kind of each point.
+        targets: (B, …).
+        point_targets: (N, …).
+        table: (kinds, channels) the features of each kind of points.
+
+    Raises:
+        ValueError: the tensors are of different lengths.
+    """
+
+    def __init__(
+        self,
+        sizes: Tensor,
+        coords: Tensor,
+        features: Tensor,
+        targets: Tensor,
+        point_targets: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> None:
+        points = int(sizes.sum())
+        for name, values in (("coords", coords), ("features", features), ("point_targets", point_targets)):
+            if values is not None and len(values) != points:
+                raise ValueError(f"{name}: got {len(values)}, needed one of each of {points} points")
+        if len(targets) != len(sizes):
+            raise ValueError(f"targets: got {len(targets)}, needed one of each of {len(sizes)} clouds")
+        self.sizes = sizes.to(torch.int64)
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.coords, self.features, self.targets = coords, features, targets
+        self.point_targets, self.table = point_targets, table
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, indices: Sequence[int]) -> Clouds:
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        sizes = self.sizes[chosen]
+        batch = torch.repeat_interleave(torch.arange(len(chosen)), sizes)
+        # Where the points of each cloud begin here is taken away, and where they begin there is added.
+        points = torch.arange(len(batch)) + (self.starts[chosen] - (sizes.cumsum(0) - sizes))[batch]
+        features = self.features[points]
+        return Clouds(
+            self.coords[points],
+            features if self.table is None else self.table[features.to(torch.int64)],
+            batch,
+            self.targets[chosen],
+            None if self.point_targets is None else self.point_targets[points],
+        )
+
+
+Rotation = Literal["z"] | bool
+"""``True``: all rotations; ``"z"``: those about the third axis."""
+
+About = Literal["mean", "origin"]
+"""The centre of rotations of clouds: the mean of their points, or the origin."""
+
+
+class Motions(NamedTuple):
+    """A rigid motion of each cloud, x ↦ R(x − c) + c + t, where c is the mean of the cloud or the origin.
+
+    Attributes:
+        rotations: (B, d, d) R, orthogonal.
+        translations: (B, d) t.
+    """
+
+    rotations: Tensor
+    translations: Tensor
+
+
+def moved_points(clouds: Clouds, motions: Motions, about: About = "mean") -> tuple[Tensor, Tensor]:
+    """The coordinates (N, d) after the motions, in float64, and the centres c (B, d)."""
+    coords = clouds.coords.double()
+    centres = torch.zeros_like(motions.translations)
+    if about == "mean":
+        centres = centres.index_add(0, clouds.batch, coords) / clouds.batch.bincount(minlength=len(centres))[:, None]
+    rotated_coords = rotated(coords - centres[clouds.batch], motions.rotations[clouds.batch], 1)
+    return rotated_coords + (centres + motions.translations)[clouds.batch], centres
+
+
+def rotated(values: Tensor, rotations: Tensor, order: int) -> Tensor:
+    """Scalars, vectors or matrices (n, …, d, …, d) in new directions: v ↦ Rv, A ↦ RARᵀ.
+
+    Args:
+        values: the last ``order`` axes are of size d.
+        rotations: (n, d, d).
+        order: 0, 1 or 2.
+
+    Raises:
+        ValueError: another order.
+    """
+    if order == 0:
+        return values
+    if order == 1:
+        return torch.einsum("nij,n...j->n...i", rotations, values)
+    if order == 2:
+        return torch.einsum("nij,n...jk,nlk->n...il", rotations, values, rotations)
+    raise ValueError(f"order: got {order}, needed 0 (scalars), 1 (vectors) or 2 (matrices)")
+
+
+def move(
+    clouds: Clouds, motions: Motions, *, about: About = "mean", target_order: int = 0, point_target_order: int = 0
+) -> Clouds:
+    """The clouds after a rigid motion of each, and what their targets become.
+
+    Args:
+        clouds: the clouds.
+        motions: one of each cloud; they are applied in float64.
+        about: the centre of rotations: the mean of their points, or the origin.
+        target_order: how targets change: 0, not at all; 1, like vectors (B, …, d); 2, like matrices (B, …, d, d).
+        point_target_order: likewise for targets of points.
+
+    Example:
+        >>> import torch
+        >>> clouds = Clouds(torch.tensor([[1.0, 0.0]]), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64),
+        ...                 torch.tensor([[1.0, 0.0]]))
+        >>> quarter = Motions(torch.tensor([[[0.0, -1.0], [1.0, 0.0]]]).double(), torch.tensor([[0.0, 5.0]]).double())
+        >>> moved = move(clouds, quarter, about="origin", target_order=1)
+        >>> moved.coords.tolist(), moved.targets.tolist()
+        ([[0.0, 6.0]], [[0.0, 1.0]])
+    """
+    coords, _ = moved_points(clouds, motions, about)
+    return clouds._replace(
+        coords=coords.to(clouds.coords.dtype),
+        targets=_with_order(clouds.targets, motions.rotations, target_order),
+        point_targets=None
+        if clouds.point_targets is None
+        else _with_order(clouds.point_targets, motions.rotations[clouds.batch], point_target_order),
+    )
+
+
+def _with_order(values: Tensor, rotations: Tensor, order: int) -> Tensor:
+    return rotated(values.double(), rotations, order).to(values.dtype) if order else values
+
+
+class RandomMotions:
+    """A random isometry of each cloud: a uniform rotation, a normal translation, and perhaps a reflection.
+
+    The motion of a cloud is a function of the seed, the stream, the epoch and the number of the cloud: it does not
+    depend on the batch, the worker or the process that the cloud is in.
+
+    Args:
+        length: number of clouds.
+        dim: d.
+        rotate: whether to rotate them, and how.
+        translate: standard deviation of the translation along each axis.
+        seed: of the random numbers.
+        stream: of the random numbers; another stream has others.
+        reflect: whether to mirror each with probability ½, along the first axis and before it is rotated.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        rotate: Rotation,
+        translate: float,
+        seed: int,
+        stream: int = 0,
+        reflect: bool = False,
+    ) -> None:
+        self.length, self.dim, self.rotate, self.translate = length, dim, rotate, translate
+        self.seed, self.stream, self.reflect = seed, stream, reflect
+        self._epoch: int | None = None
+
+    def __call__(self, draw: Draw) -> Motions:
+        """The motions of the clouds of ``draw``, float64."""
+        if draw.epoch != self._epoch:
+            generator = np.random.default_rng((self.seed, draw.epoch, self.stream))
+            self._rotations = random_rotations(self.length, self.dim, self.rotate, generator)
+            self._translations = self.translate * generator.standard_normal((self.length, self.dim))
+            if self.reflect:
+                self._rotations[generator.integers(2, size=self.length) == 1, :, 0] *= -1
+            self._epoch = draw.epoch
+        chosen = np.asarray(draw.indices)
+        return Motions(torch.from_numpy(self._rotations[chosen]), torch.from_numpy(self._translations[chosen]))
+
+
+def random_rotations(count: int, dim: int, rotate: Rotation, generator: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Rotation matrices (``count``, d, d), uniform: by Haar's measure of SO(d), or of SO(2) where ``rotate`` is "z".
+
+    Args:
+        count: how many.
+        dim: d, 2 or 3.
+        rotate: ``False`` gives identities.
+        generator: of the random numbers.
+    """
+    if not rotate:
+        return np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
+    if dim == 3 and rotate != "z":
+        # A unit quaternion that is uniform on the sphere is a rotation that is uniform by Haar's measure.
+        normal = generator.standard_normal((count, 4))
+        w, x, y, z = (normal / np.linalg.norm(normal, axis=1, keepdims=True)).T
+        rows = [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+        return np.moveaxis(np.array(rows), 2, 0).copy()
+    angles = generator.uniform(0, 2 * np.pi, count)
+    cos, sin = np.cos(angles), np.sin(angles)
+    rotations = np.broadcast_to(np.eye(dim), (count, dim, dim)).copy()
+    rotations[:, :2, :2] = np.moveaxis(np.array([[cos, -sin], [sin, cos]]), 2, 0)
+    return rotations
+
+
+def as_clouds(features: npt.NDArray[Any], targets: npt.NDArray[Any], frames: npt.NDArray[Any]) -> CloudsInMemory:
+    """Trajectories of S systems of n bodies as clouds of n points.
+
+    Args:
+        features: (S, n, C), what does not change with time.
+        targets: (S,), one number of each system.
+        frames: (S, T, 2, n, d), the positions and the momenta (or velocities) in T frames.
+
+    Returns:
+        clouds whose points are those of the first frame, and whose ``point_targets`` (S·n, T, 2, d) are all frames.
+
+    Example:
+        >>> import numpy as np
+        >>> systems = as_clouds(np.ones((7, 5, 1)), np.zeros(7), np.zeros((7, 2, 2, 5, 3)))
+        >>> systems.take([3, 4]).point_targets.shape
+        torch.Size([10, 2, 2, 3])
+    """
+    count, bodies = features.shape[:2]
+    by_body = torch.from_numpy(frames).permute(0, 3, 1, 2, 4).flatten(0, 1).float().contiguous()
+    return CloudsInMemory(
+        torch.full((count,), bodies),
+        by_body[:, 0, 0].contiguous(),
+        torch.from_numpy(features).flatten(0, 1).float(),
+        torch.from_numpy(targets).float(),
+        by_body,
+    )
+
+
+def move_trajectories(clouds: Clouds, motions: Motions, *, about: About = "mean") -> Clouds:
+    """Trajectories after a rigid motion of each: positions move, momenta and velocities rotate.
+
+    Args:
+        clouds: what is moved, with ``point_targets`` (N, T, 2, d): see :func:`as_clouds`.
+        motions: one of each cloud.
+        about: the centre of rotations: the mean of their positions at the first frame, or the origin.
+
+    Raises:
+        ValueError: there are no ``point_targets``.
+    """
+    coords, centres = moved_points(clouds, motions, about)
+    frames = clouds.point_targets
+    if frames is None:
+        raise ValueError("clouds: got none with point_targets, needed positions and momenta (N, T, 2, d)")
+    rotations = motions.rotations[clouds.batch]
+    before, after = centres[clouds.batch], (centres + motions.translations)[clouds.batch]
+    positions = rotated(frames[:, :, 0].double() - before[:, None], rotations, 1) + after[:, None]
+    momenta = rotated(frames[:, :, 1].double(), rotations, 1)
+    return clouds._replace(
+        coords=coords.to(clouds.coords.dtype),
+        point_targets=torch.stack([positions, momenta], dim=2).to(frames.dtype),
+    )
+
+
+_PART_NUMBER = {"train": 0, "valid": 1, "test": 2}
+_BLOCK = 64  # clouds that are made from one seed
+
+
+class CloudBatches(Dataset[Clouds]):
+    """A data set whose items are whole batches.
+
+    Args:
+        source: the clouds.
+        motions: the random motions of the clouds, if any.
+        mover: the function that moves a batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        motions: RandomMotions | None = None,
+        mover: Callable[[Clouds, Motions], Clouds] = move,
+    ) -> None:
+        self.source, self.motions, self.mover = source, motions, mover
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> Clouds:
+        clouds = self.source.take(draw.indices)
+        return clouds if self.motions is None else self.mover(clouds, self.motions(draw))
+
+
+class PointClouds(DataInParts):
+    """A data set of clouds of points in three parts, ``"train"``, ``"valid"`` and ``"test"``.
+
+    A batch is :class:`Clouds`. A training batch is a function of the seed, the epoch and its number: of neither the
+    number of processes, nor of workers, nor of whether the run was interrupted after an earlier epoch. What does not
+    fill a batch at the end of an epoch is left out. Of the validation and test clouds every one is seen exactly once.
+
+    Args:
+        batch_size: clouds in a training step over all processes together; a multiple of their number.
+        seed: of the order of the training clouds, of their motions, and of what is generated.
+        num_workers: processes that prepare batches; 0 does it in the training process.
+        eval_batch_size: clouds in a validation or test step over all processes together; by default ``batch_size``.
+        rotate_train: rotate each training cloud at random, another one in each epoch: ``True``, or in three
+            dimensions ``"z"`` for rotations about the third axis.
+        rotate_test: rotate each test cloud at random in a way that depends on the seed only. Validation clouds are
+            left as they are.
+        translate_train: move each training cloud by a normal vector with this standard deviation along each axis.
+        translate_test: likewise for test clouds.
+        rotate_about: the mean of the points of each cloud, or the origin.
+        reflect_train: mirror each training cloud with probability ½, another half of them in each epoch. For targets
+            that a mirror image has, too.
+
+    Attributes:
+        dim: d.
+        in_channels: channels of the features.
+
+    Raises:
+        UserError: an argument, or the combination of ``batch_size`` with the data or the number of processes, cannot
+            be met.
+
+    Example:
+        >>> from escnn_attention.training import Springs
+        >>> data = Springs(num_train=8, batch_size=4, rotate_train=True)  # a PointClouds
+        >>> data.setup("fit")
+        >>> data.dim, data.in_channels, len(data.train_dataloader())
+        (2, 2, 2)
+    """
+
+    things = "clouds"
+    dim: int
+    in_channels: int
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        seed: int = 0,
+        num_workers: int = 0,
+        eval_batch_size: int | None = None,
+        rotate_train: Rotation = False,
+        rotate_test: Rotation = False,
+        translate_train: float = 0.0,
+        translate_test: float = 0.0,
+        rotate_about: About = "mean",
+        reflect_train: bool = False,
+        limits: Mapping[str, int | None] | None = None,
+    ) -> None:
+        super().__init__(batch_size, seed, num_workers, eval_batch_size, limits or {})
+        self.rotate_train: Rotation = rotate_train
+        self.rotate_test: Rotation = rotate_test
+        self.translate_train = translate_train
+        self.translate_test = translate_test
+        self.rotate_about: About = rotate_about
+        self.reflect_train = reflect_train
+        one_of((False, True, "z"), rotate_train=rotate_train, rotate_test=rotate_test)
+        one_of(("mean", "origin"), rotate_about=rotate_about)
+        one_of((False, True), reflect_train=reflect_train)
+        at_least(0, translate_train=translate_train, translate_test=translate_test)
+        for name, rotate in (("rotate_train", rotate_train), ("rotate_test", rotate_test)):
+            if rotate == "z" and self.dim != 3:
+                raise UserError(f'{name}: got "z", but the clouds have {self.dim} dimensions: needed true or false')
+
+    def _mover(self) -> Callable[[Clouds, Motions], Clouds]:
+        """The function that moves a batch."""
+        return functools.partial(move, about=self.rotate_about)
+
+    def _batches(self, part: str) -> CloudBatches:
+        source: Any = self._sources[part]
+        rotate, translate = {
+            "train": (self.rotate_train, self.translate_train),
+            "valid": (False, 0.0),
+            "test": (self.rotate_test, self.translate_test),
+        }[part]
+        reflect = self.reflect_train and part == "train"
+        if not rotate and not translate and not reflect:
+            return CloudBatches(source)
+        motions = RandomMotions(len(source), self.dim, rotate, translate, self.seed, _PART_NUMBER[part], reflect)
+        return CloudBatches(source, motions, self._mover())
+
+
+class GeneratedClouds(PointClouds):
+    """Clouds that the package makes: each is a function of the seed, its part and its number in it.
+
+    So the parts have nothing in common, and with a greater ``num_train`` the first clouds stay the same, and those to
+    validate and to test do.
+
+    Args:
+        num_train, num_valid, num_test: clouds of each part.
+        **options: of :class:`PointClouds`, such as ``batch_size`` and ``rotate_train``.
+    """
+
+    def __init__(self, num_train: int, num_valid: int, num_test: int, **options: Any) -> None:
+        super().__init__(limits=None, **options)
+        self.sizes = {"train": num_train, "valid": num_valid, "test": num_test}
+        at_least(1, num_train=num_train, num_valid=num_valid, num_test=num_test)
+
+    @abstractmethod
+    def _make(self, part: str) -> Source:
+        """The clouds of a part."""
+
+    def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
+        return {part: self._make(part) for part in parts}
+
+    def _in_blocks(
+        self, part: str, make: Callable[[int, np.random.Generator], tuple[npt.NDArray[Any], ...]]
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Arrays of one entry a cloud of ``part``, made by ``make`` in blocks with random numbers of their own."""
+        count = self.sizes[part]
+        blocks = [
+            make(_BLOCK, np.random.default_rng((self.seed, _PART_NUMBER[part], block)))
+            for block in range(-(-count // _BLOCK))
+        ]
+        return tuple(np.concatenate(arrays)[:count] for arrays in zip(*blocks, strict=True))
+
+
+class PublishedClouds(PublishedData, PointClouds):
+    """Clouds from published files.
+
+    Args:
+        folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or
+            ``~/.cache/escnn-attention``, which is made.
+        limit_train, limit_valid, limit_test: use the first so many clouds only.
+        download: whether to download what the folder lacks.
+        **options: of :class:`PointClouds`, such as ``batch_size`` and ``rotate_train``.
+
+    Raises:
+        UserError: also where the data is not there and cannot be had, or a file is damaged.
+
+    Example:
+        >>> from escnn_attention.training import ModelNet40
+        >>> data = ModelNet40(limit_train=64, download=False, rotate_train="z")  # a PublishedClouds
+        >>> data.dim, data.download
+        (3, False)
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        limit_train: int | None = None,
+        limit_valid: int | None = None,
+        limit_test: int | None = None,
+        download: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(limits={"train": limit_train, "valid": limit_valid, "test": limit_test}, **options)
+        self.folder = folder
+        self.download = download

@@ -1,0 +1,447 @@
+"""Lightning modules for clouds of points: classification, regression, trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from escnn_attention.models.hamiltonian import HamiltonianNetwork
+from escnn_attention.training.data.clouds.base import Clouds
+from escnn_attention.training.modules.scheduled import Scheduled
+
+
+class PointModule(Scheduled):
+    """Trains a network of ``(features, coords, batch=batch)`` on :class:`~escnn_attention.training.Clouds`.
+
+    Where these have ``edge_attr`` the network gets it, too.
+    """
+
+    def training_step(self, batch: Clouds, batch_index: int) -> Tensor:
+        loss = self._loss(self(batch), batch)
+        self.log_mean("train_loss", loss, len(batch.targets))
+        return loss
+
+    def validation_step(self, batch: Clouds, batch_index: int) -> None:
+        self._evaluate("valid", batch)
+
+    def test_step(self, batch: Clouds, batch_index: int) -> None:
+        self._evaluate("test", batch)
+
+    def forward(self, clouds: Clouds) -> Tensor:
+        """The output of the network for a batch."""
+        return self.output(clouds.features, clouds)
+
+    def output(self, features: Tensor, clouds: Clouds) -> Tensor:
+        """The output of the network for a batch with other features of its points."""
+        of_pairs = {} if clouds.edge_attr is None else {"edge_attr": clouds.edge_attr}
+        output: Tensor = self.network(features, clouds.coords, batch=clouds.batch, **of_pairs)
+        return output
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        raise NotImplementedError
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        """Log everything but the loss."""
+        raise NotImplementedError
+
+    def _evaluate(self, part: str, batch: Clouds) -> None:
+        output = self(batch)
+        self._measure(part, output, batch)
+        self.log_mean(f"{part}_loss", self._loss(output, batch), len(batch.targets))
+
+
+class TrajectoryModule(PointModule):
+    """Trains a network on trajectories: clouds whose ``point_targets`` ``(N, T, 2, d)`` are T frames.
+
+    Args:
+        step: the time from one frame to the next; by default what the data says (``step``).
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+
+    Raises:
+        ValueError: as :class:`~.scheduled.Scheduled` raises; a step that is not positive.
+    """
+
+    monitor: ClassVar[str] = "valid_error"
+    mode: ClassVar[Literal["max", "min"]] = "min"
+
+    def __init__(self, *, step: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        if step is not None and not step > 0:
+            raise ValueError(f"step: got {step!r}, needed a positive time")
+        self.step = step
+
+    def frames(self, clouds: Clouds) -> Tensor:
+        """The frames of a batch, if it has at least two of them.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if clouds.point_targets is None or clouds.point_targets.dim() != 4 or clouds.point_targets.shape[1] < 2:
+            found = None if clouds.point_targets is None else tuple(clouds.point_targets.shape)
+            raise ValueError(f"point_targets: got {found}, needed at least two frames, (points, frames, 2, d)")
+        return clouds.point_targets
+
+    def time_of_step(self) -> float:
+        """The time from one frame to the next.
+
+        Raises:
+            ValueError: neither the module nor the data knows it.
+        """
+        if self.step is not None:
+            return self.step
+        step = None if self._trainer is None else getattr(getattr(self.trainer, "datamodule", None), "step", None)
+        if step is None:
+            raise ValueError("step: got None, and the data does not say the time from one frame to the next")
+        return float(step)
+
+
+def numbered(thing: str, names: Sequence[str], values: Tensor, truth: Tensor | None) -> list[dict[str, Any]]:
+    """Rows of numbers: the number of each ``thing``, its values by name, and the true ones as ``true_NAME``."""
+    columns = [*names, *([] if truth is None else [f"true_{name}" for name in names])]
+    both = values if truth is None else torch.cat([values, truth], 1)
+    return [{thing: i, **dict(zip(columns, row.tolist(), strict=True))} for i, row in enumerate(both)]
+
+
+class PointClassifier(PointModule):
+    """Trains a network that gives the logits of clouds, by cross-entropy: of one classification, or of several.
+
+    Args:
+        network: of ``(features, coords, batch=batch)`` to ``(B, num_targets * num_classes)``.
+        num_classes: of each classification.
+        num_targets: the number of classifications, such as counts of several things. The accuracy is the mean over all
+            of them, and ``exact`` the part of the clouds in which all are right.
+        label_smoothing: of the cross-entropy, see :class:`~.classifier.Classifier`.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+
+    Raises:
+        ValueError: a smoothing that is not between 0 and 1; as :class:`~.scheduled.Scheduled` raises; on a batch, an
+            output or targets of another shape.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import PointTransformer
+        >>> from escnn_attention.training import Clouds, PointClassifier
+        >>> from escnn import gspaces
+        >>> network = PointTransformer(gspaces.rot2dOnR2(4), 1, 4 * 3, fields=4, num_blocks=1)
+        >>> batch = Clouds(torch.randn(5, 2), torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 1]), torch.zeros(2, 4))
+        >>> PointClassifier(network, num_classes=3, num_targets=4)(batch).shape
+        torch.Size([2, 4, 3])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int,
+        num_targets: int = 1,
+        *,
+        label_smoothing: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.network = network
+        self.num_classes, self.num_targets = num_classes, num_targets
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing: got {label_smoothing}, needed a number of at least 0, below 1")
+        self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.valid_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, clouds: Clouds) -> Tensor:
+        """The logits ``(B, num_targets, num_classes)``."""
+        output = super().forward(clouds)
+        if output.shape[1:] != (self.num_targets * self.num_classes,):
+            raise ValueError(
+                f"network: got an output {tuple(output.shape)}, needed {len(clouds.targets)} clouds of "
+                f"{self.num_targets} · {self.num_classes}"
+            )
+        return output.unflatten(1, (self.num_targets, self.num_classes))
+
+    def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:
+        """The probabilities ``(B, num_targets, num_classes)``."""
+        return self(batch).softmax(dim=2)
+
+    def truth(self, batch: Clouds) -> Tensor:
+        """The classes ``(B, num_targets)``."""
+        return self._labels(batch)
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a cloud: its number, and of each classification the class, the label and the probabilities of all."""
+        rows = []
+        for i, cloud in enumerate(predictions):
+            row: dict[str, Any] = {"cloud": i}
+            for t, probabilities in enumerate(cloud):
+                mark = "" if self.num_targets == 1 else f"{t}_"
+                row[f"{mark}class"] = int(probabilities.argmax())
+                if truth is not None:
+                    row[f"{mark}label"] = int(truth[i, t])
+                row.update({f"{mark}p{j}": float(p) for j, p in enumerate(probabilities)})
+            rows.append(row)
+        return rows
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        loss: Tensor = self.loss(output.flatten(0, 1), self._labels(batch).flatten())
+        return loss
+
+    def _labels(self, batch: Clouds) -> Tensor:
+        """The classes of a batch, ``(B, num_targets)``."""
+        labels = batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
+        if labels.shape[1:] != (self.num_targets,):
+            raise ValueError(f"num_targets: got {self.num_targets}, but targets are {tuple(batch.targets.shape)}")
+        return labels
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        labels = self._labels(batch)
+        accuracy = getattr(self, f"{part}_accuracy")
+        accuracy(output.flatten(0, 1), labels.flatten())
+        self.log(f"{part}_accuracy", accuracy, on_step=False, on_epoch=True, batch_size=len(labels))
+        if self.num_targets > 1:
+            exact = (output.argmax(2) == labels).all(1).float()
+            self.log_mean(f"{part}_exact", exact.mean(), len(labels))
+
+
+class PointRegression(PointModule):
+    r"""Trains a network that gives numbers or tensors of clouds.
+
+    Targets may be standardised: where the data has an ``original`` (as :class:`~escnn_attention.training.QM9` has),
+    mean absolute errors are in its units, as ``test_mae_NAME`` of each of its ``targets``. ``error`` is the mean
+    absolute error of what the data gives, over all targets; the epoch with the lowest is the best.
+
+    Args:
+        network: of ``(features, coords, batch=batch)`` to ``(B, T)`` or ``(B, d, d)``, as the targets are; those of
+            shape ``(B,)`` are taken as ``(B, 1)``.
+        loss: ``"l1"`` or ``"mse"``, of what the data gives.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+
+    Raises:
+        ValueError: an unknown loss; as :class:`~.scheduled.Scheduled` raises; on a batch, an output of another shape
+            than the targets.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import PointTransformer
+        >>> from escnn_attention.training import Clouds, PointRegression
+        >>> from escnn import gspaces
+        >>> network = PointTransformer(gspaces.rot2dOnR2(4), 3, 2, fields=4, num_blocks=1)
+        >>> batch = Clouds(torch.randn(5, 2), torch.randn(5, 3), torch.tensor([0, 0, 0, 1, 1]), torch.randn(2, 2))
+        >>> PointRegression(network)(batch).shape
+        torch.Size([2, 2])
+    """
+
+    monitor: ClassVar[str] = "valid_error"
+    mode: ClassVar[Literal["max", "min"]] = "min"
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        loss: Literal["l1", "mse"] = "l1",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if loss not in ("l1", "mse"):
+            raise ValueError(f"loss: got {loss!r}, needed 'l1' or 'mse'")
+        self.network = network
+        self.loss = nn.L1Loss() if loss == "l1" else nn.MSELoss()
+
+    def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:
+        """The predictions, in the units of the data."""
+        return self._original(self(batch))
+
+    def truth(self, batch: Clouds) -> Tensor:
+        """The targets, in the units of the data."""
+        return self._original(batch.targets if batch.targets.dim() > 1 else batch.targets[:, None])
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a cloud: its number, the predictions and the targets; those of tensors by their indices."""
+        names = self._names(predictions)
+        if predictions.dim() > 2:
+            names = [f"{names[0]}_{i}{j}" for i in range(predictions.shape[1]) for j in range(predictions.shape[2])]
+        return numbered("cloud", names, predictions.flatten(1), None if truth is None else truth.flatten(1))
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        loss: Tensor = self.loss(output, self._targets(output, batch))
+        return loss
+
+    def _targets(self, output: Tensor, batch: Clouds) -> Tensor:
+        targets = batch.targets if batch.targets.dim() > 1 else batch.targets[:, None]
+        if output.shape != targets.shape:
+            raise ValueError(f"network: got an output {tuple(output.shape)}, needed {tuple(targets.shape)}")
+        return targets
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        targets = self._targets(output, batch)
+        self.log_mean(f"{part}_error", (output - targets).abs().mean(), len(batch.targets))
+        errors = (self._original(output) - self._original(targets)).abs()
+        by_target = errors.mean().view(1) if errors.dim() > 2 else errors.mean(0)
+        for name, value in zip(self._names(output), by_target, strict=True):
+            self.log_mean(f"{part}_mae_{name}", value, len(batch.targets))
+
+    def _original(self, values: Tensor) -> Tensor:
+        original = getattr(self._data(), "original", None)
+        found: Tensor = values if original is None else original(values)
+        return found
+
+    def _names(self, values: Tensor) -> list[str]:
+        count = 1 if values.dim() > 2 else values.shape[1]
+        names: Sequence[str] | None = getattr(self._data(), "targets", None)
+        return [f"target{i}" for i in range(count)] if names is None else list(names)
+
+    def _data(self) -> Any:
+        return None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+
+
+class PointDynamics(TrajectoryModule):
+    """Trains a Hamiltonian network by the trajectories that it gives.
+
+    The loss is the mean square of the difference of positions and momenta, over the frames that are predicted, which
+    are all but the first. (A mean that includes the first, which is given, is (T − 1)/T of it.) ``error`` is the same,
+    and the epoch with the lowest is the best. ``drift`` is how far the energy that the network conserves changes along
+    a trajectory at most, relative to the true energy in the first frame.
+
+    Args:
+        network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
+        step: the time from one frame to the next; by default what the data says (``step``).
+        substeps: the steps of the integrator between two frames.
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+
+    Raises:
+        TypeError: another network.
+        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames,
+            or features of pairs.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import HamiltonianNetwork, PointTransformer
+        >>> from escnn_attention.training import Clouds, PointDynamics
+        >>> from escnn import gspaces
+        >>> network = HamiltonianNetwork(PointTransformer(gspaces.rot2dOnR2(4), 2, 1, fields=4, num_blocks=1))
+        >>> frames = torch.randn(6, 5, 2, 2)
+        >>> batch = Clouds(frames[:, 0, 0], torch.rand(6, 2) + 1, torch.zeros(6).long(), torch.ones(1), frames)
+        >>> PointDynamics(network, step=0.01)(batch).shape
+        torch.Size([6, 5, 2, 2])
+    """
+
+    network: HamiltonianNetwork
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        step: float | None = None,
+        substeps: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(step=step, **options)
+        if not isinstance(network, HamiltonianNetwork):
+            raise TypeError(f"network: got {type(network).__name__}, needed a HamiltonianNetwork")
+        self.network = network
+        self.substeps = substeps
+
+    def forward(self, clouds: Clouds) -> Tensor:
+        """The trajectories ``(N, T, 2, d)`` from the first frames, as many frames as the clouds have."""
+        frames = self.frames(clouds)
+        if clouds.edge_attr is not None:
+            raise ValueError("edge_attr: got features of pairs, and a HamiltonianNetwork takes none; leave them out")
+        return self.network(
+            frames[:, 0, 0],
+            frames[:, 0, 1],
+            clouds.features,
+            clouds.batch,
+            num_frames=frames.shape[1],
+            step=self.time_of_step(),
+            substeps=self.substeps,
+        )
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        return (output - self.frames(batch))[:, 1:].square().mean()
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))
+        energies = torch.stack(
+            [
+                self.network.energy(output[:, t, 0], output[:, t, 1], batch.features, batch.batch)
+                for t in range(output.shape[1])
+            ]
+        )
+        drift = ((energies - energies[0]).abs().amax(0) / batch.targets.abs()).mean()
+        self.log_mean(f"{part}_drift", drift, len(batch.targets))
+
+
+class PointForecast(TrajectoryModule):
+    r"""Trains a network to say where bodies will be, of where they are and how they move.
+
+    .. math:: \hat q_i(T) = q_i(0) + T\,v_i(0) + f_i\big((c_1, v_1(0)), q_1(0), (c_2, v_2(0)), q_2(0), \dots\big)
+
+    The network f takes the features c of all bodies and, in the channels behind them, their velocities; it gives the
+    vectors by which they miss the place that they would come to by themselves. If it is equivariant to a group with the
+    velocities as a vector field, the forecast is, and to translations.
+
+    The loss is the mean square over all coordinates of all bodies, in the last of the frames that the clouds have.
+    ``error`` is the same, and the epoch with the lowest is the best.
+
+    Args:
+        network: of ``(features, coords, batch=batch)`` to ``(N, d)``, such as a
+            :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
+            features are ``(N, C + d)``. Where the data has features of pairs of bodies, it takes them as ``edge_attr``.
+        step: the time from one frame to the next, T where there are two; by default what the data says (``step``).
+        **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
+
+    Raises:
+        ValueError: as :class:`~.scheduled.Scheduled` raises; no step that is known; on a batch, no frames, or an output
+            of another shape.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.models import PointTransformer
+        >>> from escnn_attention.training import Clouds, PointForecast
+        >>> from escnn import gspaces
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> fields = {"scalar": 1, "vector": 1}
+        >>> network = PointTransformer(g, fields, "vector", fields=4, num_blocks=1, pool=None)
+        >>> frames = torch.randn(6, 2, 2, 2)
+        >>> batch = Clouds(frames[:, 0, 0], torch.ones(6, 1), torch.zeros(6).long(), torch.ones(1), frames)
+        >>> PointForecast(network, step=1.0)(batch).shape
+        torch.Size([6, 2])
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        step: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(step=step, **options)
+        self.network = network
+
+    def forward(self, clouds: Clouds) -> Tensor:
+        """The positions ``(N, d)`` in the last frame."""
+        frames = self.frames(clouds)
+        velocities = frames[:, 0, 1]
+        features = torch.cat([clouds.features, velocities], dim=1)
+        misses = self.output(features, clouds)
+        if misses.shape != clouds.coords.shape:
+            raise ValueError(f"network: got an output {tuple(misses.shape)}, needed {tuple(clouds.coords.shape)}")
+        return clouds.coords + (frames.shape[1] - 1) * self.time_of_step() * velocities + misses
+
+    def predict_step(self, batch: Clouds, batch_index: int) -> Tensor:
+        """The positions ``(N, d)`` in the last frame."""
+        return self(batch)
+
+    def truth(self, batch: Clouds) -> Tensor:
+        """The true positions ``(N, d)`` in the last frame."""
+        return self.frames(batch)[:, -1, 0]
+
+    def describe(self, predictions: Tensor, truth: Tensor | None = None) -> list[dict[str, Any]]:
+        """One row a body, of all clouds end to end: its number, and where it is predicted and is in the last frame."""
+        return numbered("body", [f"x{j}" for j in range(predictions.shape[1])], predictions, truth)
+
+    def _loss(self, output: Tensor, batch: Clouds) -> Tensor:
+        return (output - self.truth(batch)).square().mean()
+
+    def _measure(self, part: str, output: Tensor, batch: Clouds) -> None:
+        self.log_mean(f"{part}_error", self._loss(output, batch), len(batch.targets))
