@@ -48,7 +48,7 @@ def _say_stopped(name: str, given: Sequence[str]) -> None:
     # With --restart, the command would move the run aside.
     command = shlex.join([_PROGRAM, *(word for word in given if word != "--restart")])
     trains = given[:1] in (["fit"], ["compare"])
-    way_on = "the finished epochs are kept, and this goes on" if trains else "this starts again"
+    way_on = "finished epochs are kept, and this resumes" if trains else "this starts again"
     _print_error(f"stopped by {name}; {way_on}: {command}")
 
 
@@ -121,7 +121,7 @@ _LIGHTNING: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 
 @app.command(context_settings=_LIGHTNING, add_help_option=False)
 def fit(context: typer.Context) -> None:
-    """Train a network as a configuration file says; --help lists the options."""
+    """Train a network from a configuration file or a recipe; --help lists the options."""
     _run_experiment("fit", context.args)
 
 

@@ -1,4 +1,4 @@
-"""The facts by which results were made: versions of packages, and the machine."""
+"""The provenance of results: versions of packages, and the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _commit(checkout: Path) -> str | None:
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-    # Without the locks that git takes to remember what it has compared.
+    # Without the locks with which git caches its comparisons.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=environment)
@@ -47,7 +47,7 @@ def _commit(checkout: Path) -> str | None:
 
 
 def hardware() -> dict[str, str | int]:
-    """The machine, as far as it matters to the times measured."""
+    """The properties of the machine that affect timings."""
     found: dict[str, str | int] = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

@@ -334,7 +334,7 @@ def side_by_side(work: Work, names: Sequence[str], jobs: int, report: Reporter) 
             for future in finished:
                 future.result()
     except BrokenProcessPool as error:
-        raise UserError("the process of a network was killed: the same command goes on") from error
+        raise UserError("the process of a network was killed: run the same command again to resume") from error
     finally:
         for process in set(multiprocessing.active_children()) - others:
             process.kill()

@@ -31,7 +31,7 @@ UPRIGHT, ANY_ANGLE = "upright", "any angle"
 
 _ANGLE_SEED = 0  # the angles are part of the test set: they do not change with the seed of a run
 _PROBES = 4  # images in the measurement of the equivariance error
-_DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° loses most of what tells digits apart
+_DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° makes most digits illegible
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def measure_accuracies(
         batch_size: images at a time.
         advance: called with the numbers of images that are done and of all.
     """
-    with torch.no_grad():  # escnn expands its weights here, and what it keeps should not hold on to their graph
+    with torch.no_grad():  # escnn keeps the weights that it expands here, without their graph
         network.to(device).eval()
     labels = torch.from_numpy(data.test[1])
     total, done = len(labels) * len(oriented), 0

@@ -4,7 +4,7 @@ All have the same outline: a first layer from the image to hidden fields, two or
 to the final features, a maximum over poses (equivariant networks only), the mean over positions, and a linear map to
 the classes. Grids of more than 8×8 are halved by 2×2 pooling wherever the size is even; odd sizes are not pooled. So
 layers after the first see 8×8 positions of 16×16 images, and 14×14 and then 7×7 of 28×28 images. Smaller grids would
-lose what is left of a rotation that does not keep the pixels.
+lose the effect of a rotation that does not map pixels onto pixels.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Settings:
         """The options that the result of a network depends on, by their names on the command line.
 
         Args:
-            images: numbers that tell the images apart, since the same name may stand for others.
+            images: numbers that identify the images: the same name may stand for different images.
         """
         return {
             "data": self.data,

@@ -34,8 +34,8 @@ def epoch_order(length: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
 
 
-# To Lightning a DistributedSampler is one that knows the processes: it is left as it is whether or not the trainer was
-# made with use_distributed_sampler=False.
+# Lightning keeps a DistributedSampler as it is, whether or not the trainer was made with
+# use_distributed_sampler=False.
 
 
 class TrainingSampler(DistributedSampler[Draw]):
@@ -133,7 +133,7 @@ class DataInParts(pl.LightningDataModule, ABC):
     workers, nor of whether the run was interrupted after an earlier epoch. What does not fill a batch at the end of an
     epoch is left out, unless ``drop_last`` is false. Of the validation and test parts everything is seen exactly once.
 
-    A subclass says what is in the data set and where it is.
+    A subclass defines the content of the data set and its place.
 
     Args:
         batch_size: things in a training step over all processes together; a multiple of their number.
@@ -178,7 +178,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         at_least(0, seed=seed, num_workers=num_workers)
 
     def _prepare(self) -> None:
-        """Make or download what is kept in files. Called in one process of a node."""
+        """Make or download files, in one process of a node."""
 
     @abstractmethod
     def _load(self, parts: Mapping[str, int | None]) -> Mapping[str, Source]:
@@ -189,7 +189,7 @@ class DataInParts(pl.LightningDataModule, ABC):
         """A data set that answers a :class:`Draw` with a batch."""
 
     def prepare_data(self) -> None:
-        """Make or download what is kept in files. Lightning calls it in one process of a node."""
+        """Make or download files. Lightning calls it in one process of a node."""
         self._prepare()
 
     def setup(self, stage: str | None = None) -> None:

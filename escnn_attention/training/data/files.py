@@ -148,7 +148,7 @@ def make_from_downloads(
 
     Args:
         path: the file to write, in an existing folder.
-        files: the published files, which belong beside ``path``.
+        files: the published files, in the folder of ``path``.
         write: called with the opened ``path`` and the paths of the published files.
         allowed: whether files may be downloaded. If not, nothing is written where one is missing.
 

@@ -123,7 +123,7 @@ class _InFolder(ModelCheckpoint):
 
 
 class _Best(_InFolder):
-    """The checkpoint of the best epoch. A class of its own, as Lightning tells callbacks apart by their classes.
+    """The checkpoint of the best epoch. Lightning distinguishes callbacks by their classes.
 
     Without a monitor it is that of the last one.
     """

@@ -129,7 +129,7 @@ def provenance_of(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class _DamagedError(Exception):
-    """A file that is not what it should be; the message says how."""
+    """A file that is not a valid checkpoint; the message says why."""
 
 
 def _reason(error: Exception) -> str:

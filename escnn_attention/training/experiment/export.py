@@ -47,7 +47,7 @@ class Subject(ABC):
 
     Attributes:
         inputs: the names of what the file takes.
-        output: the name of what it gives.
+        output: the name of its output.
     """
 
     inputs: tuple[str, ...]
@@ -200,7 +200,7 @@ class _CloudsInFile(EquivariantModule):
     Args:
         run: the file.
         network: the network that is in it.
-        others: what it takes besides features and coordinates.
+        others: its inputs besides features and coordinates.
     """
 
     def __init__(self, run: Run, network: CloudNetwork, others: list[Tensor]):
@@ -236,7 +236,7 @@ def subject_of(network: torch.nn.Module, source: str | Path, size: int | None, d
         network: of images or of points.
         source: from which it comes, for errors.
         size: the height and width of the images; None for those of the data.
-        data: what it was trained on, as a configuration has it; None if that is not known.
+        data: the data of its training, as a configuration has it; None if unknown.
 
     Raises:
         UserError: a network of neither, or no size of images, or one of points; or a network of points and a PyTorch
@@ -298,8 +298,8 @@ class Exported(NamedTuple):
     Attributes:
         file: the file.
         num_bytes: its size.
-        things: what it takes any number of, such as ``"images 1×28×28"``.
-        inputs: the names of what it takes, in their order.
+        things: the inputs of which it takes any number, such as ``"images 1×28×28"``.
+        inputs: the names of its inputs, in their order.
         error: the largest difference between the outputs of the file and of the network, relative to the largest.
         report: the equivariance of the file, which was given transformed inputs; None for a network without a group.
 
@@ -528,7 +528,7 @@ def _quietly() -> Iterator[None]:
 
 @torch.no_grad()
 def _largest_error(run: Run, plain: torch.nn.Module, subject: Subject) -> float:
-    """The largest difference between what a file and a network say, relative to the largest output."""
+    """The largest difference between the outputs of a file and of a network, relative to the largest output."""
     worst = 0.0
     for inputs in subject.trials():
         expected = plain(*inputs)

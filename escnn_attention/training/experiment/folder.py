@@ -62,8 +62,8 @@ def check_folder(folder: Path, checkpoint: Path | None, configuration: Mapping[s
 def made_for_training(folder: Path, patience: float) -> Iterator[None]:
     """Make a folder, and keep other processes from training in it.
 
-    A training that is refused before it has finished an epoch leaves nothing of its own behind, neither the folder nor
-    its parents if it made them.
+    A training that is refused before it has finished an epoch removes its files, the folder, and the parents that it
+    made.
 
     Args:
         folder: of the experiment.
@@ -85,7 +85,7 @@ def made_for_training(folder: Path, patience: float) -> Iterator[None]:
             if not after & {folder / LAST, folder / BEST}:
                 for path in after - before:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-                with contextlib.suppress(OSError):  # somebody has put something else there
+                with contextlib.suppress(OSError):  # there are other files in it
                     for path in made:
                         path.rmdir()
             raise

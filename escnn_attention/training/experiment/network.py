@@ -21,8 +21,8 @@ from escnn_attention.training.experiment.folder import BEST, LAST
 def load_network(folder: str | Path, network: torch.nn.Module | None = None) -> torch.nn.Module:
     """The trained network of an experiment: that of the highest validation accuracy, in eval mode.
 
-    Nothing is run that the checkpoint brings along. It says by which class the network was made, and with which
-    arguments; where all of them are of this package, and the gspace is escnn's, the network is built from that.
+    Nothing from the checkpoint is executed. It names the class of the network and its arguments; if all of them belong
+    to this package, and the gspace to escnn, the network is built from these.
 
     Args:
         folder: that was given to ``escnn-attention fit --folder``; or a checkpoint in it.
@@ -89,9 +89,9 @@ def checkpoint_of(folder: str | Path) -> Path:
 
 
 def build_described(description: Any) -> torch.nn.Module:
-    """The network of a description: ``class_path`` and ``init_args``, which may hold descriptions in turn.
+    """The network of a description: ``class_path`` and ``init_args``, whose arguments may be descriptions as well.
 
-    A description can come from anywhere: :func:`escnn_attention.models.description.build` says what of it is built.
+    A description can come from anywhere; :func:`escnn_attention.models.description.build` documents what is built.
 
     Raises:
         UserError: it names anything else than modules of this package and what they take, is no description, or its
@@ -108,7 +108,7 @@ def build_described(description: Any) -> torch.nn.Module:
         raise UserError(str(error)) from error
     except UserError:
         raise
-    except Exception as error:  # what is written in a file can lead a constructor anywhere
+    except Exception as error:  # the arguments in a file can make a constructor fail in any way
         reason = reason_of(error)
         raise UserError(f"this version cannot build the network {description['class_path']}: {reason}") from error
     return network

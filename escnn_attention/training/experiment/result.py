@@ -27,7 +27,7 @@ def write_result(
     facts: Mapping[str, Any],
     tested: Mapping[str, Any],
 ) -> None:
-    """Write ``test.json``; one of another measurement is kept beside it.
+    """Write ``test.json``; a file of another measurement is kept under another name.
 
     Args:
         folder: of the experiment.

@@ -22,7 +22,7 @@ __all__ = ["check_kept", "check_parsed"]
 _LONGEST = 1 << 20  # bytes
 _PARTS = ("seed_everything", "task", "trainer", "model", "data", "weights_only")
 
-# Classes of these kinds that are defined in these packages, beside what checkpoints may name.
+# Classes of these kinds in these packages are known, in addition to those that checkpoints may name.
 _KINDS: tuple[tuple[type, str], ...] = (
     (torch.nn.Module, "torch.nn."),
     (torch.nn.Module, "escnn.nn."),
@@ -87,7 +87,7 @@ _WAY_OUT = (
 
 
 class _UnknownError(Exception):
-    """A configuration that names what it may not; the message says what."""
+    """A configuration that names something it may not; the message says what."""
 
 
 def _check(value: Any, name: str, folder: Path, seen: set[int]) -> None:

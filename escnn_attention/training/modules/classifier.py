@@ -19,7 +19,7 @@ class Classifier(Scheduled):
 
     Args:
         network: images ``(B, C, H, W)`` to logits ``(B, num_classes)``.
-        num_classes: the number of classes; by default what the network says (``network.num_classes``).
+        num_classes: the number of classes; by default ``network.num_classes``.
         cuda_graphs: whether steps on a GPU run from recorded graphs (:class:`~escnn_attention.CudaGraphs`), which small
             batches need to keep a GPU busy.
         label_smoothing: the part ε of each target that is spread evenly over all classes: the loss is

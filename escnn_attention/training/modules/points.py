@@ -58,7 +58,7 @@ class TrajectoryModule(PointModule):
     """Trains a network on trajectories: clouds whose ``point_targets`` ``(N, T, 2, d)`` are T frames.
 
     Args:
-        step: the time from one frame to the next; by default what the data says (``step``).
+        step: the time from one frame to the next; by default ``step`` of the data.
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:
@@ -304,7 +304,7 @@ class PointDynamics(TrajectoryModule):
 
     Args:
         network: a :class:`~escnn_attention.models.HamiltonianNetwork`.
-        step: the time from one frame to the next; by default what the data says (``step``).
+        step: the time from one frame to the next; by default ``step`` of the data.
         substeps: the steps of the integrator between two frames.
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
@@ -372,12 +372,12 @@ class PointDynamics(TrajectoryModule):
 
 
 class PointForecast(TrajectoryModule):
-    r"""Trains a network to say where bodies will be, of where they are and how they move.
+    r"""Trains a network to forecast the positions of bodies from their positions and velocities.
 
     .. math:: \hat q_i(T) = q_i(0) + T\,v_i(0) + f_i\big((c_1, v_1(0)), q_1(0), (c_2, v_2(0)), q_2(0), \dots\big)
 
-    The network f takes the features c of all bodies and, in the channels behind them, their velocities; it gives the
-    vectors by which they miss the place that they would come to by themselves. If it is equivariant to a group with the
+    The network f takes the features c of all bodies and, in the channels behind them, their velocities; its output is
+    the displacement of each body from uniform motion. If it is equivariant to a group with the
     velocities as a vector field, the forecast is, and to translations.
 
     The loss is the mean square over all coordinates of all bodies, in the last of the frames that the clouds have.
@@ -387,7 +387,7 @@ class PointForecast(TrajectoryModule):
         network: of ``(features, coords, batch=batch)`` to ``(N, d)``, such as a
             :class:`~escnn_attention.models.PointTransformer` with ``pool=None`` and ``"vector"`` as its output; the
             features are ``(N, C + d)``. Where the data has features of pairs of bodies, it takes them as ``edge_attr``.
-        step: the time from one frame to the next, T where there are two; by default what the data says (``step``).
+        step: the time from one frame to the next, T where there are two; by default ``step`` of the data.
         **options: of the training, such as ``optimizer`` and ``schedule``: see :class:`~.scheduled.Scheduled`.
 
     Raises:

@@ -65,9 +65,8 @@ class AveragedWeights(EMAWeightAveraging):
     After each step :math:`\bar\theta \leftarrow \gamma\bar\theta + (1 - \gamma)\theta`. Buffers are those of the
     network that trains: running statistics are averages already, and tables of a group are none to take averages of.
 
-    It is Lightning's callback, for networks with buffers that come and go: escnn's convolutions make filters of their
-    weights when they stop training. Filters are no part of what is averaged, and made anew where weights take the place
-    of others.
+    It extends Lightning's callback to networks whose buffers come and go: escnn's convolutions make filters from their
+    weights when they leave the training mode. Filters are not averaged; they are made again from the new weights.
 
     Args:
         decay: :math:`\gamma`.
@@ -136,7 +135,7 @@ def _make_filters(network: torch.nn.Module) -> None:
     network.eval()
 
 
-# Modules whose parameters scale and shift what goes through, hold thresholds, or say where things are.
+# Modules whose parameters are scales, shifts, thresholds or positional encodings.
 _SPARED: tuple[type, ...] = (
     Encoding,
     PairKernel,
@@ -159,11 +158,11 @@ _SPARED: tuple[type, ...] = (
 def decayed_parameters(network: nn.Module) -> list[str]:
     """The names of the parameters that decoupled weight decay is for: the weights of linear maps.
 
-    Not of norms, not of positional encodings and kernels, and no biases: they have a scale of their own, from which
-    decay would take them away without making the network any simpler.
+    Norms, positional encodings and kernels, and biases are left out: decay would change their scale without making the
+    network simpler.
 
     Args:
-        network: any module. Parameters of types that are not known to be otherwise are weights.
+        network: any module. Parameters of unknown modules count as weights.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
@@ -238,8 +237,8 @@ class Scheduled(pl.LightningModule):
         ema: the decay, below 1, of an exponential moving average of the weights, by which the network is then measured
             and kept: an average over about 1 / (1 − ``ema``) steps
             (:class:`AveragedWeights`). None for the weights themselves.
-        seed: of the random numbers drawn while training (dropout); each step starts from one of its own, so that it is
-            the same whether or not the process was restarted before it.
+        seed: of the random numbers drawn while training (dropout). Each step has its own seed, so that a restart does
+            not change it.
 
     Attributes:
         monitor: the measure that chooses the best epoch.

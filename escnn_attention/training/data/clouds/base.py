@@ -286,7 +286,7 @@ def move_trajectories(clouds: Clouds, motions: Motions, *, about: About = "mean"
     """Trajectories after a rigid motion of each: positions move, momenta and velocities rotate.
 
     Args:
-        clouds: what is moved, with ``point_targets`` (N, T, 2, d): see :func:`as_clouds`.
+        clouds: the trajectories, with ``point_targets`` (N, T, 2, d): see :func:`as_clouds`.
         motions: one of each cloud.
         about: the centre of rotations: the mean of their positions at the first frame, or the origin.
 
@@ -345,7 +345,7 @@ class PointClouds(DataInParts):
 
     Args:
         batch_size: clouds in a training step over all processes together; a multiple of their number.
-        seed: of the order of the training clouds, of their motions, and of what is generated.
+        seed: of the order of the training clouds, of their motions, and of generated clouds.
         num_workers: processes that prepare batches; 0 does it in the training process.
         eval_batch_size: clouds in a validation or test step over all processes together; by default ``batch_size``.
         rotate_train: rotate each training cloud at random, another one in each epoch: ``True``, or in three

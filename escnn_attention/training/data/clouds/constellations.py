@@ -109,7 +109,7 @@ def make_constellations(
     else:
         points = points / (_EXTENT / 2) - 1
 
-    # In an order that says nothing about what a point is of.
+    # In an order that does not reveal the pattern of a point.
     order = np.argsort(generator.random((count, NUM_POINTS)), axis=1)
     owners = np.repeat(np.arange(len(_CANDIDATES)), _SIZES)[order]
     counts = present.reshape(count, COPIES, len(PATTERNS)).sum(axis=1)

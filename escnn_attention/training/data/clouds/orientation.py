@@ -17,7 +17,7 @@ _TRIANGLE = (np.array([0, 0, 1, 0, 1, 2]), np.array([0, 1, 1, 2, 2, 2]))
 _IDENTITY = (_TRIANGLE[0] == _TRIANGLE[1]).astype(np.float64)
 _SIDES = np.where(_TRIANGLE[0] == _TRIANGLE[1], 1.0, 2**0.5)  # off the diagonal an entry counts twice
 
-# Frames that an orientation can be mistaken for: axes in another order, and with other directions.
+# Possible frames of an orientation: the axes in any order and with any directions.
 _FRAMES = np.array(
     [
         np.diag(signs) @ np.eye(3)[list(order)]
@@ -42,8 +42,8 @@ _FITTED = 5_000  # molecules that the bonds are fitted to
 _ROUNDS = 4
 _RIDGE = 1e-2
 _AT_ONCE = 512  # molecules
-# By how much the square of the error must be smaller in another orientation than in the one expected. With errors of 1
-# an entry, and 13 times as many molecules as expected as in another orientation, that is 2 log 13.
+# The least decrease of the squared error by which another frame replaces the expected one. It is 2 log 13 for errors of
+# 1 in each entry, if the expected frame is 13 times as frequent as another one.
 _MARGIN = 5.0
 
 
@@ -138,7 +138,7 @@ def _seen_from_frames(tensors: Array) -> Array:
 
 
 def _best(predicted: Array, tensors: Array) -> Integers:
-    """The frame of each molecule: the expected one, unless another agrees better with what is predicted."""
+    """The frame of each molecule: the expected one, unless another agrees better with the prediction."""
     errors = ((_seen_from_frames(tensors) * _SIDES - predicted[:, None]) ** 2).sum(axis=2)
     errors[:, 1:] += _MARGIN
     return errors.argmin(axis=1)

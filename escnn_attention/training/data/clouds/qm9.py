@@ -55,7 +55,7 @@ class Target(NamedTuple):
         name: of the column in :data:`FILE`.
         factor: by which it is multiplied.
         unit: that it then has.
-        atoms: what is taken away for each atom before that: of H, C, N, O and F.
+        atoms: the value of a single atom of H, C, N, O and F, which is subtracted for each atom before that.
     """
 
     name: str

@@ -213,7 +213,7 @@ def normalised(points: Array) -> Array:
 class SampledSolids(GeneratedClouds):
     """Points on the surfaces of ten kinds of solids, made by the package: which solid is it?
 
-    Every solid has proportions of its own and stands upright, with its axis along the third. Points are uniform on the
+    Every solid has random proportions and stands upright, with its axis along the third. Points are uniform on the
     surface; a cloud has mean 0 and greatest radius 1 before noise is added. The feature is 1.
 
     Args:

@@ -182,7 +182,7 @@ class PublishedImages(PublishedData, ABC):
     ⌊n / ``batch_size``⌋ batches; what does not fill a batch is left out, unless ``drop_last`` is false. Of the
     validation and test images every one is seen exactly once.
 
-    A subclass says what is in the data set and where it is.
+    A subclass defines the content of the data set and its place.
 
     Args:
         folder: the folder to look in, and to download into; it must exist. By default ``$ESCNN_ATTENTION_DATA``, or

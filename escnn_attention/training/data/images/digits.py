@@ -98,8 +98,8 @@ def read(size: int = SIZE) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray
 
 def _sampled(images: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.uint8]:
     if size != SIZE:
-        # Pixels are squares of a grid that keeps its outer border, and there is nothing beyond it. A spline is linear
-        # in the pixels, and goes along one axis after the other: what it makes of unit vectors is all that it does.
+        # Pixels are squares of a grid that keeps its outer border, with zeros beyond it. A spline is linear in the
+        # pixels and separable: its values for unit vectors determine it.
         along = ndimage.zoom(np.eye(SIZE), (size / SIZE, 1), order=3, mode="grid-constant", grid_mode=True)
         images = along @ images @ along.T
     scale = white(size) / white(SIZE)

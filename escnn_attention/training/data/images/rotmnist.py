@@ -39,8 +39,8 @@ class RotMNIST(PublishedImages):
 
     Args:
         folder: the folder to look in, and to download into.
-        full_train: train on all 12,000 images of the training file, as one does once everything is chosen. None are
-            left to validate, and the last epoch counts.
+        full_train: train on all 12,000 images of the training file. None are left to validate, and the last epoch
+            counts.
         **options: of :class:`~.base.PublishedImages`, such as ``batch_size`` and ``rotate_train``.
 
     In a configuration file::
