@@ -27,6 +27,4 @@ def pytest_configure(config: pytest.Config) -> None:
         import escnn_attention  # noqa: F401  # before escnn, which it makes importable where there is no lie_learn
 
 
-collect_ignore_glob = (
-    [] if importlib.util.find_spec("triton") else ["escnn_attention/functional/grid/triton_kernels*.py"]
-)
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["escnn_attention/*_kernels*.py"]

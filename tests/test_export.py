@@ -396,7 +396,7 @@ def test_compiled_packages(name, tmp_path):
 @pytest.mark.parametrize("name", ["GroupSelfAttention", "AttentiveConv", "PointSelfAttention"])
 def test_torchscript_is_refused(name):
     plain = nn.Sequential(CASES[name].drawn().export())
-    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script: .* is Python .* needed torch\.export\.export"):
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.script: .*torch\.export\.export"):
         torch.jit.script(plain)
 
 

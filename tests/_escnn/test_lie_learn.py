@@ -93,7 +93,7 @@ def test_quadratures_are_exact_for_polynomials(number, kind, monkeypatch):
 
 
 def test_another_field_is_refused():
-    with pytest.raises(ValueError, match="field: got 'complex', needed 'real'"):
+    with pytest.raises(ValueError, match=r"field: .*'real'"):
         lie_learn.wigner_D_matrix(1, 0.0, 0.0, 0.0, field="complex")
 
 

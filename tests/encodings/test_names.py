@@ -21,8 +21,8 @@ def test_the_default_is_the_mlp():
 
 
 def test_wrong_encodings_are_refused():
-    with pytest.raises(ValueError, match=r"encoding: got 'spiral', needed one of 'mlp', .*'none'"):
+    with pytest.raises(ValueError, match=r"encoding: .*'mlp'"):
         as_encoding("spiral")
     for value in 3, MLPEncoding, torch.nn.Linear(2, 2), False:
-        with pytest.raises(TypeError, match=r"encoding: got .*, needed an Encoding, a name or None"):
+        with pytest.raises(TypeError, match=r"encoding: .*Encoding"):
             as_encoding(value)

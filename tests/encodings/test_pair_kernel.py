@@ -28,7 +28,7 @@ PUBLISHED = {"biases": True, "last_activation": True}
 def test_every_parameter_matters(content, location, combine, options):
     torch.manual_seed(0)
     if options and "mlp" not in (location, combine):
-        with pytest.raises(ValueError, match="biases: got True, and there is no network"):
+        with pytest.raises(ValueError, match=r"biases: .*is no network"):
             bound(content, location, combine, **options)
         return
     kernel = bound(content, location, combine, **options).double()
@@ -86,9 +86,9 @@ def test_a_last_activation_bounds_the_number():
 
 def test_options_are_checked():
     for name in PUBLISHED:
-        with pytest.raises(TypeError, match=f"{name}: got 1, needed True or False"):
+        with pytest.raises(TypeError, match=rf"{name}: .*True or False"):
             PairKernel(**{name: 1})
-        with pytest.raises(ValueError, match=f"{name}: got True, and there is no network"):
+        with pytest.raises(ValueError, match=rf"{name}: .*is no network"):
             PairKernel("dot", "raw", "sum", **{name: True})
     assert (
         repr(PairKernel(**PUBLISHED)) == "PairKernel('dot', 'mlp', 'sum', hidden=16, biases=True, last_activation=True)"

@@ -141,9 +141,9 @@ def test_models_are_called_with_what_they_take():
     with pytest.raises(TypeError, match="x: got int"):
         on_fields(model, 3)
     for module in (model, Plain()):
-        with pytest.raises(ValueError, match=r"x: got shape \(5,\), needed \(B, C, \*space\)"):
+        with pytest.raises(ValueError, match=r"x: .*\(B, C, \*space\)"):
             on_fields(module, torch.zeros(5))
-        with pytest.raises(ValueError, match=r"x: got shape \(2, 8, 5\), needed 8 channels .*\(B, 8, H, W\)"):
+        with pytest.raises(ValueError, match=r"x: .*8 channels"):
             on_fields(model, torch.zeros(2, 8, 5))
 
 

@@ -153,7 +153,7 @@ def test_only_some_are_trained(run, trained, tmp_path):
     ((result,),) = execute_all("table", [other, run], tmp_path, only=[run.label], accelerator="cpu")
     assert [row["label"] for row in json.loads((tmp_path / "table.json").read_text(encoding="utf-8"))] == [run.label]
     assert result["seed"] == 0
-    with pytest.raises(UserError, match="--only: got a third, needed labels of table: another, a CNN 3×3"):
+    with pytest.raises(UserError, match=r"--only: .*labels of table:"):
         execute_all("table", [other, run], tmp_path, only=[run.label, "a third"], accelerator="cpu")
 
 

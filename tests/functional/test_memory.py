@@ -29,7 +29,7 @@ def test_holds_inside_a_with_statement_or_until_it_is_set_again():
 
 @pytest.mark.parametrize("value", [0, -5])
 def test_needs_a_positive_number(value):
-    with pytest.raises(ValueError, match=f"num_bytes: got {value}, needed a positive number"):
+    with pytest.raises(ValueError, match=r"num_bytes: .*positive number"):
         working_memory(value)
 
 

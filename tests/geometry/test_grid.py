@@ -132,7 +132,7 @@ def test_tables_are_rounded_once(dtype):
 
 def test_a_grid_has_positions():
     for shape, name in (((0,), "0"), ((3, 0), "3×0")):
-        with pytest.raises(ValueError, match=f"^input: a grid of {name} has no positions, needed at least one along"):
+        with pytest.raises(ValueError, match=f"^input: .*{name} .*at least one"):
             Grid(shape, Window(3))
     assert Grid((), Window()).num_positions == 1
 

@@ -177,7 +177,7 @@ def test_a_single_cloud_is_that_of_one_number():
 
 @pytest.mark.parametrize("edges", [[[0, 3], [1, 2]], [[0, 1], [1, 3]], [[-1, 1], [0, 2]]])
 def test_edges_of_points_that_are_not_there(edges):
-    with pytest.raises(ValueError, match=r"edge_index: got points from .* needed numbers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"edge_index: .*numbers from 0"):
         Lists(torch.tensor(edges), 3)
 
 

@@ -237,9 +237,9 @@ class TestLiftedMotion:
         assert repr(LiftedMotion(limit=0.5)) == "LiftedMotion(limit=0.5)"
 
     def test_bad_arguments(self):
-        with pytest.raises(ValueError, match=r"^rotation: got 'matrix', needed one of 'vector', 'quaternion'"):
+        with pytest.raises(ValueError, match=r"^rotation: .*'vector'"):
             LiftedMotion("matrix")
-        with pytest.raises(ValueError, match=r"^limit: got 0, needed a positive length"):
+        with pytest.raises(ValueError, match=r"^limit: .*positive length"):
             LiftedMotion(limit=0)
         with pytest.raises(ValueError, match=r"^relation: LiftedMotion\(\) is for .* of 3 or 7 numbers, got .* 2"):
             LiftedMotion().size(2)

@@ -58,7 +58,7 @@ def test_there_and_back():
     with pytest.raises(ValueError, match="x: got"):
         grid.points(image[:, :, :3], scalars)
     for features in (x.tensor[:-1], x.tensor[0]):
-        with pytest.raises(ValueError, match=r"x: got .* needed \(B · 24, C\)"):
+        with pytest.raises(ValueError, match=r"x: .*\(B · 24, C\)"):
             grid.image(features)
     plane = gspaces.rot2dOnR2(4)
     with pytest.raises(ValueError, match="R³"):
@@ -75,5 +75,5 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             SphereGrid(*arguments)
-    with pytest.raises(TypeError, match=r"num_longitudes: got 2.5, needed an integer"):
+    with pytest.raises(TypeError, match=r"num_longitudes: .*integer"):
         SphereGrid(4, 2.5)

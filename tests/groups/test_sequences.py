@@ -131,9 +131,9 @@ def test_subgroups():
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="group: got 4, needed a group"):
+    with pytest.raises(TypeError, match=r"group: .*group"):
         sequence_space(4)
-    with pytest.raises(TypeError, match=r"gspace: got .*, needed a gspace"):
+    with pytest.raises(TypeError, match=r"gspace: .*gspace"):
         space_time(group.cyclic_group(4))
     space = SpaceTime(gspaces.rot2dOnR2(4))
     with pytest.raises(NotImplementedError, match="no steerable kernels"):

@@ -84,5 +84,5 @@ def test_modules_that_cannot_be_exported_are_named():
     with pytest.raises(NotImplementedError, match=r"exported: BranchingModule takes or gives several fields"):
         exported(module)
     pytest.importorskip("torch_geometric")
-    with pytest.raises(NotImplementedError, match=r"exported: R2PointConv reads coordinates .* needed PointSelf"):
+    with pytest.raises(NotImplementedError, match=r"exported: .*PointSelf"):
         exported(en.R2PointConv(VECTORS, VECTORS, sigma=0.5, width=1.0, n_rings=2, frequencies_cutoff=2.0))

@@ -214,9 +214,9 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="potential: got an output"):
         wrong.energy(q, p, features, BATCH)
     for scale in (0, -1.0, "a", None, True, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"scale: got {scale!r}, needed a positive energy"):
+        with pytest.raises(ValueError, match=r"scale: .*positive energy"):
             HamiltonianNetwork(network.potential, scale=scale)
-    with pytest.raises(TypeError, match=r"potential: got function, needed a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"potential: .*torch\.nn\.Module"):
         HamiltonianNetwork(lambda features, coords, batch: coords.sum())
     assert copy.deepcopy(network).extra_repr() == "scale=1.0, mass=0, integrator='rk4'"
 
@@ -242,9 +242,9 @@ def test_bad_systems(known):
         ):
             with pytest.raises(error, match=message):
                 method(q, p, features, batch)
-        with pytest.raises(ValueError, match=r"features: got shape \(6, 2\), needed \(7, channels\)"):
+        with pytest.raises(ValueError, match=r"features: .*\(7, channels\)"):
             method(q, p, features[:6], BATCH)
-        with pytest.raises(ValueError, match=r"positions: got shape \(14,\), needed \(bodies, d\)"):
+        with pytest.raises(ValueError, match=r"positions: .*\(bodies, d\)"):
             method(q.flatten(), p.flatten(), features, BATCH)
         assert method(q, p, features, BATCH).isfinite().all()
 

@@ -113,16 +113,16 @@ def test_bad_arguments():
     for options, message in (({"pool": "sum"}, "pool: got 'sum'"), ({"readout": "all"}, "readout: got 'all'")):
         with pytest.raises(ValueError, match=message):
             small(gspace, **options)
-    with pytest.raises(ValueError, match=r"^lift_samples: got 2, but the fiber group C4 is finite"):
+    with pytest.raises(ValueError, match=r"^lift_samples: .*C4 is finite"):
         small(gspace, lift_samples=2)
-    with pytest.raises(ValueError, match=r"^lifts: got some, and this network has no lift_samples"):
+    with pytest.raises(ValueError, match=r"^lifts: .*has no lift_samples"):
         small(gspace)(torch.zeros(3, 2).double(), torch.zeros(3, 2).double(), lifts=torch.zeros(3, 1))
-    with pytest.raises(ValueError, match=r"^lift_samples: got None, and the fiber group SO\(2\) is continuous"):
+    with pytest.raises(ValueError, match=r"^lift_samples: .*SO\(2\) is continuous"):
         small(gspaces.rot2dOnR2(-1))
-    with pytest.raises(ValueError, match=r"^relation: got Offset\(\), needed a LiftedMotion"):
+    with pytest.raises(ValueError, match=r"^relation: .*LiftedMotion"):
         small(gspaces.rot2dOnR2(-1), lift_samples=2, relation=Offset())
     for options in ({}, {"relation": LiftedMotion()}):
-        with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but no quaternions are seen"):
+        with pytest.raises(ValueError, match=r"^positive_quaternions: .*quaternions are seen"):
             small(gspaces.rot3dOnR3(), lift_samples=2, positive_quaternions=True, **options)
     with pytest.raises(ValueError, match=r"^in_type: LieTransformer needs trivial"):
         LieTransformer(gspace, FieldType(gspace, [gspace.irrep(1)]), 1, fields=4, num_blocks=1, num_heads=2)

@@ -151,7 +151,7 @@ def test_what_cannot_be_compiled(tmp_path, monkeypatch):
     plain, x, file = layer("own queries"), features(2).float(), tmp_path / "n.pt2"
     with pytest.raises(TypeError, match=r"plain: got GroupSelfAttention, .* its export\(\) gives"):
         compile_package(ea.GroupSelfAttention(FIELDS, FIELDS, kernel_size=3), (x,), file)
-    with pytest.raises(ValueError, match=r"file: got .*n\.so, needed a name that ends in \.pt2"):
+    with pytest.raises(ValueError, match=r"file: .*name that ends"):
         compile_package(plain, (x,), file.with_suffix(".so"))
     monkeypatch.delenv("CXX", raising=False)
     with monkeypatch.context() as patch:
@@ -160,6 +160,6 @@ def test_what_cannot_be_compiled(tmp_path, monkeypatch):
         with pytest.raises(RuntimeError, match=r"compile_package: there is no C\+\+ compiler"):
             compile_package(plain, (x,), file)
     monkeypatch.setattr(packaged, "_OLDEST", "99.0")
-    with pytest.raises(RuntimeError, match=r"compile_package: got PyTorch .*, needed 99\.0 or later"):
+    with pytest.raises(RuntimeError, match=r"compile_package: .*99\.0 or later"):
         compile_package(plain, (x,), file)
     assert not file.exists()

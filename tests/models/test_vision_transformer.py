@@ -90,11 +90,11 @@ def test_bad_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             VisionTransformer(GROUPS[0], 2, 3, **(SIZES | {name: value}))
-    with pytest.raises(TypeError, match=r"^encoding: block has no such option"):
+    with pytest.raises(TypeError, match=r"^encoding: .*no such option"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES, block={"encoding": "mlp"})
-    with pytest.raises(ValueError, match="does not map a square grid onto itself"):
+    with pytest.raises(ValueError, match="square grid"):
         VisionTransformer(gspaces.rot2dOnR2(8), 2, 3, **SIZES)
-    with pytest.raises(ValueError, match=r"^input: VisionTransformer got a tensor of shape"):
+    with pytest.raises(ValueError, match=r"^input: .*of shape"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"^input: patches of 2 do not divide a grid of 7×8"):
+    with pytest.raises(ValueError, match=r"^input: .*divide .*7×8"):
         VisionTransformer(GROUPS[0], 2, 3, **SIZES)(torch.zeros(1, 2, 7, 8))

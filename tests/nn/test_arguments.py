@@ -90,22 +90,20 @@ class TestBadInput:
         self.layer = GroupSelfAttention(self.fields, self.fields, 2, 3)
 
     def test_not_a_geometric_tensor(self):
-        with pytest.raises(
-            TypeError, match=r"input: GroupSelfAttention got Tensor, needed an escnn\.nn\.GeometricTensor"
-        ):
+        with pytest.raises(TypeError, match=r"input: .*escnn\.nn\.GeometricTensor"):
             self.layer(torch.randn(1, 16, 4, 4))
 
     def test_another_gspace(self):
-        with pytest.raises(ValueError, match="input: GroupSelfAttention got a tensor on the gspace C4"):
+        with pytest.raises(ValueError, match=r"input: .*on the gspace C4"):
             self.layer(random_field(regular(PLANE["C4"](), 4), 4, 4))
 
     def test_another_type(self):
-        with pytest.raises(ValueError, match="input: GroupSelfAttention got a tensor of type"):
+        with pytest.raises(ValueError, match=r"input: .*of type"):
             self.layer(random_field(regular(D4(), 3), 4, 4))
 
     def test_scattered_points(self):
         points = GeometricTensor(torch.randn(7, 16), self.fields, coords=torch.randn(7, 2))
-        with pytest.raises(ValueError, match=r"input: GroupSelfAttention got scattered points"):
+        with pytest.raises(ValueError, match=r"input: .*scattered points"):
             self.layer(points)
 
     def test_wrong_shape(self):
@@ -115,13 +113,13 @@ class TestBadInput:
 
     def test_positions_and_poses_of_maps(self):
         x = random_field(self.fields, 4, 4, dtype=torch.float32)
-        with pytest.raises(ValueError, match="positions: got 3 indices each, needed 2"):
+        with pytest.raises(ValueError, match=r"positions: .*needed 2"):
             self.layer.attention_maps(x, [(0, 0, 0)])
         with pytest.raises(ValueError, match=r"positions: .* grid of shape \(4, 4\)"):
             self.layer.attention_maps(x, [(0, 4)])
-        with pytest.raises(ValueError, match="poses: got 8, needed an index from 0 to 7"):
+        with pytest.raises(ValueError, match=r"poses: .*index from 0"):
             self.layer.attention_maps(x, [(0, 0)], [8])
-        with pytest.raises(ValueError, match="poses: got an element of C4, needed D4"):
+        with pytest.raises(ValueError, match=r"poses: .*needed D4"):
             self.layer.attention_maps(x, [(0, 0)], [PLANE["C4"]().fibergroup.identity])
 
 
@@ -131,9 +129,7 @@ def test_a_window_is_said(layer):
     space = gspaces.rot2dOnR2(4)
     fields = FieldType(space, [space.regular_repr])
     in_type = FieldType(space, [space.trivial_repr]) if layer is LiftingSelfAttention else fields
-    with pytest.raises(
-        TypeError, match="kernel_size: got none, needed the odd width of the window, such as 5, or None"
-    ):
+    with pytest.raises(TypeError, match=r"kernel_size: .*odd width"):
         layer(in_type, fields)
     assert "global" in repr(layer(in_type, fields, kernel_size=None))
     nowhere = gspaces.no_base_space(space.fibergroup)

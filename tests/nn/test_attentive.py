@@ -224,24 +224,6 @@ def test_gradients():
     torch.autograd.gradgradcheck(module.plain, (x,))
 
 
-def test_state_and_precision():
-    module, other = (attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2)) for _ in range(2))
-    x = input_of(module)
-    buffer = io.BytesIO()
-    torch.save(module.state_dict(), buffer)
-    buffer.seek(0)
-    other.load_state_dict(torch.load(buffer))
-    torch.testing.assert_close(other(x).tensor, module(x).tensor)
-    assert spaces.grid_error(module.to(torch.bfloat16).double(), x) < EXACT
-
-
-def test_export_and_shape():
-    module = attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2))
-    x = input_of(module)
-    assert module.evaluate_output_shape(tuple(x.shape)) == tuple(module(x).shape)
-    torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
-
-
 def test_repr():
     module = FeatureAttention(spaces.regular(gspaces.rot2dOnR2(4), 2), dilation=2, residual=False, statistics="max")
     for part in ("ratio=2", "kernel_size=7", "dilation=2", "residual=False", "statistics=('max',)"):
@@ -369,16 +351,6 @@ def test_gradients_pose_attention():
     module = pose_attention_on(spaces.regular(gspaces.rot2dOnR2(2), 2))
     x = input_of(module, 3).tensor.requires_grad_()
     torch.autograd.gradcheck(module.plain, (x,))
-
-
-def test_state_export_and_precision():
-    module, other = (pose_attention_on(spaces.regular(gspaces.rot2dOnR2(8), 2)) for _ in range(2))
-    x = input_of(module, 3)
-    other.load_state_dict(module.state_dict())
-    torch.testing.assert_close(other(x).tensor, module(x).tensor)
-    assert module.evaluate_output_shape(tuple(x.shape)) == tuple(module(x).shape)
-    torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
-    assert spaces.grid_error(module.to(torch.bfloat16).double(), x) < EXACT
 
 
 def test_mistakes_pose_attention():

@@ -387,7 +387,7 @@ def test_convolutions_that_are_no_attention(message):
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "much", True])
 def test_wrong_sharpness(value):
-    with pytest.raises(ValueError, match=f"sharpness: got {value!r}, needed a positive number"):
+    with pytest.raises(ValueError, match=r"sharpness: .*positive number"):
         attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=value)
 
 
@@ -402,7 +402,7 @@ def test_sharpness_to_the_end(sharpness, dtype):
 
 
 def test_too_sharp():
-    with pytest.raises(ValueError, match=r"sharpness: got 1e\+300, needed at most 1e\+06"):
+    with pytest.raises(ValueError, match=r"sharpness: .*at most 1e\+06"):
         attention_from_convolution(convolution_on(C4(), fields=(1, 1)), sharpness=1e300)
 
 

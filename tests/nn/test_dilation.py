@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -37,11 +36,6 @@ class TestPerScale:
         layer = PerScale(HalvingPool(regular(PLANE["C4"](), 1)), THREE)
         x = random_field(layer.in_type, 8, 6)
         assert layer(x).shape == layer.evaluate_output_shape(x.shape) == (2, 12, 4, 3)
-
-    def test_exports_what_it_holds(self):
-        layer = drawn(PerScale(FieldLayerNorm(regular(PLANE["C4"](), 1)), THREE))
-        x = random_field(layer.in_type, 4, 4)
-        assert torch.equal(layer.export()(x.tensor), layer(x).tensor)
 
 
 class TestScales:
@@ -424,28 +418,6 @@ MODULES = {
 
 @pytest.mark.parametrize("name", MODULES)
 class TestModule:
-    def test_shapes_copies_and_files(self, name, tmp_path):
-        module = drawn(MODULES[name]()).eval()
-        x = random_field(module.in_type, 6, 5)
-        y = module(x)
-        assert y.type == module.out_type
-        assert module.evaluate_output_shape(tuple(x.shape)) == tuple(y.shape)
-        other = MODULES[name]().double().eval()
-        other.load_state_dict(module.state_dict())
-        torch.save(module, tmp_path / "module.pt")
-        copies = [other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
-        for copied in [*copies, torch.load(tmp_path / "module.pt", weights_only=False)]:
-            assert torch.equal(copied(x).tensor, y.tensor)
-
-    def test_exports(self, name):
-        module = drawn(MODULES[name]())
-        exported = module.export()
-        assert not any(type(m).__module__.startswith("escnn.") for m in exported.modules())
-        assert not exported.training
-        for shape in ((6, 5), (3, 8)):
-            x = random_field(module.in_type, *shape)
-            assert torch.equal(exported(x.tensor), module(x).tensor)
-
     def test_every_parameter_learns(self, name):
         module = drawn(MODULES[name]()).eval()
         x = random_field(module.in_type, 6, 6)

@@ -156,14 +156,14 @@ def test_mistakes():
     scalars = FieldType(other, [other.trivial_repr])
     with pytest.raises(TypeError, match="module: got 3, needed"):
         FrameLift(3, space)
-    with pytest.raises(TypeError, match="gspace: got 4, needed a gspace"):
+    with pytest.raises(TypeError, match=r"gspace: .*gspace"):
         FrameLift(network, 4)
-    with pytest.raises(TypeError, match="channels: got None, and Sequential has no num_features"):
+    with pytest.raises(TypeError, match=r"channels: .*has no num_features"):
         FrameLift(network, space)
     with pytest.raises(ValueError, match="channels: got 0, needed"):
         FrameLift(network, space, channels=0)
     for refused in (gspaces.rot2dOnR2(8), gspaces.flip2dOnR2(axis=0.3), gspaces.no_base_space(space.fibergroup)):
-        with pytest.raises(ValueError, match=r"gspace: .* does not map a square grid onto itself"):
+        with pytest.raises(ValueError, match=r"gspace: .*square grid"):
             FrameLift(network, refused, channels=5)
     with pytest.raises(NotImplementedError, match="continuous"):
         FrameLift(network, gspaces.rot2dOnR2(-1), channels=5)

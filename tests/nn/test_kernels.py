@@ -126,7 +126,7 @@ def test_refuses_a_kernel_that_is_not_equivariant():
     fields = spaces.regular(gspaces.rot2dOnR2(4), 2)
     convolution = R2Conv(fields, fields, 3, **complete_basis(3))
     before = convolution.weights.clone()
-    with pytest.raises(ValueError, match=r"kernel: the nearest filter .* needed an equivariant kernel"):
+    with pytest.raises(ValueError, match=r"kernel: .*equivariant kernel"):
         fit_kernel(convolution, torch.randn(8, 8, 3, 3))
     assert torch.equal(convolution.weights, before)
     assert fit_kernel(convolution, torch.randn(8, 8, 3, 3), tolerance=1.0) > 0.1
@@ -135,21 +135,21 @@ def test_refuses_a_kernel_that_is_not_equivariant():
 def test_wrong_arguments():
     fields = spaces.regular(gspaces.rot2dOnR2(4), 1)
     convolution = R2Conv(fields, fields, 3, initialize=False)
-    with pytest.raises(TypeError, match="convolution: got Conv2d, needed an R2Conv or R3Conv"):
+    with pytest.raises(TypeError, match=r"convolution: .*R2Conv or R3Conv"):
         fit_kernel(torch.nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 3, 3))
-    with pytest.raises(ValueError, match=r"kernel: got \(4, 4, 5, 5\), needed .* of shape \(4, 4, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"kernel: .* of shape \(4, 4, 3, 3\)"):
         fit_kernel(convolution, torch.zeros(4, 4, 5, 5))
     with pytest.raises(ValueError, match="kernel: got list, needed"):
         fit_kernel(convolution, [0.0])
-    with pytest.raises(ValueError, match="kernel_size: got 0, needed at least 1"):
+    with pytest.raises(ValueError, match=r"kernel_size: .*at least 1"):
         complete_basis(0)
-    with pytest.raises(TypeError, match=r"dilation: got 1\.5, needed an integer"):
+    with pytest.raises(TypeError, match=r"dilation: .*integer"):
         complete_basis(3, dilation=1.5)
-    with pytest.raises(ValueError, match="dimensions: got 1, needed 2 or 3"):
+    with pytest.raises(ValueError, match=r"dimensions: .*2 or 3"):
         complete_basis(3, dimensions=1)
     with pytest.raises(ValueError, match="kernel_size: got 2, at which escnn's band-limited basis is empty"):
         pose_kernel(gspaces.rot2dOnR2(8), 1, 8, 1, 8, 2, gain=1.0)
-    with pytest.raises(ValueError, match="basis: got 'all', needed one of 'auto', 'complete', 'bandlimited'"):
+    with pytest.raises(ValueError, match=r"basis: .*'auto'"):
         pose_kernel(gspaces.rot2dOnR2(4), 1, 4, 1, 4, 3, basis="all", gain=1.0)
 
 
@@ -158,10 +158,10 @@ def test_poses_of_a_type():
     assert poses_of("in_type", spaces.regular(gspace, 2), "Layer") == 6
     assert poses_of("in_type", spaces.scalars(gspace, 2), "Layer") == 1
     both = FieldType(gspace, [gspace.regular_repr, gspace.trivial_repr])
-    with pytest.raises(ValueError, match=r"in_type: Layer needs regular fields only, or trivial .*; got irrep_.*, reg"):
+    with pytest.raises(ValueError, match=r"in_type: .*regular fields only"):
         poses_of("in_type", both, "Layer")
     circle = gspaces.rot2dOnR2(-1)
-    with pytest.raises(NotImplementedError, match=r"in_type: Layer needs a finite fiber group, got SO\(2\), which"):
+    with pytest.raises(NotImplementedError, match=r"in_type: .*finite fiber group"):
         poses_of("in_type", spaces.scalars(circle, 1), "Layer")
 
 

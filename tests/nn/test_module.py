@@ -1,8 +1,5 @@
 """What all modules have in common."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from escnn import gspaces, nn
@@ -84,29 +81,22 @@ def test_equivariant_in_float64(module, x):
     assert spaces.grid_error(module.double().eval(), x.to(torch.float64)) < 1e-12
 
 
-def test_output_shape(module, x):
-    y = module(x)
-    assert y.type == module.out_type
-    assert y.shape == module.evaluate_output_shape(x.shape)
-    assert module.evaluate_output_shape((5, *x.shape[1:])) == (5, *y.shape[1:])
-
-
 def test_wrong_shapes_are_refused(module, x):
     name = type(module).__name__
     for shape in (x.shape[:-1], (*x.shape, 3), (2, module.in_type.size + 1, *x.shape[2:])):
-        with pytest.raises(ValueError, match=rf"input_shape: {name} got .*, needed \(batch, {module.in_type.size}"):
+        with pytest.raises(ValueError, match=rf"input_shape: {name} .*\(batch, {module.in_type.size}"):
             module.evaluate_output_shape(shape)
 
 
 def test_wrong_input_is_refused(module, x):
     name = type(module).__name__
-    with pytest.raises(TypeError, match=rf"input: {name} got Tensor, needed an escnn.nn.GeometricTensor"):
+    with pytest.raises(TypeError, match=rf"input: {name} .*escnn.nn.GeometricTensor"):
         module(x.tensor)
     other = spaces.regular(gspaces.rot2dOnR2(7), 1)
-    with pytest.raises(ValueError, match=rf"input: {name} got a tensor on the gspace C7.*, needed one on "):
+    with pytest.raises(ValueError, match=rf"input: {name} .*gspace C7"):
         module(spaces.random_field(other, 3, 3))
     more = x.type + x.type
-    with pytest.raises(ValueError, match=rf"input: {name} got a tensor of type .*, needed "):
+    with pytest.raises(ValueError, match=rf"input: {name} .*of type"):
         module(spaces.random_field(more, *x.shape[2:]))
 
 
@@ -118,7 +108,7 @@ def test_scattered_points_are_refused_where_positions_see_each_other(module):
     if module.pointwise:
         assert module(points).coords is points.coords
         return
-    with pytest.raises(ValueError, match=r"input: .* got scattered points"):
+    with pytest.raises(ValueError, match=r"input: .*scattered points"):
         module(points)
 
 
@@ -137,20 +127,6 @@ def test_autocast(module, x):
     with torch.autocast("cpu", torch.bfloat16):
         y = module(x).tensor
     assert (y - expected).norm() < 0.1 * expected.norm()
-
-
-def test_export_gives_the_same_values(module, x):
-    module.train()
-    exported = module.export()
-    assert not exported.training
-    assert not module.training  # escnn's convention
-    with torch.no_grad():
-        expected = module(x).tensor
-        torch.testing.assert_close(exported(x.tensor), expected)
-        for parameter in exported.parameters():  # a copy
-            parameter.zero_()
-        torch.testing.assert_close(module(x).tensor, expected)
-    assert not any(isinstance(m, nn.EquivariantModule) for m in exported.modules())
 
 
 @pytest.fixture(scope="module")
@@ -196,20 +172,6 @@ def test_state_dict(request, module, x):
             assert (other(x).tensor - expected).abs().max() > 1e-4
         other.load_state_dict(state)
         assert torch.equal(other(x).tensor, expected)
-
-
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
-def test_copies(copied, module, x):
-    module.eval()
-    new = copied(module)
-    with torch.no_grad():
-        expected = module(x).tensor
-        assert torch.equal(new(x).tensor, expected)
-        for parameter in new.parameters():
-            parameter.mul_(2)
-        assert torch.equal(module(x).tensor, expected)
-    assert repr(new) == repr(module)
 
 
 def test_gradients_reach_every_parameter(module, x):

@@ -143,13 +143,13 @@ def test_eps():
 def test_wrong_arguments():
     gspace = gspaces.rot2dOnR2(4)
     field_type = spaces.regular(gspace, 1)
-    with pytest.raises(TypeError, match=r"in_type: got GeometricTensor, needed an escnn.nn.FieldType"):
+    with pytest.raises(TypeError, match=r"in_type: .*escnn.nn.FieldType"):
         FieldLayerNorm(spaces.random_field(field_type, 2, 2))
-    with pytest.raises(ValueError, match="scope: got 'batch', needed one of 'position', 'sample', 'pose'"):
+    with pytest.raises(ValueError, match=r"scope: .*'position'"):
         FieldLayerNorm(field_type, "batch")
-    with pytest.raises(ValueError, match="kind: got 'batch', needed one of 'layer', 'rms'"):
+    with pytest.raises(ValueError, match=r"kind: .*'layer'"):
         FieldLayerNorm(field_type, kind="batch")
-    with pytest.raises(ValueError, match=r'in_type: scope="pose", .* needs regular fields only, got also irrep_1'):
+    with pytest.raises(ValueError, match=r"in_type: .*regular fields only"):
         FieldLayerNorm(FieldType(gspace, [gspace.irrep(1)]), "pose")
     for eps in -1e-5, float("nan"), "1e-5":
         with pytest.raises(ValueError, match="eps: got"):
@@ -339,7 +339,7 @@ def test_norms_that_leave_nothing_are_refused():
         (2 * [regular], {"scope": "pose", "kind": "layer"}, 'layer" makes a sign'),
     ]
     for fields, options, message in refused:
-        with pytest.raises(ValueError, match=f"^in_type: got .*{message}.*; needed more fields"):
+        with pytest.raises(ValueError, match=f"^in_type: .*{message}.*more fields"):
             FieldLayerNorm(FieldType(ROTATIONS, fields), **options)
     with pytest.raises(ValueError, match="in_type: got"):
         FieldLayerNorm(

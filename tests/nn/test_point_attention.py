@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import math
 
 import numpy as np
@@ -110,28 +108,6 @@ def test_on_a_grid_it_is_group_self_attention():
     points = GeometricTensor(x[0].flatten(1).T.contiguous(), in_type, coords)
     expected = on_grid(GeometricTensor(x, in_type)).tensor[0].flatten(1).T
     torch.testing.assert_close(on_points(points).tensor, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_export_state_and_copies():
-    torch.manual_seed(13)
-    space = gspaces.rot2dOnR2(4)
-    in_type = mixed(space)
-    x = cloud(in_type, 6)
-    for kind in (PointSelfAttention, PointAttentiveConv):
-        for encoding in ("mlp", "LieTransformer"):
-            layer = kind(in_type, in_type, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=3).double()
-            y = layer(x).tensor
-            other = kind(in_type, in_type, head_fields=2, encoding=ENCODINGS[encoding](), num_neighbours=3).double()
-            other.load_state_dict(layer.state_dict())
-            torch.testing.assert_close(other(x).tensor, y)
-            torch.testing.assert_close(copy.deepcopy(layer)(x).tensor, y)
-            buffer = io.BytesIO()
-            torch.save(layer.export(), buffer)
-            buffer.seek(0)
-            loaded = torch.load(buffer, weights_only=False)
-            torch.testing.assert_close(loaded(x.tensor, x.coords), y)
-            assert layer.evaluate_output_shape((6, in_type.size)) == y.shape
-            assert len(layer.check_equivariance()) == len(list(space.fibergroup.testing_elements()))
 
 
 def test_dropout_is_for_training():

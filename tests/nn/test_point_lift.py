@@ -169,31 +169,31 @@ def test_what_is_drawn_and_what_is_not():
 def test_bad_arguments():
     plane = SPACES[2]()
     for space in (gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(-1), gspaces.rot2dOnR3(-1)):
-        with pytest.raises(ValueError, match=r"^in_type: PointLift needs a gspace with all rotations"):
+        with pytest.raises(ValueError, match=r"^in_type: .*all rotations"):
             PointLift(spaces.scalars(space, 1))
     for space in (gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(-1)):
-        with pytest.raises(ValueError, match=r"^out_type: LiftAverage needs a gspace with all rotations"):
+        with pytest.raises(ValueError, match=r"^out_type: .*all rotations"):
             LiftAverage(spaces.scalars(space, 1))
     with pytest.raises(ValueError, match=r"^num_samples: got 0"):
         LiftAverage(spaces.scalars(plane, 1), 0)
     average = LiftAverage(spaces.scalars(plane, 1), 2)
-    with pytest.raises(ValueError, match=r"^input: got 3 lifted points, needed 2 for each point"):
+    with pytest.raises(ValueError, match=r"^input: .*needed 2 for each"):
         average(GeometricTensor(torch.randn(3, 1), average.in_type, torch.randn(3, 3)))
     with pytest.raises(ValueError, match=r"^num_samples: got 0"):
         PointLift(spaces.scalars(plane, 1), 0)
-    with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but rotations of the plane are angles"):
+    with pytest.raises(ValueError, match=r"^positive_quaternions: .*plane are angles"):
         PointLift(spaces.scalars(plane, 1), 1, True)
-    with pytest.raises(TypeError, match=r"^positive_quaternions: got 1, needed True or False"):
+    with pytest.raises(TypeError, match=r"^positive_quaternions: .*True or False"):
         PointLift(spaces.scalars(SPACES[3](), 1), 1, 1)
     lift = PointLift(spaces.scalars(plane, 1), 2)
     x = GeometricTensor(torch.randn(3, 1), lift.in_type, torch.randn(3, 2))
-    with pytest.raises(ValueError, match=r"^lifts: got shape \(3, 1\), needed angles of shape \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"^lifts: .*angles of shape"):
         lift(x, lifts=torch.zeros(3, 1))
     with pytest.raises(TypeError, match=r"^lifts: got list"):
         lift(x, lifts=[0.0])
     wrong = torch.zeros(3, 2)
     wrong[1] = torch.nan
-    with pytest.raises(ValueError, match=r"^lifts: got numbers that are not finite"):
+    with pytest.raises(ValueError, match=r"^lifts: .*not finite"):
         lift(x, lifts=wrong)
     lift(x, lifts=wrong, mask=torch.tensor([True, False, True]))
     lift = PointLift(spaces.scalars(SPACES[3](), 1))

@@ -18,13 +18,13 @@ def test_points_that_have_nothing_to_attend_to():
     in_type = FieldType(space, [space.regular_repr])
     layer = PointSelfAttention(in_type, in_type)
     x = GeometricTensor(torch.randn(3, in_type.size), in_type, torch.randn(3, 2))
-    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(2 such of 3 points\)"):
+    with pytest.raises(ValueError, match=r"edge_index: .*point 0 \(2 such"):
         layer(x, torch.tensor([[0], [1]]))
-    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(3 such of 3 points\)"):
+    with pytest.raises(ValueError, match=r"edge_index: .*point 0 \(3 such"):
         layer(x, torch.zeros(2, 0, dtype=torch.long))
     # An edge from a point that is not there does not count, and a point that is not there needs none.
     edges, mask = torch.tensor([[0, 1, 2], [1, 0, 2]]), torch.tensor([True, False, True])
-    with pytest.raises(ValueError, match=r"edge_index: no edge leads to point 0 \(1 such"):
+    with pytest.raises(ValueError, match=r"edge_index: .*point 0 \(1 such"):
         layer(x, edges, mask=mask)
     assert not layer(x, torch.tensor([[0, 1, 2], [0, 0, 2]]), mask=mask).tensor[1].any()
     with pytest.raises(ValueError, match="mask: hides all points"):
@@ -113,7 +113,7 @@ def test_bad_inputs():
         with pytest.raises(error, match=message):
             layer(x, **arguments)
     for rule in ({}, {"radius": 1.0}):
-        with pytest.raises(ValueError, match="coords: got numbers that are not finite"):
+        with pytest.raises(ValueError, match=r"coords: .*not finite"):
             PointSelfAttention(fields, fields, **rule)(
                 GeometricTensor(torch.randn(4, 8), fields, torch.tensor([[0.0, 1.0]] * 3 + [[math.nan, 0.0]]))
             )
@@ -163,7 +163,7 @@ def test_bad_features_of_edges():
     for module in (without, PointTransformerBlock(fields, fields)):
         with pytest.raises(ValueError, match="edge_attr: got features of edges, and the layer has no edge_dim"):
             module(x, edges, edge_attr=rows)
-    with pytest.raises(ValueError, match=r"edge_attr: got shape \(3, 2\), needed \(edges, 2\)"):
+    with pytest.raises(ValueError, match=r"edge_attr: .*\(edges, 2\)"):
         layer.export()(x.tensor, x.coords, edges, edge_attr=rows[:3])
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="edge_dim"):

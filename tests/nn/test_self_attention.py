@@ -1,8 +1,6 @@
 """Registers and masks of attention on grids and between points."""
 
-import copy
 import itertools
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -758,19 +756,6 @@ class TestModule:
         after = layer.attention_maps(x.transform(g), [(1, 1)])
         turned = before.rot90(1, (-2, -1)).roll((1, 1), (2, 5))
         torch.testing.assert_close(after, turned)
-
-    def test_shapes_state_copies_and_files(self, tmp_path):
-        layer = attention_for(PLANE["D4"](), size=3, encoding=FourierEncoding(learned=False)).float()
-        x = random_field(layer.in_type, 6, 5, dtype=torch.float32)
-        y = layer(x)
-        assert y.type == layer.out_type
-        assert layer.evaluate_output_shape((2, layer.in_type.size, 6, 5)) == tuple(y.shape)
-        other = attention_for(PLANE["D4"](), size=3, encoding=FourierEncoding(learned=False)).float()
-        other.load_state_dict(layer.state_dict())
-        torch.save(layer, tmp_path / "layer.pt")
-        copies = [other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
-        for copied in [*copies, torch.load(tmp_path / "layer.pt", weights_only=False)]:
-            assert torch.equal(copied(x).tensor, y.tensor)
 
     def test_says_what_it_is(self):
         text = repr(attention_for(PLANE["C8"](), size=5, dilation=2, dropout=0.1))

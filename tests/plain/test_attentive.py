@@ -249,7 +249,7 @@ def test_a_tensor_of_another_precision_is_named():
     layer = layer_on(gspaces.rot2dOnR2(4)).float()
     x = input_of(layer)
     for call in (layer, layer.attention_maps):
-        with pytest.raises(TypeError, match="input: AttentiveConv got a tensor of float64, but its parameters are fl"):
+        with pytest.raises(TypeError, match=r"input: .*float64"):
             call(x)
     layer.double()(x)
     with torch.autocast("cpu", torch.bfloat16):  # which mixes precisions

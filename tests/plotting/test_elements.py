@@ -57,7 +57,7 @@ def test_names_are_those_of_rotations():
 
 
 def test_other_matrices_have_no_name():
-    with pytest.raises(ValueError, match=r"matrix: got shape \(4, 4\), needed \(2, 2\) or \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"matrix: .*\(2, 2\)"):
         name_element(np.eye(4))
 
 

@@ -157,7 +157,7 @@ def test_mistakes_are_named():
     everywhere = layer(gspaces.rot2dOnR2(4), None)
     with pytest.raises(ValueError, match="size: got 1"):
         plot_encoding(everywhere, size=1)
-    with pytest.raises(TypeError, match=r"size: got 3\.5, needed an integer"):
+    with pytest.raises(TypeError, match=r"size: .*integer"):
         plot_encoding(everywhere, size=3.5)
     with pytest.raises(ValueError, match="NoEncoding encodes no positions"):
         plot_encoding(layer(gspaces.rot2dOnR2(4), encoding="none"))

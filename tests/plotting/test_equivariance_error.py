@@ -75,7 +75,7 @@ def test_as_many_models_as_colours():
     (ax,) = plot_equivariance_error(measured(8)).axes
     assert len({line.get_color() for line in ax.lines}) == 9
     for models in (measured(9), {str(i): torch.nn.Identity() for i in range(9)}):
-        with pytest.raises(ValueError, match="models: got 9, needed at most 8"):
+        with pytest.raises(ValueError, match=r"models: .*at most 8"):
             plot_equivariance_error(models)
 
 
@@ -100,7 +100,7 @@ def test_mistakes_are_named():
     assert len(plot_equivariance_error(measured(0)).axes[0].lines) == 1
     with pytest.raises(ValueError, match="models: got none"):
         plot_equivariance_error({})
-    with pytest.raises(TypeError, match=r"models: got list, needed a torch.nn.Module or a mapping"):
+    with pytest.raises(TypeError, match=r"models: .*torch.nn.Module or a mapping"):
         plot_equivariance_error([system()[1]])
     with pytest.raises(TypeError, match="models: got FieldType"):
         plot_equivariance_error({"type": nn.FieldType(gspaces.rot2dOnR2(4), [gspaces.rot2dOnR2(4).trivial_repr])})

@@ -467,11 +467,11 @@ def test_refuses_what_it_cannot_serve(monkeypatch):
     ):
         with pytest.raises(ValueError, match=f"backend: 'native' cannot serve this call: {message}"):
             point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments, **others)
-    with pytest.raises(ValueError, match="'native' cannot serve this call: it runs on the CPU"):
+    with pytest.raises(ValueError, match=r"'native' .*on the CPU"):
         point_attention(*(3 * [q.to("meta")]), torch.zeros(3, 2, device="meta"), cloud, **arguments)
     # Without a compiler others serve.
     monkeypatch.setattr(native_points.KERNEL, "_found", {torch.float32: compiled.NotBuilt("there is no compiler")})
-    with pytest.raises(ValueError, match="'native' cannot serve this call: there is no compiler"):
+    with pytest.raises(ValueError, match=r"'native' .*is no compiler"):
         point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments)
     assert not point_attention(q, q, q, torch.zeros(3, 2), cloud, **arguments | {"backend": "auto"}).any()
     # And nothing is built for those who name another.

@@ -297,7 +297,7 @@ def test_bad_state_dicts():
         with pytest.raises(ValueError, match=rf"^{name.replace('.7.', '.N.')}: missing"):
             load({name: None}, crops=(0, 0))
     for name in (f"{layer}.key.weight", "transformer.4.mlp.1.layer_norm.bias", f"{layer}.group_embedding.weight"):
-        with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
+        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)}, crops=(0, 0))
     for change, message in (
         ({"transformer.9.mlp.7.bias": torch.ones(2)}, "transformer.9"),

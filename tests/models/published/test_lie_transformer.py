@@ -341,31 +341,31 @@ def test_bad_state_dicts():
         with pytest.raises(ValueError, match=rf"^{name}: missing"):
             load({name: None})
     for name in ("net.2.ema.kernel.feature_kernel.fc_q.weight", "net.1.mlp.LinNormAct_2.linear.module.bias"):
-        with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
+        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
     with pytest.raises(ValueError, match=r"^net.4.9.weight: not a tensor of this network"):
         load({"net.4.9.weight": torch.ones(2)})
     first = "net.1.ema.kernel.location_kernel.LinNormAct_1.linear.module.weight"
-    with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=rf"^{first}: .*\(2, 3, 4\)"):
         load({}, group="T(3)")
-    with pytest.raises(ValueError, match=r"^group: got 'SE3', needed one of 'T\(2\)'"):
+    with pytest.raises(ValueError, match=r"^group: .*'T\(2\)'"):
         load({}, group="SE3")
-    with pytest.raises(ValueError, match=r"^lift_samples: got 2, and T\(2\) has one"):
+    with pytest.raises(ValueError, match=r"^lift_samples: .*T\(2\) has one"):
         load({}, lift_samples=2)
-    with pytest.raises(ValueError, match=rf"^{first}: got a tensor of shape \(2, 2, 4\), needed \(2, 6, 4\)"):
+    with pytest.raises(ValueError, match=rf"^{first}: .*\(2, 6, 4\)"):
         load({}, group="SE(3)", lift_samples=2)
     with pytest.raises(ValueError, match=r"^mc_samples: got -1"):
         load({}, mc_samples=-1)
-    with pytest.raises(ValueError, match=r"^fill: got 0.5, but without mc_samples all points are seen"):
+    with pytest.raises(ValueError, match=r"^fill: .*points are seen"):
         load({}, fill=0.5)
     for fill in (0, 1.5):
-        with pytest.raises(ValueError, match=rf"^fill: got {fill}, needed a p"):
+        with pytest.raises(ValueError, match=r"^fill: .*needed a p"):
             load({}, mc_samples=2, fill=fill)
-    with pytest.raises(ValueError, match=r"^mc_samples: got 2, and the published SE\(2\)_canonical has no distance"):
+    with pytest.raises(ValueError, match=r"^mc_samples: .*has no distance"):
         load({}, group="SE(2)_canonical", mc_samples=2)
-    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'relu', needed one of 'tanh'"):
+    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: .*'tanh'"):
         load({}, lie_algebra_nonlinearity="relu")
-    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: got 'tanh', and T\(2\) has no rotations"):
+    with pytest.raises(ValueError, match=r"^lie_algebra_nonlinearity: .*has no rotations"):
         load({}, lie_algebra_nonlinearity="tanh")
     with pytest.raises(ValueError, match=r"^positive_quaternions: got True, but no quaternions"):
         load({}, positive_quaternions=True)
@@ -374,5 +374,5 @@ def test_bad_state_dicts():
     wide = network("T(3)", "2232", "points") | {"net.1.ema.kernel.feature_featurisation.fc_o.weight": torch.ones(4, 8)}
     with pytest.raises(ValueError, match=r"^net.1.ema.kernel.feature_featurisation.fc_o.weight: makes 4 numbers"):
         from_published(wide, "lie_transformer", group="T(3)")
-    with pytest.raises(ValueError, match=r"^group: got None, needed one of 'T\(2\)'"):
+    with pytest.raises(ValueError, match=r"^group: .*'T\(2\)'"):
         from_published(tensors, "lie_transformer")

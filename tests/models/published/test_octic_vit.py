@@ -262,7 +262,7 @@ def test_bad_state_dicts():
         with pytest.raises(ValueError, match=rf"^{name}: missing"):
             load({name: None})
     for name in ("blocks.0.norm1.scaling.beta", "blocks.1.mlp.fc2.weight", "norm.bias", "pos_embed.3"):
-        with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
+        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
     with pytest.raises(
         ValueError, match=r"^register_tokens.0: got registers beside a class token that is not that of D"
@@ -272,9 +272,9 @@ def test_bad_state_dicts():
         load({"mask_token.0": torch.ones(1, FIELDS)})
     of_dino = state(dino=True, token=False, registers=2)
     for name in ("register_tokens.5", "cls_token.7", "mask_token.1"):
-        with pytest.raises(ValueError, match=rf"^{name}: got a token that is not invariant, needed zeros"):
+        with pytest.raises(ValueError, match=rf"^{name}: .*zeros"):
             load(of_dino | {n: None for n in tensors if n not in of_dino} | {name: of_dino[name] + 1})
-    with pytest.raises(ValueError, match=r"^cls_token.2: got a token that is not invariant, needed zeros"):
+    with pytest.raises(ValueError, match=r"^cls_token.2: .*zeros"):
         load({"cls_token.2": torch.ones(1, 1, FIELDS)})
     with pytest.raises(ValueError, match=r"^num_heads: got 3, which do not divide the 4 fields of the tensors"):
         load({}, num_heads=3)

@@ -215,13 +215,13 @@ def test_bad_state_dicts():
     with pytest.raises(ValueError, match=r"^layers.0.interaction.rope_emb.group_elements: missing"):
         load({"layers.0.interaction.rope_emb.group_elements": None})
     for name in ("layers.0.interaction.q_proj.kernel", "layers.0.norm2.weight", "scalar_readout.0.bias"):
-        with pytest.raises(ValueError, match=rf"^{name}: got a tensor of shape"):
+        with pytest.raises(ValueError, match=rf"^{name}: .*of shape"):
             load({name: torch.cat([tensors[name]] * 2)})
     with pytest.raises(ValueError, match=r"^layers.1.gamma_1: not a tensor of this network"):
         load({"layers.1.gamma_1": torch.ones(WIDTH)})
-    with pytest.raises(ValueError, match=r"^attention: got False, and linear attention has no layer here"):
+    with pytest.raises(ValueError, match=r"^attention: .*no layer here"):
         load({}, attention=False)
-    with pytest.raises(ValueError, match=r"^vectors: got 2, and the embedding reads 3 numbers"):
+    with pytest.raises(ValueError, match=r"^vectors: .*reads 3 numbers"):
         load({}, vectors=2)
     with pytest.raises(ValueError, match=r"^scalar_readout.kernel: missing"):
         load({f"{kind}_readout.2.kernel": None for kind in ("scalar", "vector")})

@@ -36,5 +36,5 @@ def test_cuda_graphs_run_the_network_and_are_not_saved(monkeypatch):
 
 
 def test_cuda_graphs_is_checked():
-    with pytest.raises(TypeError, match="cuda_graphs: got 'yes', needed True or False"):
+    with pytest.raises(TypeError, match=r"cuda_graphs: .*True or False"):
         Classifier(torch.nn.Linear(4, 3), 3, cuda_graphs="yes")

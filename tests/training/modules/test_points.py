@@ -133,7 +133,7 @@ def test_fit_test_and_predict(task, tmp_path):
     assert other["loss"] != result["loss"]
 
     network = load_network(folder)
-    with pytest.raises(UserError, match=r"--images: got mine, but .* has none to go by"):
+    with pytest.raises(UserError, match=r"--images: .*to go by"):
         call("predict", file, folder, "--images", "mine")
     assert isinstance(network, HamiltonianNetwork if task == "point-dynamics" else PointTransformer)
     if task == "point-dynamics":
@@ -316,7 +316,7 @@ def test_a_forecast_begins_with_uniform_motion():
     )
     assert module.describe(torch.tensor([[1.0, 2.0]])) == [{"body": 0, "x0": 1.0, "x1": 2.0}]
     module.network.forward = lambda features, coords, batch: coords[:3]
-    with pytest.raises(ValueError, match=r"network: got an output \(3, 2\), needed \(7, 2\)"):
+    with pytest.raises(ValueError, match=r"network: .*\(7, 2\)"):
         module(clouds)
 
 
@@ -381,7 +381,7 @@ def test_bad_arguments():
         PointRegression(network, loss="l3")
     with pytest.raises(ValueError, match="schedule"):
         PointRegression(network, schedule="linear")
-    with pytest.raises(TypeError, match="network: got PointTransformer, needed a HamiltonianNetwork"):
+    with pytest.raises(TypeError, match=r"network: .*HamiltonianNetwork"):
         PointDynamics(network)
     dynamics = PointDynamics(HamiltonianNetwork(network))
     with pytest.raises(ValueError, match="step: got None"):

@@ -272,7 +272,7 @@ def test_rotations_about_the_third_axis():
     (one,), (other,) = (list(data.test_dataloader()) for data in (before, after))
     torch.testing.assert_close(one.coords[:, 2], other.coords[:, 2], rtol=0, atol=1e-6)
     assert (one.coords - other.coords).abs().max() > 0.5
-    with pytest.raises(UserError, match='rotate_test: got "z", but the clouds have 2 dimensions'):
+    with pytest.raises(UserError, match=r"rotate_test: .*have 2 dimensions"):
         Constellations(rotate_test="z")
 
 
@@ -321,25 +321,23 @@ def test_arguments_are_checked_at_once(kind, options, message):
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
 def test_parts_are_not_empty(kind, part):
-    with pytest.raises(UserError, match=f"num_{part} must be at least 1, got 0"):
+    with pytest.raises(UserError, match=f"num_{part} must be at least 1"):
         kind(**{f"num_{part}": 0})
 
 
 def test_batches_that_cannot_be_had():
     data = loaded(0, 2, batch_size=5, eval_batch_size=3)
-    with pytest.raises(UserError, match="batch_size must be a multiple of the number of processes, got 5 for 2"):
+    with pytest.raises(UserError, match="batch_size must be a multiple"):
         data.train_dataloader()
-    with pytest.raises(
-        UserError, match=r"eval_batch_size must be a multiple .* got 3 for 2: it is the number of clouds"
-    ):
+    with pytest.raises(UserError, match="eval_batch_size must be a multiple"):
         data.val_dataloader()
-    with pytest.raises(UserError, match="batch_size must be at most the number of training clouds, got 21 for 20"):
+    with pytest.raises(UserError, match="batch_size must be at most"):
         loaded(batch_size=21).train_dataloader()
     with pytest.raises(UserError, match="the test clouds must be at least as many as the processes, got 2 for 3"):
         loaded(0, 3, num_test=2).test_dataloader()
     with pytest.raises(UserError, match="the valid clouds are not loaded: call prepare_data"):
         loaded(stage="test").val_dataloader()
-    with pytest.raises(UserError, match="stage must be one of fit, validate, test, predict, got 'train'"):
+    with pytest.raises(UserError, match="stage must be one of fit"):
         loaded(stage="train")
 
 

@@ -229,9 +229,7 @@ def test_a_file_without_the_tensor(folder, arrays):
 
 @pytest.mark.parametrize("targets", [[], ["mu", "mu"], ["dipole"], ["mu", "polarizability"], "all"])
 def test_targets_that_there_are_not(targets):
-    with pytest.raises(
-        UserError, match=r"targets: got \[.*needed different ones of mu, .*, Cv, or polarizability alone"
-    ):
+    with pytest.raises(UserError, match=r"targets: .*different ones"):
         QM9(targets=targets)
     assert QM9(targets="mu").targets == ("mu",)
 

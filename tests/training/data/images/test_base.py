@@ -208,7 +208,7 @@ def test_every_image_is_evaluated_once(folder, world_size, name, count):
 
 
 def test_limits(folder):
-    with pytest.warns(UserWarning, match="limit_test: got 100, but there are 9 images: all of them are used") as warned:
+    with pytest.warns(UserWarning, match=r"limit_test: .*them are used") as warned:
         module = loaded(folder, batch_size=2, limit_train=5, limit_valid=3, limit_test=100, eval_batch_size=4)
     assert len(warned) == 1
     train, valid, test = (
@@ -246,20 +246,20 @@ def test_arguments_are_checked_at_once(module, options, message):
 
 def test_batches_that_cannot_be_shared(folder):
     module = loaded(folder, 0, 2, batch_size=5, eval_batch_size=3)
-    with pytest.raises(UserError, match="batch_size must be a multiple of the number of processes, got 5 for 2"):
+    with pytest.raises(UserError, match="batch_size must be a multiple"):
         module.train_dataloader()
-    with pytest.raises(UserError, match="eval_batch_size must be a multiple of the number of processes, got 3 for 2"):
+    with pytest.raises(UserError, match="eval_batch_size must be a multiple"):
         module.val_dataloader()
 
 
 def test_fewer_images_than_a_batch(folder):
-    with pytest.raises(UserError, match="batch_size must be at most the number of training images, got 21 for 20"):
+    with pytest.raises(UserError, match="batch_size must be at most"):
         loaded(folder, batch_size=21).train_dataloader()
     assert len(loaded(folder, batch_size=20).train_dataloader()) == 1
 
 
 def test_fewer_images_than_processes(folder):
-    with pytest.raises(UserError, match="limit_test must be at least the number of processes, got 2 for 3"):
+    with pytest.raises(UserError, match="limit_test must be at least"):
         loaded(folder, 0, 3, batch_size=3, limit_test=2).test_dataloader()
 
 
@@ -269,7 +269,7 @@ def test_images_that_are_not_loaded(folder):
     module.test_dataloader()
     with pytest.raises(UserError, match="call prepare_data"):
         module.val_dataloader()
-    with pytest.raises(UserError, match="stage must be one of fit, validate, test, predict, got 'train'"):
+    with pytest.raises(UserError, match="stage must be one of fit"):
         module.setup("train")
 
 

@@ -1,0 +1,83 @@
+"""Every layer and network: what is copied, saved or exported computes the same."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from escnn.nn import GeometricTensor
+
+from escnn_attention.models import HamiltonianNetwork
+from tests.layers import CASES, Case
+
+EXPORTED = [name for name, case in CASES.items() if not case.training and name != "HamiltonianNetwork"]
+
+
+def output(case: Case, module: torch.nn.Module) -> torch.Tensor:
+    torch.manual_seed(2)  # for turns and lifts that are drawn
+    with torch.no_grad():
+        return case.output(module, *case.inputs(module))
+
+
+def saved(module: torch.nn.Module) -> torch.nn.Module:
+    """A module that was written by ``torch.save`` and read again."""
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def pickled(module: torch.nn.Module) -> torch.nn.Module:
+    return pickle.loads(pickle.dumps(module))
+
+
+def of_state(module: torch.nn.Module, case: Case) -> torch.nn.Module:
+    """A new module with the weights of another, which are all that a state dict needs to hold."""
+    new = case.make().double()
+    for part, model in zip(new.modules(), module.modules(), strict=True):
+        part.train(model.training) if not list(part.children()) else None
+    if list(module.parameters()):
+        assert not torch.equal(output(case, new), output(case, module))
+    new.load_state_dict(module.state_dict())
+    return new
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved, of_state])
+@pytest.mark.parametrize("name", CASES)
+def test_copies_compute_the_same_and_share_no_weights(name, way):
+    case = CASES[name]
+    module = case.drawn()
+    expected = output(case, module)
+    new = way(module, case) if way is of_state else way(module)
+    assert torch.equal(output(case, new), expected)
+    assert repr(new) == repr(module)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.mul_(2)
+    assert torch.equal(output(case, module), expected)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
+    case = CASES[name]
+    module = case.drawn().train()
+    exported = saved(module.export())
+    assert not exported.training
+    assert not module.training  # escnn's convention
+    assert not any(type(part).__module__.startswith("escnn.") for part in exported.modules())
+    torch.testing.assert_close(exported(*case.inputs(module), **case.arguments), output(case, module.eval()))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", [name for name in CASES if hasattr(CASES[name].make(), "evaluate_output_shape")])
+def test_shapes_are_known_before(name):
+    case = CASES[name]
+    module = case.drawn()
+    assert not isinstance(module, HamiltonianNetwork)
+    torch.manual_seed(2)
+    x = case.inputs(module)
+    y = module(GeometricTensor(x[0], module.in_type, *x[1:]), **case.arguments)
+    assert module.evaluate_output_shape(tuple(x[0].shape)) == tuple(y.shape)
