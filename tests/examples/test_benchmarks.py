@@ -18,13 +18,11 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
-from escnn_attention.functional import ON_GRIDS
 from examples.benchmarks import curves, files, growth, measure, points, profile
 from examples.benchmarks.cli import COMMANDS, app
 from examples.benchmarks.curves import Curve, follow, show, slope
 from examples.benchmarks.layers import CASES, QUICK, Case, layers
 from examples.benchmarks.measure import Conditions, PeakMemory, Result, ratio
-from examples.benchmarks.networks import VARIANTS
 from examples.benchmarks.references import CheckoutError, gsa, import_from, lie_transformer
 from examples.benchmarks.report import Check, Report, Run, cost, size, time
 from examples.benchmarks.subjects import clouds, convolution, gspace, nearest, plain_attention, widened, with_hub
@@ -71,61 +69,60 @@ def test_layers(tmp_path, monkeypatch, capsys, quick_path):
     printed = capsys.readouterr()
     assert not ended.value.code, printed.err
     stored = json.loads((tmp_path / "layers.json").read_text(encoding="utf-8"))
-    assert {"cpu", "cores", "gpu"} <= stored["environment"]["hardware"].keys()
-    assert {"python", "torch", "escnn", "escnn_attention"} <= stored["environment"]["versions"].keys()
-    assert {"device", "dtype", "threads", "seed", "repeats"} <= stored["conditions"].keys()
-    assert stored["checks"] == []  # nothing to compare with
-    assert stored["notes"] == []  # nothing failed
-    assert [case.name for case in QUICK] == ["p4, 5×5, all", "p4, global 6×6, all, Fourier"]
+    assert stored["environment"].keys() >= {"hardware", "versions"}
+    assert stored["conditions"].keys() >= {"device", "dtype", "threads", "seed", "repeats"}
+    assert (stored["checks"], stored["notes"]) == ([], [])  # nothing to compare with, and nothing failed
     assert len(stored["results"]) == 5  # a convolution for each, and plain attention for the global one
-    for case in QUICK:
-        assert case.name in printed.out
-        others = [name for name in stored["results"] if name.endswith(case.setting)]
-        assert [name.split(",")[0] for name in others] == ["R2Conv", "plain attention"][
-            : 2 if case.kernel_size is None else 1
-        ]
-        ours = stored["results"][case.name]
-        assert (ours["subject"], ours["shape"], ours["options"]["query"]) == ("attention", [6, 6], "all")
-        for name in (case.name, *others):
-            measured = stored["results"][name]
-            assert 0 < measured["seconds"] <= measured["median_seconds"]
-            assert measured["peak_bytes"] >= 0
-        for name in others:
-            factor = ours["seconds"] / stored["results"][name]["seconds"]
-            assert stored["ratios"][f"{case.name} / {name}"]["seconds"] == pytest.approx(factor)
+    assert all(0 < result["seconds"] <= result["median_seconds"] for result in stored["results"].values())
+    assert all(case.name in printed.out for case in QUICK)
+
+
+POINTS = {"points", "points-edges", "points-frames", "points-training"}
+RUNS = {
+    "backends": ({"backends"}, ()),
+    "scaling": ({"scaling"}, ("scaling_pixels", "scaling_group")),
+    "files": ({"files"}, ()),
+    "step --case d4-96 --query own": ({"step-d4-96"}, ()),
+    "dense": ({"dense"}, ()),
+    "rotary": ({"rotary"}, ()),
+    "attentive": ({"attentive", "attentive-all-cnn-c"}, ("attentive",)),
+    "points": (POINTS, ("points_edges_points", "points_edges_neighbours")),
+    "graphs": ({"graphs"}, ()),
+}
+"""Commands, the reports that each writes, and the pictures."""
 
 
 @pytest.mark.sampled(5, of="commands of the examples")
-def test_backends(quickly, monkeypatch):
+@pytest.mark.parametrize("command", RUNS)
+def test_commands_report_what_they_measured(quickly, tmp_path, monkeypatch, command):
+    """Costs that are measured and ratios of these; a backend that cannot serve a case is reported as that."""
+    pytest.importorskip("onnxruntime")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    stored = quickly("backends")[1]["backends"]
-    assert stored["notes"] == []
-    names = {"auto", *ON_GRIDS.backends} - {"reference"}
-    assert stored["results"].keys() == {f"{case.name}, {name}" for case in QUICK for name in names}
-    local, everywhere = (case.name for case in QUICK)
-    for case, name, served in (
-        (local, "auto", True),
-        (local, "blocked", True),
-        (local, "triton", False),
-        (everywhere, "dense", True),
-        (everywhere, "triton", False),
-    ):
-        measured = stored["results"][f"{case}, {name}"]
-        assert ("seconds" in measured) == served
-        assert served or "cannot serve this call" in measured["failure"]
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_scaling(quickly, tmp_path):
-    _, stored = quickly("scaling")
-    pixels, orders = stored["scaling"]["curves"].values()
-    assert [curve["name"] for curve in pixels] == ["5×5, own", "5×5, all", "global, own", "global, all", "R2Conv 5×5"]
-    for found, axis, sizes in ((pixels, "pixels", [16, 36]), (orders, "elements of the group", [1, 2])):
-        for curve in found:
-            assert [point[axis] for point in curve["points"]] == sizes
-            assert all(point["seconds"] > 0 for point in curve["points"])
-    for picture in ("scaling_pixels.png", "scaling_group.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    printed, reports = quickly(*command.split())
+    names, pictures = RUNS[command]
+    assert printed
+    assert reports.keys() == names
+    for report in reports.values():
+        assert report["notes"] == []  # nothing failed
+        results = report["results"]
+        for name, result in results.items():
+            if "failure" in result:
+                assert command == "backends"
+                assert "cannot serve this call" in result["failure"]
+                assert name.endswith(("triton", "dense", "standard", "native"))
+            else:
+                assert 0 < result["seconds"] <= result["median_seconds"]
+        for pair, factors in report["ratios"].items():
+            one, other = (results[name] for name in pair.split(" / "))
+            assert factors["seconds"] == pytest.approx(one["seconds"] / other["seconds"])
+        curves = [curve for family in report.get("curves", {}).values() for curve in family]
+        assert all(point["seconds"] > 0 for curve in curves for point in curve["points"])
+        assert results or curves
+        for check in report["checks"]:
+            peaks = [result["peak_bytes"] / 1e9 for result in results.values()]
+            assert check["unit"] != "GB" or any(check["value"] == pytest.approx(peak) for peak in peaks)
+    for picture in pictures:
+        assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.sampled(5, of="commands of the examples")
@@ -140,20 +137,6 @@ def test_ceilings(quickly):
         assert done == pytest.approx(case.operations())
 
 
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_files(quickly):
-    pytest.importorskip("onnxruntime")
-    printed, stored = quickly("files")
-    stored = stored["files"]
-    assert stored["notes"] == []
-    forms = [form for form in files.FORMS if form != "package"]
-    assert stored["results"].keys() == {f"{name}, {form}" for name in files.QUICK for form in forms}
-    for name in files.QUICK:
-        assert name in printed
-        layer, program = (stored["results"][f"{name}, {form}"]["seconds"] for form in ("layer", "program"))
-        assert stored["ratios"][f"{name}, program / {name}, layer"]["seconds"] == pytest.approx(program / layer)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", files.FORMS)
 @pytest.mark.parametrize("name", files.QUICK)
@@ -165,95 +148,6 @@ def test_files_do_what_their_layers_do(name, form):
         found, expected = files.FORMS[form](plain, example)(), plain(*example.inputs, **example.named)
     found = torch.as_tensor(found[0]) if form == "ONNX" else found
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_step(quickly):
-    _, stored = quickly("step", "--case", "d4-96", "--query", "own")
-    assert list(stored) == ["step-d4-96"]
-    stored = stored["step-d4-96"]
-    assert stored["notes"] == []
-    (check,) = stored["checks"]
-    assert (check["name"], check["target"]) == ("d4-96, own: peak memory of a step", 4.0)
-    (step,) = stored["results"].values()
-    assert all(seconds > 0 for seconds in step["runs"][0]["seconds_by_kind"].values())
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_dense_and_rotary(quickly):
-    printed, stored = quickly("dense")
-    assert [check["target"] for check in stored["dense"]["checks"]] == 4 * [70.0]
-    assert len(stored["dense"]["results"]) == 8
-    for check in stored["dense"]["checks"]:
-        name = check["name"].partition(":")[0]
-        assert name in printed
-        factor = stored["dense"]["ratios"][f"plain attention, {name} / {name}"]["seconds"]
-        assert check["value"] == pytest.approx(100 * factor)
-    printed, stored = quickly("rotary")
-    assert stored["rotary"]["notes"] == []
-    for result in stored["rotary"]["results"].values():
-        assert (result["subject"], result["shape"]) == ("attention", [2, 2, 2])
-        assert result["seconds"] > 0
-    assert_shared("GroupSelfAttention", stored["rotary"], printed)
-
-
-def assert_shared(layer, stored, printed):
-    """One score for all poses is measured beside one for each."""
-    _, each, one = stored["results"].values()
-    assert [result["options"]["shared_scores"] for result in (each, one)] == [False, True]
-    assert {result["options"]["encoding"] for result in (each, one)} == {"none"}
-    names = f'{layer}, keys="own", no encoding', f"{layer}, shared_scores, no encoding"
-    assert all(name in printed for name in names)
-    assert stored["ratios"][" / ".join(names)]["seconds"] == pytest.approx(each["seconds"] / one["seconds"])
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_attentive(quickly, tmp_path):
-    printed, stored = quickly("attentive")
-    large, stored = stored["attentive-all-cnn-c"], stored["attentive"]
-    assert stored["notes"] == []
-    assert stored["checks"] == []  # nothing to compare with
-    assert list(stored["results"]) == list(VARIANTS)  # none published
-    plain = stored["results"]["plain"]["seconds"]
-    for name in VARIANTS:
-        assert name in printed
-        factor = stored["results"][name]["seconds"] / plain
-        assert stored["ratios"][f"{name} / plain"]["seconds"] == pytest.approx(factor)
-    assert (tmp_path / "attentive.png").read_bytes().startswith(b"\x89PNG")
-    (check,) = large["checks"]
-    assert (check["relation"], check["target"], check["unit"]) == ("≤", 12.0, "GB")
-    assert check["value"] == pytest.approx(large["results"]["α"]["peak_bytes"] / 1e9)
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_points(quickly, tmp_path):
-    printed, stored = quickly("points")
-    assert stored.keys() == {"points", "points-edges", "points-frames", "points-training"}
-    assert all(report["notes"] == [] for report in stored.values())  # nothing failed
-    assert stored["points"]["checks"] == stored["points-frames"]["checks"] == []  # nothing to compare with
-    assert list(stored["points"]["results"]) == list(points.NETWORKS)
-    for name, network in stored["points"]["results"].items():
-        assert name in printed
-        assert 0 < network["seconds"] <= network["median_seconds"]
-    assert stored["points"]["ratios"] == {}
-    assert all(result["seconds"] > 0 for result in stored["points-frames"]["results"].values())
-    assert_shared("PointSelfAttention", stored["points-frames"], printed)
-    more_points, more_neighbours = stored["points-edges"]["curves"].values()
-    for family, edges in ((more_points, [64, 128]), (more_neighbours, [128, 256])):
-        for curve in family:
-            assert [point["edges"] for point in curve["points"]] == edges
-            assert all(point["seconds"] > 0 for point in curve["points"])
-    # Every curve of ours is held against the target, and none of the convolution.
-    ours = [curve for curve in (*more_points, *more_neighbours) if curve["name"] != "R2PointConv"]
-    assert len(ours) == len(more_points) + len(more_neighbours) - 2
-    for check, curve in zip(stored["points-edges"]["checks"], ours, strict=True):
-        assert curve["name"] in check["name"]
-        assert (check["value"], check["relation"]) == (curve["slope_peak_bytes"], "≤")
-    for picture in ("points_edges_points.png", "points_edges_neighbours.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    (check,) = stored["points-training"]["checks"]
-    assert (check["relation"], check["target"], check["unit"]) == ("≤", 8.0, "GB")
-    assert check["value"] == pytest.approx(stored["points-training"]["results"]["PointTransformer"]["peak_bytes"] / 1e9)
 
 
 @pytest.fixture
@@ -518,16 +412,6 @@ def test_spaces():
     assert [gspace(name).fibergroup.order() for name in ("c1", "c4", "d4", "octahedral")] == [1, 4, 8, 24]
     with pytest.raises(ValueError, match="'so3'"):
         gspace("so3")
-
-
-@pytest.mark.sampled(5, of="commands of the examples")
-def test_graphs(quickly):
-    output, files = quickly("graphs")
-    assert "as a graph" in output
-    assert set(files["graphs"]["results"]) == {
-        f"{name}, C4, batch 1, {form}" for name in ("R2Conv", "own", "all", "GSANet") for form in ("module", "graph")
-    }
-    assert not any("failure" in result for result in files["graphs"]["results"].values())
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="it needs bash")
