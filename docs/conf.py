@@ -1,5 +1,8 @@
 """Configuration of the documentation. Building it needs no network."""
 
+import importlib
+import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -42,3 +45,32 @@ html_css_files = ["pages.css"]
 html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 html_theme_options = {"navigation_with_keys": True, "sidebar_hide_name": False}
+
+
+def write_internals(app):
+    """Write ``api/internals.rst``: every module of these folders with what no other page of the API describes."""
+    folder = Path(__file__).parent / "api"
+    written = "".join(page.read_text() for page in folder.glob("*.rst") if page.name != "internals.rst")
+    described = set(re.findall(r"auto(?:class|function|data|module):: (?:[\w.]*\.)?(\w+)$", written, re.MULTILINE))
+    described |= {name for names in re.findall(r":members: (.+)", written) for name in names.split(", ")}
+    lines = ["What layers are made of", "======================="]
+    for room in ("geometry", "groups", "functional", "encodings", "plain", "equivariance", "nn", "models", "_escnn"):
+        package = importlib.import_module(f"escnn_attention.{room}")
+        lines += ["", room, "-" * len(room), ""]
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.ispkg or "_kernels" in found.name or f"automodule:: {found.name}\n" in written:
+                continue
+            module = importlib.import_module(found.name)
+            names = [name for name in getattr(module, "__all__", ()) if name not in described]
+            if room == "functional":  # whose classes have the same names in several modules
+                names = [name for name in names if not isinstance(getattr(module, name), type)]
+            members = f"   :members: {', '.join(names)}" if names else "   :no-members:"
+            lines += [f".. automodule:: {found.name}", members, ""]
+    text = "\n".join(lines)
+    if not (page := folder / "internals.rst").exists() or page.read_text() != text:
+        page.write_text(text)
+
+
+def setup(app):
+    """Generate a page before Sphinx reads them all."""
+    app.connect("builder-inited", write_internals)
