@@ -5,7 +5,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from escnn_attention._export import why_no_loops
+from escnn_attention.exporting.loops import why_no_loops
 
 NEEDS_LOOPS = pytest.mark.skipif(why_no_loops() is not None, reason=why_no_loops() or "there are loops")
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from escnn_attention._export import exporting
+from escnn_attention.exporting.mode import exporting
 
 __all__ = ["Operator", "Passes", "exactly", "is_transformed", "needs_operators", "recompute"]
 

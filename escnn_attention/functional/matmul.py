@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import packaging
+from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional.autograd import needs_operators
 
 __all__ = [
@@ -132,14 +132,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, column
     x, weight = of_one_precision(x, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(x, weight, bias):
-        weight = weight if columns is None else gather_columns(weight, columns)
-        if packaging():
-            return _linear(x, weight, bias)
-        y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
-        if bias is not None:
-            bias = F.pad(bias, (0, 0) * (bias.dim() - 1) + (0, len(weight) - len(bias)))
-            y = y + bias[(slice(None), *[None] * (x.dim() - 1))]
-        return y
+        return _linear_of_operators(x, weight if columns is None else gather_columns(weight, columns), bias)
     if not torch.is_grad_enabled():
         return _linear(x, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinear.apply(x, weight, bias, *(columns or (None, None, 0)))
@@ -158,11 +151,7 @@ def grouped_linear_transpose(
     y, weight = of_one_precision(y, weight)
     bias = None if bias is None else bias.to(weight.dtype)
     if needs_operators(y, weight, bias):
-        weight = weight if columns is None else gather_columns(weight, columns)
-        if packaging():
-            return _linear_transpose(y, weight, bias)
-        x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
-        return x if bias is None else x + bias
+        return _linear_transpose_of_operators(y, weight if columns is None else gather_columns(weight, columns), bias)
     if not torch.is_grad_enabled():
         return _linear_transpose(y, weight if columns is None else gather_columns(weight, columns), bias)
     return _GroupedLinearTranspose.apply(y, weight, bias, *(columns or (None, None, 0)))
@@ -206,6 +195,23 @@ def _linear_transpose(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         for of_group, weight_of_group in zip(rows[1:], weight[1:], strict=True):
             x = x.addmm_(of_group, weight_of_group)
     return x.view(*lead, x.shape[-1])
+
+
+@in_packages(_linear)
+def _linear_of_operators(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`grouped_linear` in one product, without a decision by the number of rows."""
+    y = torch.einsum("...s,gos->g...o", x, weight.flatten(1, -2)).unflatten(-1, weight.shape[1:-1])
+    if bias is not None:
+        bias = F.pad(bias, (0, 0) * (bias.dim() - 1) + (0, len(weight) - len(bias)))
+        y = y + bias[(slice(None), *[None] * (x.dim() - 1))]
+    return y
+
+
+@in_packages(_linear_transpose)
+def _linear_transpose_of_operators(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """:func:`grouped_linear_transpose` in one product, without a decision by the number of rows."""
+    x = torch.einsum("g...o,gos->...s", y.flatten(2 - weight.dim()), weight.flatten(1, -2))
+    return x if bias is None else x + bias
 
 
 def _rows_of_all(y: Tensor, lead: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting, packaging
+from escnn_attention.exporting.mode import exporting, packaging
 from escnn_attention.functional.call import Call
 from escnn_attention.functional.memory import explain_shortage
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 from escnn_attention.functional.grid.triton import why_not_run
 
 __all__ = ["rotate"]
@@ -28,7 +27,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
         tensor([-0., 1., 5.])
     """
     # Gradients of angles of more than three axes on each side: those of attention.
-    if exporting() or x.dim() != 6 or angle.dim() != 6 or why_not_run(x.device.type) or x.stride(-1) != 1:
+    if needs_operators(x, angle) or x.dim() != 6 or angle.dim() != 6 or why_not_run(x.device.type) or x.stride(-1) != 1:
         return _plainly(_Arguments(x, angle))
     return _operator(_Arguments(x, angle.contiguous()))
 

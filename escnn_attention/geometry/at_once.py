@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import name_sizes_apart
+from escnn_attention.exporting.loops import name_sizes_apart
 from escnn_attention.geometry.neighbours import Chunk, Neighbourhood, stretches, where
 
 __all__ = ["Rows", "all_at_once"]

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, is_in_torch_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from escnn_attention._export import exporting
+from escnn_attention.exporting.mode import in_programs
 
 __all__ = ["cached", "constant_result", "constant_tables", "kept", "shared_geometry"]
 
@@ -135,16 +135,17 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
     return result
 
 
+@in_programs(lambda look_up: look_up)
 def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
     """What compilers leave as it is."""
     # As a decorator it would import the compiler for those who have no use for one.
-    hidden = torch.compiler.is_compiling() and not exporting()
-    return torch.compiler.disable(look_up) if hidden else look_up
+    return torch.compiler.disable(look_up) if torch.compiler.is_compiling() else look_up
 
 
+@in_programs(torch.compiler.is_dynamo_compiling)
 def _unreadable() -> bool:
     """Whether Dynamo follows all that is done, as in strict exports: it cannot read context variables."""
-    return exporting() and torch.compiler.is_dynamo_compiling()
+    return False
 
 
 def _look_up(make: Callable[..., _T], *arguments: Any) -> _T:
@@ -165,9 +166,10 @@ _MOST_KEPT = 64
 """How many results :func:`kept` remembers; the first ones give way."""
 
 
+@in_programs(_look_up)
 def _look_up_kept(make: Callable[..., _T], *arguments: Any) -> _T:
     tensors = [a for a in arguments if isinstance(a, Tensor)]
-    if exporting() or not all(map(_counts_changes, tensors)) or _in_fake_mode():
+    if not all(map(_counts_changes, tensors)) or _in_fake_mode():
         return _look_up(make, *arguments)
     key = (make, *(id(a) if isinstance(a, Tensor) else a for a in arguments))
     state = [(t._version, t.data_ptr(), t.shape) for t in tensors]

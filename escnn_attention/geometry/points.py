@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.geometry.at_once import all_at_once
 from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
@@ -16,7 +17,6 @@ __all__ = [
     "Points",
     "among",
     "features_of_shown",
-    "only_shown",
     "pair_rows",
     "ranks",
     "where_present",
@@ -174,6 +174,31 @@ def among(there: Tensor, mask: Tensor, edges: Tensor | None) -> Tensor | None:
     return place[edges.index_select(1, where(mask[edges].all(0)))]
 
 
+def _only_shown(
+    layer: PointLayer,
+    mask: Tensor,
+    x: Tensor,
+    coords: Tensor,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    measure: Tensor | None,
+    edge_attr: Tensor | None = None,
+) -> Tensor:
+    """What :func:`where_present` gives, in programs, where no size depends on the mask.
+
+    Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
+    """
+    x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
+    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
+    if edge_index is not None:
+        edge_index = edge_index.index_select(1, where(mask[edge_index].all(0)))
+    cloud = torch.where(mask, 0 if batch is None else batch, -1)
+    measure = None if measure is None else torch.where(mask, measure, 1.0)
+    y = layer(x, coords, edge_index, cloud, measure, edge_attr)
+    return torch.where(mask[:, None], y, 0.0)
+
+
+@in_programs(_only_shown)
 def where_present(
     layer: PointLayer,
     mask: Tensor,
@@ -193,27 +218,3 @@ def where_present(
     batch, measure = (None if t is None else t[there] for t in (batch, measure))
     y = layer(x[there], coords[there], among(there, mask, edge_index), batch, measure, edge_attr)
     return y.new_zeros(mask.shape[0], y.shape[1]).index_copy(0, there, y)
-
-
-def only_shown(
-    layer: PointLayer,
-    mask: Tensor,
-    x: Tensor,
-    coords: Tensor,
-    edge_index: Tensor | None,
-    batch: Tensor | None,
-    measure: Tensor | None,
-    edge_attr: Tensor | None = None,
-) -> Tensor:
-    """What :func:`where_present` gives, for programs that are written down: no size depends on the mask.
-
-    Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
-    """
-    x, coords = (torch.where(mask[:, None], t, 0.0) for t in (x, coords))
-    edge_attr = None if edge_attr is None else features_of_shown(edge_attr, mask, edge_index, batch)
-    if edge_index is not None:
-        edge_index = edge_index.index_select(1, where(mask[edge_index].all(0)))
-    cloud = torch.where(mask, 0 if batch is None else batch, -1)
-    measure = None if measure is None else torch.where(mask, measure, 1.0)
-    y = layer(x, coords, edge_index, cloud, measure, edge_attr)
-    return torch.where(mask[:, None], y, 0.0)

@@ -1,14 +1,13 @@
 """Networks built from the layers: those of the papers, and hybrids with steerable convolutions."""
 
+from escnn_attention.exporting.modules import compile_package, exported
 from escnn_attention.models.classifier import EquivariantClassifier, InvariantLogits, PoseMean, PositionSum
 from escnn_attention.models.convolutions import Attention, DenseBlock, ResidualBlock
-from escnn_attention.models.exports import exported
 from escnn_attention.models.group_cnns import AllCNNC, GroupCNN, GroupDenseNet, ResNet44
 from escnn_attention.models.gsa_net import GSANet
 from escnn_attention.models.hamiltonian import HamiltonianNetwork
 from escnn_attention.models.hybrid import CNN, HybridNet
 from escnn_attention.models.lie_transformer import LieTransformer, LieTransformerBlock
-from escnn_attention.models.packages import compile_package
 from escnn_attention.models.platonic_transformer import PlatonicBlock, PlatonicTransformer
 from escnn_attention.models.point_transformer import PointTransformer
 from escnn_attention.models.pretrained import PretrainedMixin

@@ -12,7 +12,7 @@ from escnn.gspaces import GSpace
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
-from escnn_attention.models.exports import exported
+from escnn_attention.exporting.modules import exported
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.nn.arguments import check_input, check_regular, check_shape, check_type
 from escnn_attention.nn.heads import is_scalar

@@ -22,8 +22,8 @@ from escnn.nn import (
 )
 
 from escnn_attention._checks import check_bool, check_int, check_probability, check_unused
+from escnn_attention.exporting.modules import exported
 from escnn_attention.groups.fibers import fibers
-from escnn_attention.models.exports import exported
 from escnn_attention.nn.arguments import check_input, check_regular, check_same_gspace, check_type
 from escnn_attention.nn.attentive import AttentiveConv, FeatureAttention, PoseAttention, check_attention_size
 from escnn_attention.nn.kernels import check_finite, check_grid

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_length, check_option
-from escnn_attention._export import exporting
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import is_transformed
 from escnn_attention.models.pretrained import PretrainedMixin
 from escnn_attention.plain.cloud_pooling import count_clouds, pool_clouds
@@ -21,6 +21,13 @@ Integrator = Literal["rk4", "leapfrog"]
 
 Derivative = Callable[[Tensor], Tensor]
 State = tuple[Tensor, Tensor]
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "HamiltonianNetwork: its forces are gradients that are taken while it runs, of which no file can be made;"
+        " needed an export of the energy alone, network.potential.export()"
+    )
 
 
 class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
@@ -119,10 +126,9 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         total = pool_clouds(kinetic, batch, num_clouds, "sum").squeeze(1)
         return total + self.potential_energy(positions, features, batch)
 
+    @in_programs(_refuse)
     def forces(self, positions: Tensor, features: Tensor, batch: Tensor | None = None) -> Tensor:
         """The forces −∂V/∂q ``(N, d)``, also where gradients are switched off; differentiable where they are not."""
-        if exporting():
-            raise self._no_file()
         if is_transformed():  # which know no gradients but their own
             return -torch.func.grad(lambda x: self.potential_energy(x, features, batch).sum())(positions)
         differentiable = torch.is_grad_enabled()
@@ -140,14 +146,7 @@ class HamiltonianNetwork(PretrainedMixin, torch.nn.Module):
         Raises:
             NotImplementedError: always.
         """
-        raise self._no_file()
-
-    @staticmethod
-    def _no_file() -> NotImplementedError:
-        return NotImplementedError(
-            "HamiltonianNetwork: its forces are gradients that are taken while it runs, of which no file can be made;"
-            " needed an export of the energy alone, network.potential.export()"
-        )
+        _refuse()
 
     def rollout(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from escnn_attention._checks import check_grid
-from escnn_attention._export import refuse_scripting
+from escnn_attention.exporting.mode import refuse_scripting
 from escnn_attention.functional.layout import Versioned
 from escnn_attention.functional.responses import attentive
 from escnn_attention.functional.responses.convolution import convolve

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention._export import refuse_scripting
+from escnn_attention.exporting.mode import refuse_scripting
 from escnn_attention.functional.layout import Versioned
 
 __all__ = ["ExactBuffers"]

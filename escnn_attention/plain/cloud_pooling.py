@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
+from escnn_attention.exporting.mode import in_programs
 
 __all__ = ["Pool", "count_clouds", "of_clouds", "offsets_from_mean", "pool_clouds", "read"]
 
@@ -37,8 +37,11 @@ def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = Non
     """
     _check_of_points("mask", mask, torch.bool, coords)
     _check_of_points("batch", batch, torch.long, coords)
-    if exporting():
-        return 1 if batch is None else coords.shape[0]
+    return _count(batch, coords, mask)
+
+
+@in_programs(lambda batch, coords, mask: 1 if batch is None else coords.shape[0])
+def _count(batch: Tensor | None, coords: Tensor, mask: Tensor | None) -> int:
     number = len(coords)
     if batch is None:
         sizes = torch.tensor([number if mask is None else int(mask.sum())])
@@ -51,6 +54,17 @@ def count_clouds(batch: Tensor | None, coords: Tensor, mask: Tensor | None = Non
     return len(sizes)
 
 
+def _of_clouds_there(y: Tensor, batch: Tensor | None) -> Tensor:
+    """:func:`of_clouds` in programs."""
+    if batch is None:
+        return y
+    number: int = batch.max().item() + 1  # type: ignore[assignment]
+    torch._check(number >= 1)
+    torch._check(number <= y.shape[0])
+    return y[:number]
+
+
+@in_programs(_of_clouds_there)
 def of_clouds(y: Tensor, batch: Tensor | None) -> Tensor:
     """The rows of the clouds that there are, of as many as an export has room for; elsewhere all.
 
@@ -58,12 +72,7 @@ def of_clouds(y: Tensor, batch: Tensor | None) -> Tensor:
         y: ``(B, ...)``, where B is what :func:`count_clouds` says.
         batch: ``(N,)``, the number of the cloud of each point, or None for a single one.
     """
-    if batch is None or not exporting():
-        return y
-    number: int = batch.max().item() + 1  # type: ignore[assignment]
-    torch._check(number >= 1)
-    torch._check(number <= y.shape[0])
-    return y[:number]
+    return y
 
 
 def _check_of_points(name: str, values: Tensor | None, dtype: torch.dtype, coords: Tensor) -> None:
@@ -112,15 +121,26 @@ def offsets_from_mean(
         batch, mask, measure: ``(N,)``, as in :class:`PointNetwork`.
         num_clouds: the number of clouds.
     """
-    if mask is not None and exporting():
-        coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
-        return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)
     if mask is not None:
-        there = mask.nonzero().squeeze(-1)
-        y = offsets_from_mean(coords[there], _part(batch, there), num_clouds, None, _part(measure, there))
-        return torch.zeros_like(coords).index_copy(0, there, y)
+        return _offsets_of_shown(coords, batch, num_clouds, mask, measure)
     means = pool_clouds(coords, batch, num_clouds, "mean", measure)
     return coords - (means if batch is None else means[batch])
+
+
+def _offsets_in_program(
+    coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
+    coords, batch, measure = _apart(mask, coords, batch, num_clouds, measure)
+    return torch.where(mask[:, None], offsets_from_mean(coords, batch, num_clouds + 1, None, measure), 0.0)
+
+
+@in_programs(_offsets_in_program)
+def _offsets_of_shown(
+    coords: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
+    there = mask.nonzero().squeeze(-1)
+    y = offsets_from_mean(coords[there], _part(batch, there), num_clouds, None, _part(measure, there))
+    return torch.zeros_like(coords).index_copy(0, there, y)
 
 
 def read(
@@ -132,19 +152,33 @@ def read(
     measure: Tensor | None,
 ) -> Tensor:
     """The output of a head for the points that are there; at the others, where it has one, zero."""
-    pooled = getattr(head, "pool", None) is not None
-    if mask is None:
-        y: Tensor = head(x, batch, num_clouds, measure)
-        return of_clouds(y, batch) if pooled else y
-    if exporting():
-        x, cloud, measure = _apart(mask, x, batch, num_clouds, measure)
-        y = head(x, cloud, num_clouds + 1, measure)
-        if pooled:
-            return of_clouds(y[:num_clouds], batch)
-        return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
+    if mask is not None:
+        return _read_shown(head, x, batch, num_clouds, mask, measure)
+    y: Tensor = head(x, batch, num_clouds, measure)
+    return of_clouds(y, batch) if _pools(head) else y
+
+
+def _pools(head: torch.nn.Module) -> bool:
+    return getattr(head, "pool", None) is not None
+
+
+def _read_in_program(
+    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
+    x, cloud, measure = _apart(mask, x, batch, num_clouds, measure)
+    y: Tensor = head(x, cloud, num_clouds + 1, measure)
+    if _pools(head):
+        return of_clouds(y[:num_clouds], batch)
+    return torch.where(mask.view(-1, *[1] * (y.dim() - 1)), y, 0.0)
+
+
+@in_programs(_read_in_program)
+def _read_shown(
+    head: torch.nn.Module, x: Tensor, batch: Tensor | None, num_clouds: int, mask: Tensor, measure: Tensor | None
+) -> Tensor:
     there = mask.nonzero().squeeze(-1)
-    y = head(x[there], _part(batch, there), num_clouds, _part(measure, there))
-    if pooled:
+    y: Tensor = head(x[there], _part(batch, there), num_clouds, _part(measure, there))
+    if _pools(head):
         return y
     return y.new_zeros(len(x), *y.shape[1:]).index_copy(0, there, y)
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional import BETWEEN_POINTS, KeyMode, PointCall, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.geometry.points import Points, only_shown, where_present
+from escnn_attention.geometry.points import Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, padded
@@ -46,8 +46,7 @@ class PointModule(torch.nn.Module, ABC):
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
         if mask is None:
             return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
-        present = only_shown if exporting() else where_present
-        return present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
+        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
 
     @abstractmethod
     def of_all(
@@ -394,8 +393,15 @@ def check_edge_attr(edge_attr: Tensor | None, edge_index: Tensor | None, edge_di
     got = tuple(edge_attr.shape)
     if len(got) != len(shape) or got[-1] != edge_dim:
         raise ValueError(f"edge_attr: got shape {got}, {needed}")
-    if not exporting() and (got[0] != edge_index.shape[1] if edge_index is not None else got[1] != got[2]):
+    if not _fits(edge_attr, edge_index):
         raise ValueError(f"edge_attr: got shape {got}, {needed}")
+
+
+@in_programs(lambda edge_attr, edge_index: True)
+def _fits(edge_attr: Tensor, edge_index: Tensor | None) -> bool:
+    """Whether there are features for all edges, or for all pairs of points."""
+    got = edge_attr.shape
+    return got[0] == edge_index.shape[1] if edge_index is not None else got[1] == got[2]
 
 
 def from_poses(x: Tensor, inverse: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.points.bias import Relate
 from escnn_attention.geometry.points import Points
 from escnn_attention.plain.blocks import PointTransformerBlock
@@ -91,17 +91,29 @@ class LocalFrames(ExactBuffers):
             columns = getattr(self, f"columns_{i}")
             fields = x[:, columns]  # N, m, n
             for axis, angle in rotations:
-                generator = getattr(self, f"{axis}_{i}")
-                # In the precision of the generators, whatever autocast does, and not in half precision.
-                precise = working_precision(generator.dtype)
-                waves = getattr(self, f"{axis}_waves_{i}") if exporting() else None
-                if waves is None:
-                    matrix = torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
-                else:
-                    matrix = _sum_of_waves(angle.to(precise), waves.to(precise))
+                matrix = _exponential(getattr(self, f"{axis}_{i}"), getattr(self, f"{axis}_waves_{i}"), angle)
                 fields = fields @ matrix.transpose(-1, -2).to(fields.dtype)
             x = x.index_copy(1, columns.flatten(), fields.flatten(1).to(x.dtype))
         return x
+
+
+def _sum_of_waves_in_program(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
+    if waves is None:
+        return _matrix_exp(generator, angle)
+    precise = working_precision(generator.dtype)
+    return _sum_of_waves(angle.to(precise), waves.to(precise))
+
+
+def _matrix_exp(generator: Tensor, angle: Tensor) -> Tensor:
+    # In the precision of the generators, whatever autocast does, and not in half precision.
+    precise = working_precision(generator.dtype)
+    return torch.linalg.matrix_exp(angle.to(precise)[:, None, None] * generator.to(precise))
+
+
+@in_programs(_sum_of_waves_in_program)
+def _exponential(generator: Tensor, waves: Tensor | None, angle: Tensor) -> Tensor:
+    """The matrices of rotations by angles; in programs as sums of waves, since ONNX has no exponential of matrices."""
+    return _matrix_exp(generator, angle)
 
 
 def _waves_of(generator: np.ndarray) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.functional.call import KeyMode, QueryMode
-from escnn_attention.functional.grid import dense, native, portable, reference, standard, triton
+from escnn_attention.functional.grid import dense, native, portable, reference, triton
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.fold import Unfold, fold
 from escnn_attention.functional.registry import Backend, Registry
@@ -39,12 +39,13 @@ def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
 
 
 _PREFERENCE = {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}
+_portable = Backend(portable.attention, isolates_nonfinite=True)
 _native = Backend(native.attention, native.why_unsupported, isolates_nonfinite=True)
 
 ON_GRIDS: Registry[GridCall] = Registry(
     {
         "reference": Backend(reference.attention, folds=False, serves_two_sets=True),
-        "blocked": Backend(portable.attention),
+        "blocked": _portable,
         "native": _native,
         "triton": Backend(triton.attention, triton.why_unsupported, isolates_nonfinite=True),
         "dense": Backend(dense.attention, dense.why_unsupported),
@@ -52,7 +53,7 @@ ON_GRIDS: Registry[GridCall] = Registry(
     preference=lambda device: _PREFERENCE.get(device, ("blocked",)),
     fold=_fold,
     isolate=_isolate_nonfinite,
-    exported=Backend(standard.attention),
+    exported=_portable,
     packaged=_native,
 )
 """The backends of attention on grids."""

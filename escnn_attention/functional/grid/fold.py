@@ -25,9 +25,10 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.grid.call import Heads, PositionalBias, Waves
+from escnn_attention.functional.grid.widen import of_images
 from escnn_attention.functional.rotate import rotate
 
-__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure", "of_images"]
+__all__ = ["fold", "fold_frames", "fold_keys", "fold_measure"]
 
 Unfold = Callable[[Tensor], Tensor]
 
@@ -184,11 +185,6 @@ def fold_frames(call: _H, points: Tensor, scale: float = 1.0, key_points: Tensor
         return out.squeeze(4).movedim(1, 3)
 
     return replace(call, q=q, k=k, v=v, bias=PositionalBias(1), keys="all"), unfold
-
-
-def of_images(x: Tensor, positions: int) -> Tensor:
-    """What there is at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
-    return x.unflatten(2, (-1, positions))
 
 
 def fold_measure(call: _H) -> tuple[_H, Unfold]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
+from escnn_attention.exporting.mode import in_packages
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
@@ -143,8 +143,9 @@ class GridLoop:
             return empty_output(arguments), empty_sums(arguments)
 
         passes = Passes(forward_pass, backward, empty, _plainly, keeps_output=True, backend=backend, instead="blocked")
-        self.packaged, self.laid_out = packaged, laid_out
+        self.laid_out = laid_out
         self.operator = Operator(backend, Arguments, _LEAVES, passes)
+        self.run = in_packages(packaged)(self._run) if packaged else self._run
 
     def __call__(self, call: GridCall, chunk: int) -> Tensor:
         """The output of a call on a grid; ``chunk`` is how many numbers are worked on at once."""
@@ -176,10 +177,11 @@ class GridLoop:
             dropout=call.dropout,
             chunk=chunk,
         )
-        if self.packaged is not None and packaging():
-            return self.packaged(arguments).to(dtype)
-        run = self.operator if q.shape[1] else _plainly  # The loop has no images to go over.
-        return run(arguments).to(dtype)
+        return self.run(arguments).to(dtype)
+
+    def _run(self, arguments: Arguments) -> Tensor:
+        run = self.operator if arguments.q.shape[1] else _plainly  # The loop has no images to go over.
+        return run(arguments)
 
 
 def _plainly(call: Arguments) -> Tensor:

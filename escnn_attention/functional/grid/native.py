@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
+from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.kernel import (
     Arguments,
@@ -29,8 +30,7 @@ from escnn_attention.functional.grid.kernel import (
 )
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, num_threads
-from escnn_attention.functional.native.build import FOLDER, Kernel
-from escnn_attention.functional.native.packaged import PackagedLoop
+from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
@@ -88,7 +88,7 @@ class LoopResults(NamedTuple):
 
 
 KERNEL = Kernel(FOLDER / "grids.cpp", "attention on grids", LoopArguments, LoopResults)
-_packaged_loop = PackagedLoop(KERNEL, FOLDER / "packaged_grids.cpp")
+_packaged_loop = PackagedLoop("grids", archive, why_no_compiler)
 
 
 def why_unsupported(call: GridCall) -> str | None:
@@ -169,7 +169,7 @@ def _prepared(call: Arguments) -> LoopArguments:
 def _packaged(call: Arguments) -> Tensor:
     """The output of the kernel in a package."""
     shape = (*call.q.shape[:3], call.num_poses, call.q.shape[4])
-    return _packaged_loop(call.q.dtype, _prepared(call), LoopResults(), shape)
+    return _packaged_loop(call.q.dtype, KERNEL.structure.members(_prepared(call), LoopResults()), shape)
 
 
 @constant_tables

@@ -1,112 +1,296 @@
-r"""Attention in bounded chunks: the portable backend, for every device, precision, encoding and window.
+r"""Attention on grids by PyTorch's operators in bounded chunks: for every device, precision, encoding and window.
 
-The queries are taken in blocks that share their keys (tiles against their halo for windows, stretches of queries
-against everything for global attention), and the scores of a few blocks at a time are made, used and dropped; the
-backward pass makes them again. What is held at once is at most :data:`SCORES_PER_CHUNK` scores, or those of a single
-query.
+Queries are taken in tiles against their halo in windows, and in stretches against everything in global attention. What
+lies apart by the same steps in one tile has the same place in all of them, so that in a window the function of the
+offset is a product of the queries of a tile with a table over its pairs, without a look-up for each score. Together
+with the mask it is what is added to the scores.
 
-Within a chunk the offset enters as a product of the queries with the table of offsets, which is then read at the row of
-each pair, and ``query="all"`` sums the probabilities over the query poses before the product with the values.
+The scores of a few images, heads and tiles are there at once, and the backward pass makes them again. A program has no
+loop, and takes any number of images: the operators of a few heads and tiles stand in it once for each of them, for all
+images at once.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from escnn_attention._precision import working_precision
-from escnn_attention.functional.autograd import recompute
-from escnn_attention.functional.call import QueryMode
+from escnn_attention.exporting.mode import in_programs
+from escnn_attention.functional.autograd import is_transformed, recompute
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
+from escnn_attention.functional.grid.widen import widen
 from escnn_attention.functional.memory import chunk_size
+from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Blocks
 
-__all__ = ["SCORES_PER_CHUNK", "attention"]
+__all__ = ["SCORES_PER_CHUNK", "SCORES_PER_IMAGE", "attention"]
 
 SCORES_PER_CHUNK = 2**22
-"""The number of scores that are held at once. 16 MB in float32."""
+"""The scores of all images that are held at once. 16 MB in float32."""
+
+SCORES_PER_IMAGE = 2**19
+"""The scores of an image that are held at once, or those of a single query: in programs, of any number of images."""
+
+_CHANNELS = 16
+"""Fused attention on the CPU wants as many channels of values as of keys, and is fast for multiples of these."""
 
 
 def attention(call: GridCall) -> Tensor:
-    """Attention in bounded chunks: see :func:`escnn_attention.functional.attention`."""
-    bias = call.bias.explicit(call.query_grid)
-    num_heads, num_images, num_positions, query_poses, _ = call.q.shape
-    key_poses = call.k.shape[3]
-    limit = chunk_size(SCORES_PER_CHUNK, call.q.element_size(), copies=4)
-    # At one position there are so many pairs of an output pose and a query pose, and for each of them either the scores
-    # of all keys, or the products with all rows of the table of offsets, are held.
-    pairs = bias.num_poses * (1 if call.query == "own" else query_poses)
-    rows = 0 if bias.spatial is None else len(call.query_grid.offsets)
-    blocks = call.query_grid.blocks(max(1, limit // (pairs * max(num_positions * key_poses, rows))))
-    num_blocks, block_size = blocks.queries.shape
-    scores = block_size * pairs * max(blocks.keys.shape[1] * key_poses, rows)
-    images = max(1, limit // (scores * num_blocks))
-    stretch = min(num_blocks, max(1, limit // scores))
-    again = torch.is_grad_enabled() and (num_heads > 1 or images < num_images or stretch < num_blocks)
+    """Attention of terms that are added to the keys: see :func:`escnn_attention.functional.attention`.
 
-    def chunk(head: PositionalBias, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-        arguments = (q, k, v, head, blocks, start, call.query, call.dropout)
-        return recompute(_chunk, *arguments, draws=call.dropout > 0) if again else _chunk(*arguments)
+    Example:
+        >>> import torch
+        >>> from escnn_attention.functional import PositionalBias, attention
+        >>> from escnn_attention.functional.grid import portable
+        >>> from escnn_attention.functional.grid.call import GridCall
+        >>> from escnn_attention.geometry.grid import Grid
+        >>> from escnn_attention.geometry.windows import Window
+        >>> q, k, v = torch.randn(3, 2, 1, 25, 4, 8).unbind()
+        >>> grid, bias = Grid((5, 5), Window(3)), PositionalBias(4, spatial=torch.randn(2, 4, 9, 8))
+        >>> found = portable.attention(GridCall(q, k, v, bias, grid, grid))
+        >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
+        True
+    """
+    positions, exact = call.query_grid, working_precision(call.v.dtype)
+    bias = call.bias if positions.complete else call.bias.explicit(positions)
+    q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
+    reached = None
+    if not positions.complete:
+        k, v, reached = _isolate_nonfinite(k, v, positions)
+    scaled = q / math.sqrt(q.shape[-1])
+    if bias.waves is not None:
+        # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
+        q, k = widen(scaled, k, bias, call.query, positions.coordinates, positions.scale)
+        bias = PositionalBias(bias.num_poses)
+    else:
+        q, k = scaled.unsqueeze(4 if call.query == "own" else 3), k.unsqueeze(3)
+    out = _in_chunks(q, k, v, call, bias)  # of few output poses where all of them see the same
+    out = out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
+    return out.expand(-1, -1, -1, call.bias.num_poses, -1).to(call.v.dtype)
 
-    # Queries in the order of the blocks.
-    q = call.q.index_select(2, blocks.queries.flatten().clamp(min=0)).unflatten(2, (num_blocks, block_size))
-    heads = []
-    for i in range(num_heads):
-        head = bias.of_head(i)
-        batches = []
-        for first in range(0, max(1, num_images), images):
-            # By an index: compilers can save no operation that gives several tensors.
-            q_i, k_i, v_i = (t[i, first : first + images] for t in (q, call.k, call.v))
-            stretches = enumerate(q_i.split(stretch, dim=1))
-            batches.append(torch.cat([chunk(head, q_s, k_i, v_i, s * stretch) for s, q_s in stretches], dim=1))
-        heads.append(torch.cat(batches))
-    out = torch.stack(heads).flatten(2, 3)  # M, B, T·Q, H, C
+
+def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values with zeros for what is not finite, and ``(M, B, N)``, which queries see any of that.
+
+    The mask is added to the scores, and what is not finite would get through to all queries of the tile.
+    """
+    spoilt = (0 * k).sum((3, 4)) + (0 * v).sum((3, 4))  # NaN where anything is not finite
+    blocks = positions.blocks(1)
+    seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0).unsqueeze(1)
+    reached = (_take(spoilt.isnan(), blocks.keys).unsqueeze(3) & seen).any(-1).flatten(2)
+    k, v = (t.nan_to_num(0.0, 0.0, 0.0) for t in (k, v))
+    return k, v, reached.index_select(2, blocks.place)
+
+
+class _Terms(NamedTuple):
+    """What poses and offsets add to the scores of some heads.
+
+    Attributes:
+        near: ``(m or 1, H, Q, S, C)``, the function of the offset for the pairs of a tile, or None.
+        far: ``(m or 1, H, L, C)``, its table, which is read for each pair, or None.
+        pose: ``(m or 1, H, P, C)``, or None.
+    """
+
+    near: Tensor | None
+    far: Tensor | None
+    pose: Tensor | None
+
+    def of_heads(self, some: slice) -> _Terms:
+        """The terms of some of the heads."""
+        return _Terms(*(t if t is None or len(t) == 1 else t[some] for t in self))
+
+
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: GridCall, bias: PositionalBias) -> Tensor:
+    """The output ``(M, B, N, H or 1, C)``, a few heads and tiles at a time.
+
+    Args:
+        q: ``(M, B, N, H or 1, J, E)``, scaled.
+        k: ``(M, B, N, H or 1, P, E)``.
+        v: ``(M, B, N, P, C)``.
+        call: where they are, and which poses contribute.
+        bias: what is not in the products of queries and keys.
+    """
+    positions, key_poses = call.query_grid, k.shape[4]
+    limit = _scores_of_image(v.element_size())
+    in_windows = not positions.complete
+    has_terms = bias.spatial is not None or bias.pose is not None
+    pairs = (max(bias.num_poses, q.shape[3]) if has_terms else q.shape[3]) * q.shape[4]
+    # Of a query without a window either the scores, or the products with the table of all offsets.
+    each = max(positions.num_positions * key_poses, 0 if bias.spatial is None else len(positions.offsets))
+    blocks = positions.blocks(max(1, limit // (len(q) * pairs * each)))
+    number, size = blocks.queries.shape
+    scores = pairs * size * (blocks.keys.shape[1] * key_poses if in_windows else each)
+    heads = max(1, min(len(q), limit // (scores * (number if in_windows else 1))))
+    tiles = max(1, min(number, limit // (scores * heads))) if in_windows else 1
+    near = None
+    if in_windows and bias.spatial is not None:
+        near = bias.spatial[:, :, blocks.rows(0, 1)[0].clamp(min=0)]
+    terms = _Terms(near, None if in_windows else bias.spatial, bias.pose)
+
+    stretches = [_Stretch(blocks, start, start + tiles, in_windows) for start in range(0, number, tiles)]
+    images, groups = _images(q.shape[1], heads * tiles * scores, v.element_size()), _slices(len(q), heads)
+    attend = _attend_again if len(images) * len(groups) * len(stretches) > 1 else _attend
+
+    def attend_heads(some: slice, i: slice) -> Tensor:
+        of_heads = terms.of_heads(some)
+        return torch.cat(
+            [attend(q[some, i], k[some, i], v[some, i], call, of_heads, stretch) for stretch in stretches], dim=2
+        )
+
+    parts = [torch.cat([attend_heads(some, i) for some in groups]) for i in images]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return out.index_select(2, blocks.place)
 
 
-def _chunk(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: PositionalBias,
-    blocks: Blocks,
-    start: int,
-    query: QueryMode,
-    dropout: float,
-) -> Tensor:
-    """One head of a few images and blocks: q ``(b, T, Q, P, C)`` and k, v ``(b, N, P', C)`` to ``(b, T, Q, H, C)``.
+def _slices(number: int, size: int) -> list[slice]:
+    return [slice(first, first + size) for first in range(0, max(1, number), size)]
 
-    The axes of the scores are image, block, output pose h, query, query pose h̃, key and key pose ĥ. In the own mode
-    h̃ = h, so that the query poses stand on the axis of h and that of h̃ has one entry.
+
+@in_programs(lambda element_size: chunk_size(SCORES_PER_IMAGE, element_size, copies=4))
+def _scores_of_image(element_size: int) -> int:
+    """How many scores of an image are held at once."""
+    return chunk_size(min(SCORES_PER_IMAGE, SCORES_PER_CHUNK), element_size, copies=4)
+
+
+@in_programs(lambda number, scores, element_size: [slice(None)])
+def _images(number: int, scores: int, element_size: int) -> list[slice]:
+    """Which images are taken at a time, where each has so many scores."""
+    return _slices(number, max(1, chunk_size(SCORES_PER_CHUNK, element_size, copies=4) // scores))
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Some of the blocks of a grid, from ``start`` to ``stop``, of positions that see a window or everything."""
+
+    blocks: Blocks
+    start: int
+    stop: int
+    in_windows: bool
+
+    @property
+    def queries(self) -> Tensor:
+        """The positions of the queries, ``(t, Q)``."""
+        return self.blocks.queries[self.start : self.stop]
+
+    @property
+    def keys(self) -> Tensor:
+        """The positions of the keys, ``(t or 1, S)``."""
+        keys = self.blocks.keys
+        return keys if len(keys) == 1 else keys[self.start : self.stop]
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows of all pairs in the table of offsets, ``(t or 1, Q, S)``."""
+        return self.blocks.rows(self.start, self.stop)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms, stretch: _Stretch) -> Tensor:
+    """The output ``(m, B, t · Q, H or 1, C)`` of some heads and blocks: see :func:`_in_chunks`."""
+    q = _take(q, stretch.queries).permute(0, 1, 2, 4, 5, 3, 6)  # m, B, t, H or 1, J, Q, E
+    added = _added(q[..., : v.shape[-1]], terms, stretch)
+    frames, rows, mask = k.shape[3], q.shape[3:6], None
+    if added is not None:
+        rows = torch.broadcast_shapes(rows, added.shape[3:6])
+        added = added.expand(-1, -1, -1, *rows, k.shape[4], stretch.keys.shape[1])
+        mask = added.unflatten(3, (frames, -1)).flatten(4, 6).flatten(5).flatten(2, 3).flatten(0, 1)
+        q = q.expand(-1, -1, -1, *rows, -1)
+    width = -(-k.shape[-1] // _CHANNELS) * _CHANNELS
+    found = _softmax(
+        _padded(q.unflatten(3, (frames, -1)).flatten(4, 6).flatten(2, 3).flatten(0, 1), width),
+        _of_keys(_padded(k, width), stretch, frames),
+        _of_keys(_padded(v.unsqueeze(3), width), stretch, frames),
+        mask,
+        call.dropout,
+    )
+    out = found[..., : v.shape[-1]].unflatten(0, (-1, q.shape[1])).unflatten(2, (-1, frames))
+    out = out.flatten(3, 4).unflatten(3, rows)  # m, B, t, H or 1, J, Q, C
+    out = out.sum(4) if call.query == "all" else out.squeeze(4)
+    return out.transpose(3, 4).flatten(2, 3)
+
+
+@in_programs(_attend)
+def _attend_again(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms, stretch: _Stretch) -> Tensor:
+    """:func:`_attend`, whose scores the backward pass makes again."""
+    if not torch.is_grad_enabled():
+        return _attend(q, k, v, call, terms, stretch)
+    return recompute(_attend, q, k, v, call, terms, stretch, draws=call.dropout > 0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
+
+
+@in_programs(_fused)
+def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """Attention with what is added to the scores; fused attention has derivatives of the first order only."""
+    if not (torch.is_grad_enabled() or is_transformed(q, k, v)):
+        return _fused(q, k, v, mask, dropout)
+    scores = q @ k.transpose(-1, -2)
+    p = (scores if mask is None else scores + mask).softmax(-1)
+    return (F.dropout(p, dropout) if dropout else p) @ v
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Vectors with as many channels as that, the rest of them zeros."""
+    return F.pad(x, (0, width - x.shape[-1]))
+
+
+def _of_keys(x: Tensor, stretch: _Stretch, frames: int) -> Tensor:
+    """What keys have, ``(m, B, N, H or 1, P, E)``, for each block: ``(m · B, t · H, P · S, E)``, pose by pose."""
+    blocks, poses = stretch.keys, x.shape[4]
+    if not stretch.in_windows:
+        return x.permute(0, 1, 3, 4, 2, 5).flatten(3, 4).expand(-1, -1, frames, -1, -1).flatten(0, 1)
+    seen = blocks.clamp(min=0).unsqueeze(1) * poses + torch.arange(poses, device=x.device).unsqueeze(1)
+    # One after the other, from memory in one piece: several times as fast as for all images at once.
+    images = torch.arange(x.shape[0] * x.shape[1], device=x.device) * (x.shape[2] * poses)
+    rows = (images.unsqueeze(1) + seen.flatten()).flatten()
+    return x.flatten(0, 4).index_select(0, rows).unflatten(0, (-1, len(blocks), poses * blocks.shape[1]))
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """The positions of blocks, ``(t, n)``, of ``(m, B, N, ...)``; any where one only fills up."""
+    return x.index_select(2, places.clamp(min=0).flatten()).unflatten(2, places.shape)
+
+
+def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
+    """What is added to the scores, ``(m or 1, B or 1, t, H or 1, J or 1, Q, P or 1, S or 1)``; None for nothing.
+
+    Args:
+        q: ``(m, B, t, H or 1, J, Q, C)``, the queries.
+        terms: what they see of poses and offsets.
+        stretch: where they are.
     """
-    stop = start + q.shape[1]
-    keys = blocks.keys if len(blocks.keys) == 1 else blocks.keys[start:stop]
-    k = k[:, keys.clamp(min=0)].expand(-1, q.shape[1], -1, -1, -1)
-    v = v[:, keys.clamp(min=0)].expand(-1, q.shape[1], -1, -1, -1)
-    rows = blocks.rows(start, stop)
-    q = q / math.sqrt(q.shape[-1])
-    q = q.permute(0, 1, 3, 2, 4).unsqueeze(4) if query == "own" else q.unsqueeze(2)  # b, T, H or 1, Q, J, C
-    k = k.unsqueeze(2)  # b, T, 1, S, P, C
+    near, far, pose = terms
 
-    # Queries of all poses are rows of one product with the keys.
-    score = (q.flatten(2, 4) @ k.flatten(2, 4).transpose(-1, -2)).view(*q.shape[:5], *k.shape[3:5])
-    by_pose = q.expand(-1, -1, bias.num_poses, -1, -1, -1)
-    if bias.spatial is not None:
-        table = torch.einsum("bthqjc,hlc->bthqjl", by_pose, bias.spatial)
-        index = rows.clamp(min=0)[None, :, None, :, None].expand(*table.shape[:5], -1)
-        score = score + table.gather(-1, index).unsqueeze(-1)
-    if bias.pose is not None:
-        score = score + torch.einsum("bthqjc,hpc->bthqjp", by_pose, bias.pose).unsqueeze(-2)
+    def seen(table: Tensor) -> Tensor:
+        """What queries are multiplied with, a table for each head."""
+        return table.to(q.dtype).expand(len(q), *table.shape[1:])
 
-    unseen = (rows < 0) | (keys < 0).unsqueeze(1)
-    # A number, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
-    score = score.masked_fill_(unseen[:, None, :, None, :, None], torch.finfo(score.dtype).min)
-    exact = working_precision(score.dtype)
-    p = score.flatten(-2).softmax(-1, dtype=exact)
-    p = (F.dropout(p, dropout) if dropout else p).sum(4).to(v.dtype)  # b, T, H or 1, Q, S·P
-    out = (p.flatten(2, 3) @ v.flatten(2, 3)).unflatten(2, p.shape[2:4])
-    # Without any positional term all output poses see the same: they were computed as one.
-    return out.expand(-1, -1, bias.num_poses, -1, -1).transpose(2, 3)
+    added: Tensor | None = None
+    if near is not None:
+        added = torch.einsum("mbthjqc,mhqsc->mbthjqs", _of_poses(q, near), seen(near))
+    elif far is not None:
+        table = torch.einsum("mbthjqc,mhlc->mbthjql", _of_poses(q, far), seen(far))
+        index = stretch.rows.clamp(min=0)[:, None, None].expand(*table.shape[:6], -1)
+        added = table.gather(-1, index)
+    if stretch.in_windows:
+        # Numbers, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
+        unseen = ((stretch.rows < 0) | (stretch.keys < 0).unsqueeze(1))[:, None, None]
+        added = q.new_zeros(()).expand(1, 1, *unseen.shape) if added is None else added
+        added = added.masked_fill(unseen, torch.finfo(q.dtype).min / 2)
+    added = added if added is None else added.unsqueeze(-2)
+    if pose is not None:
+        of_poses = torch.einsum("mbthjqc,mhpc->mbthjqp", _of_poses(q, pose), seen(pose)).unsqueeze(-1)
+        added = of_poses if added is None else added + of_poses
+    return added
+
+
+def _of_poses(q: Tensor, table: Tensor) -> Tensor:
+    """Queries as every output pose of a table has them."""
+    return q.expand(-1, -1, -1, table.shape[1], -1, -1, -1)

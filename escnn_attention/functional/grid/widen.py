@@ -27,15 +27,19 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid.call import PositionalBias
-from escnn_attention.functional.grid.fold import of_images
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape
 
-__all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "widen", "width"]
+__all__ = ["MAX_CLASSES", "join", "merge", "neighbours", "num_classes", "of_images", "widen", "width"]
 
 MAX_CLASSES = 256
 """The most classes of a window by which keys are widened: beyond, kernels are slow or do not exist."""
+
+
+def of_images(x: Tensor, positions: int) -> Tensor:
+    """What there is at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
+    return x.unflatten(2, (-1, positions))
 
 
 def merge(bias: PositionalBias, query: QueryMode, key_poses: int) -> tuple[PositionalBias, QueryMode]:

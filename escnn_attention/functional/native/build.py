@@ -31,7 +31,7 @@ from escnn_attention.functional.native.arguments import Arguments, Results, Stru
 from escnn_attention.functional.native.library_folder import LibraryFolder
 from escnn_attention.functional.native.shipped import shipped_library
 
-__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library"]
+__all__ = ["FOLDER", "Kernel", "NotBuilt", "archive", "find_compiler", "library", "why_no_compiler"]
 
 _T = TypeVar("_T")
 
@@ -149,12 +149,13 @@ def archive(source: Path, *definitions: str, include: tuple[str, ...] = ()) -> b
 
     Args:
         source, definitions: as those of :func:`library`.
-        include: folders of headers that are not in the file's own.
+        include: folders of headers, besides the file's own and that of the loops.
 
     Raises:
         NotBuilt: there is no compiler or no ``ar``, or one of them fails.
     """
-    return _kept(LibraryFolder.read, source, ("-c", *(f"-I{folder}" for folder in include)), definitions)
+    folders = (str(FOLDER), *include)
+    return _kept(LibraryFolder.read, source, ("-c", *(f"-I{folder}" for folder in folders)), definitions)
 
 
 def _kept(
@@ -175,7 +176,8 @@ def _kept(
     compiler = find_compiler()
     processor, target = _processor(compiler)
     options = [*_OPTIONS, *kind, *processor, *(f"-D{d}" for d in definitions)]
-    files = [source, *sorted(source.parent.rglob("*.h"))]
+    included = {*source.parent.rglob("*.h"), *FOLDER.rglob("*.h"), *FOLDER.glob("*.cpp")}
+    files = [source, *sorted(included - {source})]
     told = "\0".join([*(file.read_text(encoding="utf-8") for file in files), target, *compiler, *options])
     stem = f"{source.stem}-{hashlib.sha256(told.encode(errors='surrogateescape')).hexdigest()[:32]}"
 
@@ -238,6 +240,15 @@ def find_compiler() -> list[str]:
         if found := shutil.which(name):
             return [found]
     raise NotBuilt("there is no C++ compiler: no g++, clang++ or c++, and CXX is not set")
+
+
+def why_no_compiler() -> str | None:
+    """Why there is no C++ compiler, if there is none."""
+    try:
+        find_compiler()
+    except NotBuilt as reason:
+        return str(reason)
+    return None
 
 
 def _processor(compiler: list[str]) -> tuple[list[str], str]:

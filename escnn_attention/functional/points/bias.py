@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.call import KeyMode, QueryMode
 from escnn_attention.functional.grid.call import PositionalBias
 from escnn_attention.functional.matmul import add_to_each, matmul
@@ -154,7 +154,7 @@ class PairScores(NamedTuple):
         q, poses, parts = self.q, self.poses, []
         if q is not None:
             k = keys()
-            if poses is not None and not exporting() and q.shape[3] == 1 and q.shape[4] > q.shape[5]:
+            if poses is not None and _many_share_keys(q):
                 # Fewer numbers than scores, where many queries share the keys.
                 k, poses = k + poses.unsqueeze(4), None
             parts.append(products(q, k))
@@ -167,6 +167,12 @@ class PairScores(NamedTuple):
         if self.extra is not None:
             parts.append(self.extra.permute(4, 0, 1, 2, 5, 3, 6))
         return functools.reduce(add_to_each, parts)
+
+
+@in_programs(lambda q: False)
+def _many_share_keys(q: Tensor) -> bool:
+    """Whether keys have fewer numbers than scores of one query pose: q is ``(G, M, H or 1, J, A, C)``."""
+    return q.shape[3] == 1 and q.shape[4] > q.shape[5]
 
 
 def against(reads: Tensor, features: Tensor) -> Tensor:
@@ -184,9 +190,10 @@ def against(reads: Tensor, features: Tensor) -> Tensor:
     return out.unflatten(-1, features.shape[-2:]).unflatten(3, rows.shape[3:5]).permute(0, 3, 1, 4, 2, 5, 6)
 
 
+@in_programs(lambda x: x.clone(memory_format=torch.contiguous_format))
 def in_rows(x: Tensor) -> Tensor:
-    """A tensor as it is; in an export in the order of its axes, of which no program then has to be sure."""
-    return x.clone(memory_format=torch.contiguous_format) if exporting() else x
+    """A tensor as it is; in a program in the order of its axes, since there it may have any."""
+    return x
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import packaging
 from escnn_attention._precision import working_precision
+from escnn_attention.exporting.mode import in_packages
+from escnn_attention.exporting.packaged import PackagedLoop
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.call import Normalization
 from escnn_attention.functional.native.arguments import Array
-from escnn_attention.functional.native.build import FOLDER, Kernel
-from escnn_attention.functional.native.packaged import PackagedLoop
+from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.weights import Weights
 from escnn_attention.geometry.cache import constant_result
@@ -111,16 +111,25 @@ class Results(NamedTuple):
 
 
 KERNEL = Kernel(FOLDER / "points.cpp", "attention between points", Arguments, Results)
-_packaged_loop = PackagedLoop(KERNEL, FOLDER / "packaged_points.cpp")
+_packaged_loop = PackagedLoop("points", archive, why_no_compiler)
 _LEAVES = KERNEL.structure.differentiable
 
 
+def attend_in_package(arguments: Arguments) -> Tensor:
+    """The output ``(M, G · A, H, C)``, by an operator of a package."""
+    # Without gradients it does not matter whether groups share keys.
+    exact = prepared(arguments)._replace(exclusive_keys=True)
+    shape = (len(exact.v), exact.queries.numel(), exact.num_poses, exact.v.shape[3])
+    return _packaged_loop(exact.v.dtype, KERNEL.structure.members(exact, Results()), shape)
+
+
+@in_packages(attend_in_package)
 def attend(arguments: Arguments) -> Tensor:
     """The output ``(M, G · A, H, C)``, in single precision at least."""
     exact = prepared(arguments)
     if exact.log_measure is not None and exact.log_measure.requires_grad and torch.is_grad_enabled():
         return _plainly(exact)  # The loop has no gradient of the measure.
-    return _packaged(exact) if packaging() else _operator(exact)
+    return _operator(exact)
 
 
 def prepared(arguments: Arguments) -> Arguments:
@@ -230,12 +239,6 @@ def _mixed(x: Tensor) -> Tensor:
     x = (x ^ (x >> 16)) * 0x7FEB352D & _LOW
     x = (x ^ (x >> 15)) * 0x846CA68B & _LOW
     return x ^ (x >> 16)
-
-
-def _packaged(call: Arguments) -> Tensor:
-    """The output of the loop in a package. Without gradients it does not matter whether groups share keys."""
-    shape = (len(call.v), call.queries.numel(), call.num_poses, call.v.shape[3])
-    return _packaged_loop(call.v.dtype, call._replace(exclusive_keys=True), Results(), shape)
 
 
 _operator = Operator(

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from escnn_attention._export import exporting
-from escnn_attention.functional.autograd import Operator, Passes
+from escnn_attention.functional.autograd import Operator, Passes, needs_operators
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.native.arguments import Array
 from escnn_attention.functional.native.build import FOLDER, Kernel
@@ -59,7 +58,7 @@ def pair_mlp(x: Tensor, bias: Tensor, first: Tensor, second: Tensor, last: Tenso
     autocast = torch.is_autocast_enabled(x.device.type)
     # Gradients of the inputs are those of coordinates: forces, which are differentiated once more.
     forces = x.requires_grad and torch.is_grad_enabled()
-    if exporting() or x.device.type != "cpu" or not alike or autocast or forces or _why_not_built(x.dtype):
+    if needs_operators() or x.device.type != "cpu" or not alike or autocast or forces or _why_not_built(x.dtype):
         return _plainly(call)
     return _operator(Arguments(*(t.contiguous() for t in call)))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from escnn_attention._export import while_loop
+from escnn_attention.exporting.loops import while_loop
 from escnn_attention.functional.autograd import recompute
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.points.bias import PairScores

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from escnn_attention._export import exporting
 from escnn_attention._precision import working_precision
+from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.autograd import Operator, Passes
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.responses.convolution import convolve, views
@@ -103,8 +103,7 @@ def attended_sum(
         True
     """
     call = _call(x, kernel, squeeze, excite, spatial, geometry)
-    out = _in_parts(call) if exporting() else _operator(call)
-    return out.to(x.dtype)
+    return _attended(call).to(x.dtype)
 
 
 def attention_maps(
@@ -217,6 +216,11 @@ def _part(call: Arguments, fields: slice, poses: slice, in_poses: list[slice]) -
         )
         out.append(written_out(part)[0])
     return functools.reduce(torch.add, out)
+
+
+@in_programs(_in_parts)
+def _attended(call: Arguments) -> Tensor:
+    return _operator(call)
 
 
 def _run_forward(call: Arguments) -> tuple[Tensor, Tensor]:

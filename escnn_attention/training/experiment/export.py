@@ -19,9 +19,9 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from escnn_attention._export import why_no_loops
 from escnn_attention.equivariance.report import EquivarianceReport, equivariance_report
-from escnn_attention.functional.native.packaged import why_not_linked
+from escnn_attention.exporting.loops import why_no_loops
+from escnn_attention.exporting.packaged import why_not_linked
 from escnn_attention.models import HamiltonianNetwork, compile_package, from_pretrained, list_models
 from escnn_attention.models.classifier import InvariantLogits
 from escnn_attention.models.cloud_network import CloudNetwork

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,13 +8,14 @@ from hypothesis import strategies as st
 from escnn_attention.functional import PositionalBias, attention
 from escnn_attention.functional.grid import portable
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import case, cases, outputs_and_gradients
+from tests.functional.cases import assert_same, case, cases, outputs_and_gradients
 
 
-@given(cases(), st.sampled_from([1, 50, 1000, 2**22]))
-def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, piece):
+@given(cases(), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
+def test_agrees_with_the_reference_in_chunks_of_any_size(arguments, scores, of_image):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portable, "SCORES_PER_CHUNK", piece)
+        patch.setattr(portable, "SCORES_PER_CHUNK", scores)
+        patch.setattr(portable, "SCORES_PER_IMAGE", of_image)
         got = outputs_and_gradients("blocked", *arguments)
     expected = outputs_and_gradients("reference", *arguments)
     for a, b in zip(got, expected, strict=True):
@@ -71,6 +74,16 @@ def test_holds_a_bounded_chunk_of_the_scores(monkeypatch):
     assert 0 < largest <= 3000
 
 
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_second_derivatives(query):
+    (q, k, v), grid, terms = case(2, 2, 2, (2, 2), Window(3), {"spatial"}, heads=1, channels=1, batch=1)
+
+    def function(q, k, v):
+        return attention(q, k, v, grid, terms, query=query, backend="blocked")
+
+    assert torch.autograd.gradgradcheck(function, (q, k, v))
+
+
 def test_dropout_is_the_same_in_the_backward_pass(monkeypatch):
     monkeypatch.setattr(portable, "SCORES_PER_CHUNK", 200)
     (q, k, v), grid, terms = case(2, 2, 2, (4, 4), Window(3), {"spatial", "pose"})
@@ -96,3 +109,31 @@ def test_dropout_drops_probabilities_and_keeps_the_mean():
         )
         assert draws.std(0).min() > 0
         torch.testing.assert_close(draws.mean(0), plain.detach(), atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("window", [Window(), Window(5)], ids=["global", "window"])
+def test_holds_a_bounded_number_of_scores_for_an_image(monkeypatch, window):
+    monkeypatch.setattr(portable, "SCORES_PER_IMAGE", 3000)
+    largest = 0
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(q, k, v, **options):
+        nonlocal largest
+        largest = max(largest, math.prod(q.shape[:3]) * k.shape[2] // 3)
+        return fused(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    tensors, grid, terms = case(2, 2, 2, (12, 12), window, {"spatial", "pose"}, batch=3)
+    with torch.no_grad():
+        attention(*tensors, grid, terms, backend="blocked")
+    assert 1000 < largest <= 3000
+
+
+def test_some_tiles_with_as_many_places_as_the_grid_has_positions(monkeypatch):
+    """Two tiles of four places on a grid of four: half of each only fills up."""
+    monkeypatch.setattr(portable, "SCORES_PER_IMAGE", 1)
+    tensors, grid, terms = case(2, 2, 2, (4, 1), Window(5), {"spatial"})
+    assert_same(
+        [attention(*tensors, grid, terms, backend="blocked")],
+        outputs_and_gradients("reference", tensors, grid, terms, "own", "all")[:1],
+    )

@@ -350,7 +350,7 @@ def pairs(tests):
 @pytest.mark.parametrize("instructions", ["-mno-avx512f", "-mno-avx"])
 @pytest.mark.parametrize(
     ("module", "check"),
-    [("backends.native", grids), ("points.native", points), ("points.pair_mlp", pairs)],
+    [("grid.native", grids), ("points.native", points), ("points.pair_mlp", pairs)],
 )
 def test_narrower_vectors(monkeypatch, tmp_path, compiler, module, check, instructions):
     """What a processor without them gets."""

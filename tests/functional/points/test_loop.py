@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import escnn_attention as ea
-from escnn_attention._export import with_loops
+from escnn_attention.exporting import packaged
+from escnn_attention.exporting.mode import for_package
 from escnn_attention.functional import BETWEEN_POINTS
-from escnn_attention.functional.native import build, packaged
+from escnn_attention.functional.native import build
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.packages import ELSEWHERE, NEEDS_LOOPS, exported, times_written
@@ -157,7 +158,7 @@ def loops_of(program: ExportedProgram) -> int:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler):
     plain = layer(name)
-    with with_loops():
+    with for_package():
         program = program_of(plain)
     assert loops_of(program) == 1
     (output,) = program.graph.output_node().args[0]
@@ -167,7 +168,7 @@ def test_a_loop_between_points_is_written_down_for_packages_only(name, compiler)
 
 @NEEDS_LOOPS
 def test_what_the_loop_between_points_cannot_serve_is_of_pytorch(compiler, monkeypatch):
-    with with_loops():
+    with for_package():
         assert loops_of(program_of(layer("own keys"))) == 0
         elsewhere = replace(BETWEEN_POINTS.packaged, why_unsupported=lambda _: "it lies elsewhere")
         monkeypatch.setattr(BETWEEN_POINTS, "packaged", elsewhere)

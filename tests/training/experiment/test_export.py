@@ -11,7 +11,8 @@ from escnn import gspaces
 from escnn.nn import FieldType
 from typer.testing import CliRunner
 
-from escnn_attention import LiftingSelfAttention, _export
+from escnn_attention import LiftingSelfAttention
+from escnn_attention.exporting import loops
 from escnn_attention.models import (
     EquivariantClassifier,
     HamiltonianNetwork,
@@ -348,7 +349,7 @@ def test_points_that_are_not_equivariant(tmp_path, monkeypatch):
 
 
 def test_networks_of_points_where_there_are_no_loops(tmp_path, monkeypatch):
-    monkeypatch.setattr(_export, "_OLDEST_WITH_LOOPS", "99.0")
+    monkeypatch.setattr(loops, "_OLDEST", "99.0")
     loaded(points(gspaces.rot2dOnR2(3), 2, 3), monkeypatch)
     with pytest.raises(UserError, match=r"run: PointTransformer is a network of points; got PyTorch .*, needed 99\.0"):
         export_network("run", tmp_path / "n.pt2")

@@ -11,8 +11,8 @@ from escnn.nn import FieldType, GeometricTensor
 from torch._inductor import config
 
 from escnn_attention import GroupSelfAttention, PairKernel, PointSelfAttention
-from escnn_attention.functional.grid import kernel, native
-from escnn_attention.functional.native import packaged
+from escnn_attention.exporting import packaged
+from escnn_attention.functional.grid import native
 from escnn_attention.functional.native.arguments import Members
 from escnn_attention.functional.points import native as between_points_native
 
@@ -78,8 +78,8 @@ def run_here(monkeypatch):
     for name, loop in LOOPS.items():
         for operator in loop.operators.values():
             library.impl(operator, given(KERNELS[name]), "CPU")
-    for module in (kernel, between_points_native):
-        monkeypatch.setattr(module, "packaging", lambda: True)
+    monkeypatch.setattr(native._loop, "run", native._packaged)
+    monkeypatch.setattr(between_points_native, "attend", between_points_native.attend_in_package)
     yield calls
     library._destroy()
 
@@ -88,8 +88,7 @@ def check_operator(layer, arguments, run_here, monkeypatch) -> None:
     """The operator in place of the loop of a layer does the same, and what it says of itself."""
     with torch.no_grad():
         y = layer(*arguments).tensor
-        for module in (kernel, between_points_native):
-            monkeypatch.setattr(module, "packaging", lambda: False)
+        monkeypatch.undo()
         torch.testing.assert_close(y, layer(*arguments).tensor)
     (arguments,) = run_here
     loop = "grids" if isinstance(layer, GroupSelfAttention) else "points"
@@ -143,26 +142,25 @@ def test_operators_between_points_do_what_they_say(options, dtype, run_here, mon
 def test_libraries_of_the_precisions_that_are_used(loop, monkeypatch):
     built = []
 
-    def archive(source, number, include):
+    def archive(source, number, name, file, include):
         assert source.exists()
-        built.append((source.stem, number))
+        built.append((name, file, number))
         return b"content"
 
-    monkeypatch.setattr(packaged, "archive", archive)
-    before = os.environ.get("LIBRARY_PATH")
+    monkeypatch.setattr(LOOPS[loop], "archive", archive)
+    environment = dict(os.environ)
     for dtypes in ((), (torch.float64,), (torch.float32, torch.float64)):
         built.clear()
         with packaged.linked(program(*dtypes, loop=loop)):
-            libraries = config.aot_inductor.custom_op_libs
+            libraries = [name.split(" -L") for name in config.aot_inductor.custom_op_libs]
             assert len(libraries) == len(built) == len(dtypes) == len(config.aot_inductor.custom_ops_to_c_shims)
-            folder = os.environ["LIBRARY_PATH"].split(os.pathsep)[0]
-            assert sorted(os.listdir(folder)) == sorted(f"lib{name}.a" for name in libraries)
-            for library, (source, number) in zip(libraries, built, strict=True):
-                assert source == f"packaged_{loop}"
+            for (library, folder), (name, file, number) in zip(libraries, built, strict=True):
+                assert (name, file) == (f"LOOP={loop}", f'SOURCE="{loop}.cpp"')
                 assert library.rpartition("_")[2] == number.removeprefix("NUMBER=")
-        assert os.environ.get("LIBRARY_PATH") == before
+                assert sorted(os.listdir(folder)) == sorted(f"lib{name}.a" for name, _ in libraries)
+        assert os.environ == environment
         assert not config.aot_inductor.custom_op_libs
-        assert not os.path.exists(folder)
+        assert not any(os.path.exists(folder) for _, folder in libraries)
 
 
 def test_why_nothing_can_be_linked(monkeypatch):

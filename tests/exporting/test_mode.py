@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import escnn_attention as ea
-from escnn_attention import _export, models
-from escnn_attention._export import exporting
+from escnn_attention import models
+from escnn_attention.exporting import loops
+from escnn_attention.exporting.mode import exporting
 from escnn_attention.functional.points import portable as chunks
 from escnn_attention.models import compile_package
 from tests import spaces
@@ -322,7 +323,7 @@ def test_programs_of_points_have_gradients():
 
 
 def test_without_loops_there_are_no_programs_of_points(monkeypatch):
-    monkeypatch.setattr(_export, "_OLDEST_WITH_LOOPS", "99.0")
+    monkeypatch.setattr(loops, "_OLDEST", "99.0")
     plain, inputs, named = on_points(CASES["PointSelfAttention"])
     with pytest.raises(NotImplementedError, match=r"attention between points: got PyTorch .*, needed 99\.0 or later"):
         program_of_points(plain, inputs, named)

@@ -1,6 +1,7 @@
 """Packages of AOTInductor with compiled loops inside, which run where neither this package nor escnn is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import escnn_attention as ea
-from escnn_attention._export import with_loops
-from escnn_attention.functional.grid import native
-from escnn_attention.functional.native import build, packaged
+from escnn_attention.exporting import packaged
+from escnn_attention.exporting.mode import for_package
+from escnn_attention.functional import ON_GRIDS
+from escnn_attention.functional.native import build
 from escnn_attention.models import compile_package
 from tests import spaces
 from tests.packages import ELSEWHERE, exported, times_written
@@ -133,7 +135,7 @@ def loops_of(program: ExportedProgram) -> int:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_loop_is_written_down_once_and_for_packages_only(name, compiler):
     plain = layer(name)
-    with with_loops():
+    with for_package():
         program = program_of(plain)
     assert loops_of(program) == 1
     (output,) = program.graph.output_node().args[0]
@@ -142,8 +144,9 @@ def test_a_loop_is_written_down_once_and_for_packages_only(name, compiler):
 
 
 def test_what_the_loop_cannot_serve_is_of_pytorch(monkeypatch):
-    monkeypatch.setattr(native, "why_unsupported", lambda _: "it lies elsewhere")
-    with with_loops():
+    elsewhere = replace(ON_GRIDS.packaged, why_unsupported=lambda _: "it lies elsewhere")
+    monkeypatch.setattr(ON_GRIDS, "packaged", elsewhere)
+    with for_package():
         assert loops_of(program_of(layer("own queries"))) == 0
 
 
