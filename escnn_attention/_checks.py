@@ -89,5 +89,5 @@ def check_length(name: str, value: Any, what: str = "length") -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line; its type where it says nothing."""
+    """The message of an error in one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,1 +1,1 @@
-"""What makes escnn work here: faults of its releases that are kept away, and its types for pickle."""
+"""Workarounds for releases of escnn, and its types for pickle."""

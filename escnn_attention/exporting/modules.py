@@ -1,23 +1,32 @@
-"""Modules of escnn as plain modules, in any precision and on any device, and plain modules as compiled packages."""
+"""Modules of escnn on plain tensors: their exports, parts of a block as functions of tensors, and compiled packages."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from escnn.nn import EquivariantModule, FieldDropout, FieldType, GeometricTensor, SequentialModule
+from escnn.nn import (
+    EquivariantModule,
+    FieldDropout,
+    FieldType,
+    GeometricTensor,
+    IdentityModule,
+    PointwiseDropout,
+    SequentialModule,
+)
 from torch import Tensor
 
 from escnn_attention.exporting.mode import for_package
 from escnn_attention.exporting.packaged import linked, why_not_linked
 
-__all__ = ["compile_package", "exported"]
+__all__ = ["compile_package", "exported", "exported_parts", "on_tensors"]
 
 
 def exported(module: EquivariantModule) -> torch.nn.Module:
@@ -49,6 +58,8 @@ def exported(module: EquivariantModule) -> torch.nn.Module:
         torch.Size([1, 4, 5, 5])
     """
     module.eval()
+    if isinstance(module, (IdentityModule, PointwiseDropout, FieldDropout)):
+        return torch.nn.Identity().eval()
     if type(module).export is SequentialModule.export:
         parts = OrderedDict(
             (name, exported(part) if isinstance(part, EquivariantModule) else copy.deepcopy(part))
@@ -68,6 +79,68 @@ def exported(module: EquivariantModule) -> torch.nn.Module:
     finally:
         torch.set_default_dtype(default)
     return plain.eval()
+
+
+def exported_parts(module: torch.nn.Module, plain_type: type[torch.nn.Module]) -> torch.nn.Module:
+    """The plain module of a type whose arguments have the names of the parts of ``module``, from exports of these."""
+    module.eval()
+
+    def plain(part: torch.nn.Module) -> torch.nn.Module:
+        if isinstance(part, torch.nn.ModuleList):
+            return torch.nn.ModuleList(map(plain, part))
+        return exported(part) if isinstance(part, EquivariantModule) else copy.deepcopy(part)
+
+    # Not named_children(), which leaves out a module that is two parts at once.
+    return plain_type(**{name: plain(part) for name, part in module._modules.items() if part is not None}).eval()
+
+
+def on_tensors(
+    module: torch.nn.Module, computation: Callable[..., Tensor], *arguments: Any, coords: Tensor | None = None
+) -> Tensor:
+    """The result of a method of a plain module, with the equivariant parts of ``module`` in place of its own.
+
+    Args:
+        module: has parts of the same names.
+        computation: the method, such as ``plain.blocks.TransformerBlock.forward``, which asks of ``self`` its parts.
+        arguments: of the method.
+        coords: ``(N, d)``, the coordinates of the points that the parts get as part of a GeometricTensor.
+    """
+    return computation(_Parts(module, coords), *arguments)
+
+
+class _Parts:
+    """The parts of a module as functions of tensors."""
+
+    def __init__(self, module: torch.nn.Module, coords: Tensor | None):
+        self._module, self._coords = module, coords
+
+    def __getattr__(self, name: str) -> Any:
+        part = getattr(self._module, name)
+        if isinstance(part, torch.nn.ModuleList):
+            return [partial(self._call, p) if isinstance(p, EquivariantModule) else p for p in part]
+        if not isinstance(part, EquivariantModule):
+            return part
+        return partial(self._attend if name == "attention" and self._coords is not None else self._call, part)
+
+    def _call(self, part: Any, x: Tensor, *others: Any) -> Tensor:
+        y: Tensor = part(GeometricTensor(x, part.in_type, self._coords), *others).tensor
+        return y
+
+    @staticmethod
+    def _attend(
+        part: Any,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        mask: Tensor | None,
+        measure: Tensor | None,
+        *edge_attr: Tensor,
+    ) -> Tensor:
+        """Attention between points, which has the arguments of ``PointSelfAttention``, and perhaps no ``edge_attr``."""
+        known = {"edge_attr": edge_attr[0]} if edge_attr else {}
+        y: Tensor = part(GeometricTensor(x, part.in_type, coords), edge_index, batch, measure=measure, **known).tensor
+        return y
 
 
 class _OnTensors(torch.nn.Module):
@@ -92,10 +165,8 @@ class _OnTensors(torch.nn.Module):
 
 
 def _without_export(module: EquivariantModule) -> torch.nn.Module:
-    """What stands for a module that escnn has no export of."""
+    """A stand-in for the export of a module that has none in escnn."""
     name = type(module).__name__
-    if isinstance(module, FieldDropout):
-        return torch.nn.Identity()
     in_type, out_type = getattr(module, "in_type", None), getattr(module, "out_type", None)
     if not (isinstance(in_type, FieldType) and isinstance(out_type, FieldType)):
         raise NotImplementedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
@@ -12,10 +12,12 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from escnn_attention._checks import check_grid, check_int, check_option
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
+from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
     "REQUIRED",
     "AttentionLike",
+    "HeadOptions",
     "Required",
     "changed",
     "check_field",
@@ -101,7 +103,7 @@ def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> Geometric
         )
     if x.type is not in_type and x.type != in_type:
         raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
-    if x.coords is None:
+    if x.coords is None and 0 in x.tensor.shape:
         check_grid(x.tensor.shape[2:])
     _check_precision(x, layer)
     return x
@@ -127,11 +129,15 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
 
 def _has_first_of(module: torch.nn.Module, dtype: torch.dtype) -> bool | None:
     """Whether the first parameter that is found has this precision; None without any. It is asked at every call."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter.dtype == dtype
-    found = (_has_first_of(child, dtype) for child in module._modules.values() if child is not None)
-    return next((answer for answer in found if answer is not None), None)
+    left: list[torch.nn.Module | None] = [module]
+    while left:
+        found = left.pop()
+        if found is not None:
+            for parameter in found._parameters.values():
+                if parameter is not None:
+                    return parameter.dtype == dtype
+            left += reversed(found._modules.values())
+    return None
 
 
 def check_points(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
@@ -227,17 +233,29 @@ AttentionLike: TypeAlias = "EquivariantModule | Callable[[FieldType, FieldType],
 """An attention from one type to another, or what makes one of the two types."""
 
 
+class HeadOptions(TypedDict, total=False):
+    """Options of the heads of an attention layer, which several layers share: see :class:`GroupSelfAttention`."""
+
+    head_fields: int | None
+    projection: ProjectionKind
+    bias: bool
+    qk_norm: bool
+    registers: int
+
+
 def option_names(layer: Callable[..., Any]) -> list[str]:
-    """The arguments of a class or function that are passed by name only.
+    """The arguments of a class or function that are passed by name only, those of :class:`HeadOptions` included.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
         >>> from escnn_attention.nn.arguments import option_names
         >>> option_names(GroupSelfAttention)[:3]
-        ['head_fields', 'query', 'keys']
+        ['query', 'keys', 'shared_scores']
     """
     parameters = inspect.signature(layer).parameters.values()
-    return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    has_heads = any(p.annotation == "Unpack[HeadOptions]" for p in parameters)
+    return [*names, *(HeadOptions.__annotations__ if has_heads else ())]
 
 
 def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:

@@ -333,6 +333,8 @@ class AttentiveConv(PlainModule):
 
     plain: PlainAttentiveConv
 
+    resizes = True
+
     def __init__(
         self,
         in_type: FieldType,
@@ -393,11 +395,6 @@ class AttentiveConv(PlainModule):
         self.kernel_size = kernel_size
         self.ratio = ratio
         self.attention_size = attention_size
-
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, self)
-        self.evaluate_output_shape(tuple(x.shape))
-        return super().forward(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""

@@ -199,7 +199,7 @@ class _Passes:
         self.grad_outputs = [torch.empty_like(t) for t in self.outputs if t.requires_grad]
 
     def output_of(self, tensors: Iterable[Tensor]) -> Any:
-        """What the network returns, of such tensors."""
+        """The output of the network for such tensors."""
         leaves, tree = self._output
         return tree_unflatten(_with_tensors(leaves, tensors), tree)
 
@@ -259,7 +259,7 @@ def _record(network: nn.Module, leaves: list[Any], tree: TreeSpec) -> _Graph:
 
 
 def _capture(passes: _Passes) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-    """What replays the forward and the backward pass."""
+    """Replays of the forward and the backward pass."""
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.device(passes.inputs[0].device):
         stream = torch.cuda.Stream()

@@ -19,6 +19,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
 from escnn_attention._checks import check_int, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.exporting.modules import exported, on_tensors
 from escnn_attention.functional import ON_GRIDS, QueryMode
 from escnn_attention.geometry.windows import WindowShape
 from escnn_attention.groups.fibers import Fibers, fibers
@@ -38,9 +39,7 @@ from escnn_attention.plain.dilation import (
     DilationAttention,
     Measure,
     WindowKind,
-    join_scales,
     scaled_window,
-    split_scales,
 )
 from escnn_attention.plain.dilation import PerScale as PlainPerScale
 from escnn_attention.plain.dilation import ScalePooling as PlainScalePooling
@@ -163,6 +162,7 @@ class PerScale(GridModule):
         super().__init__(scales.repeat(module.in_type), scales.repeat(module.out_type))
         self.module = module
         self.scales = scales
+        self.count = scales.count
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         """Apply the module to every scale.
@@ -178,8 +178,7 @@ class PerScale(GridModule):
             ValueError: it has another gspace or type, or lies on scattered points.
         """
         x = check_input(input, self.in_type, self)
-        each = self.module(GeometricTensor(split_scales(x.tensor, self.scales.count), self.module.in_type))
-        return GeometricTensor(join_scales(each.tensor, self.scales.count), self.out_type)
+        return GeometricTensor(on_tensors(self, PlainPerScale.forward, x.tensor), self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -189,8 +188,7 @@ class PerScale(GridModule):
 
     def export(self) -> PlainPerScale:
         """A copy as a plain torch module in eval mode, on tensors."""
-        self.eval()
-        return PlainPerScale(self.module.export(), self.scales.count).eval()
+        return PlainPerScale(exported(self.module), self.count).eval()
 
     def extra_repr(self) -> str:
         return f"{self.scales}"
@@ -335,7 +333,7 @@ class DilationSelfAttention(PlainModule):
         of_scale = check_scales(scales).single(out_type, "out_type")
         check_option("query", query, ("own", "all"))
         _check_windows(windows, measure, scales)
-        heads = Heads.choose(of_scale, num_heads, head_fields, group, projection, bias)
+        heads = Heads.choose(of_scale, num_heads, group, head_fields=head_fields, projection=projection, bias=bias)
         shape = _choose_shape(group, in_type, kernel_size, window)
         encoding = _check_encoding(encoding)
         seen = None if self._lifts else _choose_interval(interval, scales)

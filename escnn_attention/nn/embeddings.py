@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
-import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from escnn_attention.encodings import Encoding, as_encoding
 from escnn_attention.geometry.orbits import orbit_places
 from escnn_attention.groups.fibers import Fibers, columns_of, fibers, frames, invariant_vectors, mass
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_field, check_input, check_shape, check_type, check_types
+from escnn_attention.nn.arguments import check_field, check_shape, check_type, check_types
 from escnn_attention.nn.heads import check_scalars
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.embeddings import InvariantTable
@@ -67,17 +65,14 @@ class PatchEmbedding(PlainModule):
 
     plain: PlainPatchEmbedding
 
+    resizes = True
+
     def __init__(self, in_type: FieldType, out_type: FieldType, size: int):
         check_types(in_type, out_type)
         check_scalars(in_type, type(self).__name__)
         std = 1 / math.sqrt(in_type.size * check_int("size", size) ** max(in_type.gspace.dimensionality, 1))
         table = invariant_table(out_type, size, copies=in_type.size, std=std)
         super().__init__(in_type, out_type, PlainPatchEmbedding(table, invariant_vectors(out_type)))
-
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, self)
-        self.evaluate_output_shape(tuple(x.shape))
-        return super().forward(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -260,11 +255,6 @@ class PositionEmbedding(PlainModule):
             if x.coords is None and value is not None:
                 raise ValueError(f"{name}: got a {type(value).__name__} for features on a grid; leave it at None")
         return GeometricTensor(self.plain(x.tensor, x.coords, batch, mask), self.out_type, x.coords)
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode, on features of a grid, or on those of points and coordinates."""
-        self.eval()
-        return copy.deepcopy(self.plain).eval()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, encoding={type(self.plain.encoding).__name__}"

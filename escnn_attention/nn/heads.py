@@ -53,10 +53,11 @@ class Heads:
         cls,
         out_type: FieldType,
         num_heads: int,
-        head_fields: int | None,
         group: Fibers,
-        projection: ProjectionKind,
-        bias: bool,
+        *,
+        head_fields: int | None = None,
+        projection: ProjectionKind = "group",
+        bias: bool = True,
     ) -> Heads:
         """The heads of a layer to ``out_type``, by the arguments of :class:`GroupSelfAttention`.
 
@@ -126,7 +127,7 @@ def made_for(needs: Needs, heads: int, channels: int, bias: bool) -> tuple[int, 
 def normalised_needs(
     qk_norm: bool, encoding: Encoding | PairKernel, channels: int, dim: int, normalization: Normalization = "softmax"
 ) -> Needs:
-    """What heads of so many channels need, also where queries and keys are normalised, if they can be.
+    """The fields that heads of so many channels need, with or without normalised queries and keys.
 
     A bias of the keys does not drop out of the softmax then: what it is divided by changes from key to key.
 

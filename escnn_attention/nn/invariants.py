@@ -86,7 +86,7 @@ class AttentionPool(MaskedModule):
         super().__init__(in_type, FieldType(in_type.gspace, tokens * out * [in_type.gspace.trivial_repr]), plain)
 
     def attention_maps(self, input: GeometricTensor, mask: Tensor | None = None) -> Tensor:
-        r"""What the tokens attend to.
+        r"""The attention maps of the tokens.
 
         Args:
             input: features of type ``in_type``.
@@ -184,7 +184,7 @@ class PointAttentionPool(torch.nn.Module):
         mask: Tensor | None = None,
         measure: Tensor | None = None,
     ) -> Tensor:
-        """What the tokens read of features at points.
+        """Apply the tokens to features at points.
 
         Args:
             x: features ``(N, in_type.size)`` of type ``in_type`` with ``coords`` ``(N, d)``.

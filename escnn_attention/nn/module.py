@@ -1,4 +1,4 @@
-"""What all modules of this package share."""
+"""Base classes of the equivariant modules."""
 
 from __future__ import annotations
 
@@ -83,6 +83,9 @@ class PlainModule(GridModule):
         plain: the torch module, from ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.
     """
 
+    resizes: bool = False
+    """Whether the output has another grid; a grid that is too small for one raises an error."""
+
     def __init__(self, in_type: FieldType, out_type: FieldType, plain: torch.nn.Module):
         super().__init__(in_type, out_type)
         self.plain = plain
@@ -102,6 +105,8 @@ class PlainModule(GridModule):
         """
         check = check_field if self.pointwise else check_input
         x = check(input, self.in_type, self)
+        if self.resizes:
+            self.evaluate_output_shape(tuple(x.shape))
         return GeometricTensor(self.plain(x.tensor), self.out_type, x.coords)
 
     def export(self) -> torch.nn.Module:
@@ -136,7 +141,6 @@ class MaskedModule(PlainModule):
             TypeError: ``input`` is not a GeometricTensor, or ``mask`` no tensor of bool.
             ValueError: another gspace or type, or a mask of another shape.
         """
-        if mask is None:
-            return super().forward(input)
         x = check_input(input, self.in_type, self)
-        return GeometricTensor(self.plain(x.tensor, check_mask(mask, x.tensor)), self.out_type)
+        y = self.plain(x.tensor) if mask is None else self.plain(x.tensor, check_mask(mask, x.tensor))
+        return GeometricTensor(y, self.out_type)

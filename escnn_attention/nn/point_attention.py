@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from escnn.nn import FieldType
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_int, check_length, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
@@ -18,12 +19,13 @@ from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import check_options, check_types, option_names
+from escnn_attention.nn.arguments import HeadOptions, check_options, check_types, option_names
 from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
 from escnn_attention.nn.point_module import PointLayer, check_edge_dim, check_points_mode
 from escnn_attention.nn.self_attention import check_shared
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
-from escnn_attention.plain.projections import ProjectionKind, padded, with_registers
+from escnn_attention.plain.projections import padded, with_registers
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables
 
 __all__ = ["PointAttentiveConv", "PointSelfAttention"]
 
@@ -112,7 +114,6 @@ class PointSelfAttention(PointLayer):
         out_type: FieldType,
         num_heads: int = 1,
         *,
-        head_fields: int | None = None,
         radius: float | None = None,
         num_neighbours: int | None = None,
         query: QueryMode = "own",
@@ -122,27 +123,27 @@ class PointSelfAttention(PointLayer):
         relation: Relation | None = None,
         length_scale: float | None = None,
         normalization: Normalization = "softmax",
-        projection: ProjectionKind = "group",
         dropout: float = 0.0,
-        qk_norm: bool = False,
-        registers: int = 0,
         edge_dim: int | None = None,
-        bias: bool = True,
         samples: Samples | int | None = None,
         backend: str = "auto",
+        **options: Unpack[HeadOptions],
     ):
+        check_options(type(self).__name__, options, option_names(PointSelfAttention))
         check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
         relation = self._check_space(in_type, relation)
         group = fibers(in_type.gspace, as_samples(samples))
-        heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
+        given: dict[str, Any] = {**options}
+        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
+        heads = Heads.choose(out_type, num_heads, group, **given)
         kernel, rule = _choose_encoding(encoding, relation), choose_neighbourhood(radius, num_neighbours, relation)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
         size, num_poses = relation.size(group.dimension), 1 if lifts else group.order + registers
         seen = 1 if relation.sees_poses or _drops_out(kernel, query, keys, normalization) else num_poses
-        poses, relative = _has_pose_term(kernel, query, keys, normalization), tables["relative"]
+        poses, relative = _has_pose_term(kernel, query, keys, normalization), tables.relative
         sizes = (size, heads.number, heads.channels, seen, 0 if relative is None else torch.as_tensor(relative))
         plain = PointAttention(
             project_in=heads.read(in_type, needs, scalars=lifts),
@@ -151,16 +152,18 @@ class PointSelfAttention(PointLayer):
             encoding=bind_kernel(kernel, normalization, *sizes, poses=poses),
             relation=relation,
             neighbourhood=rule,
-            **tables,
+            tables=tables,
+            mode=AttentionMode(
+                query,
+                keys,
+                check_probability("dropout", dropout),
+                _check_motion(relation, keys, backend, shared_scores),
+                shared_scores,
+                normalization,
+            ),
             needs=needs,
-            query=query,
-            keys=keys,
-            normalization=normalization,
-            dropout=check_probability("dropout", dropout),
             length_scale=check_length("length_scale", rule.length if length_scale is None else length_scale),
-            backend=_check_motion(relation, keys, backend, shared_scores),
             query_weight=_query_weight(out_type, group, query, lifts),
-            shared_scores=shared_scores,
             transformation=random_transformation(in_type, out_type, group),
             edge_dim=check_edge_dim(edge_dim),
         )
@@ -178,7 +181,7 @@ class PointSelfAttention(PointLayer):
         return relation or Offset()
 
     def _values(self, size: int, heads: Heads, num_poses: int, relative: np.ndarray | None) -> ConvolvedValues | None:
-        """What becomes of the values of ``num_poses`` poses, by a relation of ``size`` numbers."""
+        """The kernel of values of ``num_poses`` poses, as a function of ``size`` numbers; None without a kernel."""
         if self.kernel_features is None:
             return None
         return ConvolvedValues(
@@ -319,16 +322,15 @@ def _has_pose_term(
     return not kernel.absolute and normalization != "count"
 
 
-def _tables(group: Fibers, lifts: bool, registers: int) -> dict[str, Any]:
-    """What :class:`~escnn_attention.plain.point_attention.PointAttention` knows of a group."""
-    return {
-        "inverse_action": group.inverse_action,
-        "quotient": np.zeros((group.order, 1), dtype=np.int64) if lifts else with_registers(group.quotient, registers),
-        "relative": None if lifts else padded(group.relative, group.order + registers),
-        "log_measure": padded(group.log_measure, group.order + registers),
-        # Registers have no opposites.
-        "opposite": None if registers else opposite_poses(group),
-    }
+def _tables(group: Fibers, lifts: bool, registers: int) -> GroupTables:
+    """The tables of a group that :class:`~escnn_attention.plain.point_attention.PointAttention` needs."""
+    return GroupTables(
+        group.inverse_action,
+        quotient=np.zeros((group.order, 1), dtype=np.int64) if lifts else with_registers(group.quotient, registers),
+        relative=None if lifts else padded(group.relative, group.order + registers),
+        log_measure=padded(group.log_measure, group.order + registers),
+        opposite=None if registers else opposite_poses(group),  # registers have no opposites
+    )
 
 
 def _check_motion(relation: Relation, keys: KeyMode, backend: str, shared_scores: bool) -> str:
@@ -345,7 +347,7 @@ def _check_motion(relation: Relation, keys: KeyMode, backend: str, shared_scores
 
 
 def _query_weight(out_type: FieldType, group: Fibers, query: QueryMode, lifts: bool) -> float:
-    """What the sum over the query poses is multiplied by: all of them weigh as much as there are poses."""
+    """The factor of the sum over the query poses, which together weigh as much as there are poses."""
     if query == "own" or lifts:
         return 1.0
     check_weights(group)

@@ -208,7 +208,7 @@ def _lifted_type(field_type: FieldType) -> FieldType:
 
 
 def _frames(field_type: FieldType) -> Frames | None:
-    """What fields are in the frames of rotations; None where all are scalars."""
+    """The map of fields to the frames of rotations; None for scalars only."""
     segments = [(r, columns) for r, columns in columns_of(field_type) if not r.is_trivial()]
     if not segments:
         return None

@@ -52,7 +52,7 @@ def check_cloud(
     measure: Any = None,
     edge_attr: Any = None,
 ) -> None:
-    """What comes with the features of a cloud fits together; what a mask hides may be anything."""
+    """Check that the arguments of a cloud fit together; points that a mask hides may hold anything."""
     number = len(coords)
     if number == 0:
         raise ValueError("input: got a cloud without points, needed at least one")
@@ -70,7 +70,7 @@ def check_cloud(
 def _check_numbers(
     coords: Tensor, edge_index: Tensor | None, batch: Tensor | None, mask: Tensor | None, measure: Tensor | None
 ) -> None:
-    """What comes with the features has shapes, types and numbers that fit the points."""
+    """Check the shapes, types and numbers of the arguments against the points."""
     number = len(coords)
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (number,)):
         raise ValueError(f"mask: got {mask.dtype} of shape {tuple(mask.shape)}, needed bool of shape ({number},)")
@@ -196,7 +196,7 @@ def check_at_points(
 
 
 class PointLayer(PointModule):
-    """What the layers on points share: the call and its checks.
+    """Base class of the attention layers on points: the call and its checks.
 
     Attributes:
         plain: the torch module that does the work on tensors.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import FieldType
 
 from escnn_attention._checks import check_int, check_option
-from escnn_attention.nn.arguments import check_input, check_pointwise, check_shape, check_type
+from escnn_attention.nn.arguments import check_pointwise, check_shape, check_type
 from escnn_attention.nn.module import PlainModule
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import Crop as PlainCrop
@@ -42,14 +42,11 @@ class Crop(PlainModule):
     Source: the published implementation of GSA-Nets, which crops where a convolution without padding would.
     """
 
+    resizes = True
+
     def __init__(self, in_type: FieldType, margin: int):
         super().__init__(check_type("in_type", in_type), in_type, PlainCrop(check_int("margin", margin, least=0)))
         self.margin = margin
-
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, self)
-        self.evaluate_output_shape(tuple(x.shape))
-        return super().forward(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -96,6 +93,8 @@ class HalvingPool(PlainModule):
     keep the equivariance exact.
     """
 
+    resizes = True
+
     def __init__(self, in_type: FieldType, kind: PoolKind = "max"):
         check_type("in_type", in_type)
         if check_option("kind", kind, ("max", "avg")) == "max":
@@ -107,11 +106,6 @@ class HalvingPool(PlainModule):
         self.kind = kind
 
     _pool: ClassVar[type[Any]] = PlainHalvingPool
-
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        x = check_input(input, self.in_type, self)
-        self.evaluate_output_shape(tuple(x.shape))
-        return super().forward(x)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""

@@ -10,6 +10,7 @@ import torch
 from escnn.group import GroupElement
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
+from typing_extensions import Unpack
 
 from escnn_attention._checks import check_bool, check_option, check_probability
 from escnn_attention.encodings import Encoding, PairKernel, as_encoding
@@ -21,6 +22,7 @@ from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
 from escnn_attention.nn.arguments import (
     REQUIRED,
+    HeadOptions,
     check_input,
     check_options,
     check_type,
@@ -38,7 +40,7 @@ from escnn_attention.nn.heads import (
     normalised_needs,
 )
 from escnn_attention.nn.module import MaskedModule
-from escnn_attention.plain.projections import ProjectionKind, padded, with_registers
+from escnn_attention.plain.projections import padded, with_registers
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, SelfAttention
 
 __all__ = [
@@ -97,7 +99,7 @@ def check_shared(
         raise ValueError(f'shared_scores: got True with query={query!r} and keys={keys!r}, needed "own" of both')
     if isinstance(encoding, PairKernel) or not encoding.adds_to_keys or encoding.has_start:
         raise ValueError(
-            f"shared_scores: got True, but a {type(encoding).__name__} is of every pose by itself; needed an encoding "
+            f"shared_scores: got True, but a {type(encoding).__name__} is evaluated per pose; needed an encoding "
             "that is added to the keys: mlp, separable, fourier, none"
         )
     if group.samples is not None:
@@ -140,7 +142,7 @@ def bind(encoding: Encoding, heads: Heads, window: Window, num_poses: int, *, po
 
 
 def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
-    """What heads can look at: one place of each orbit, or all of them where the projections tell no poses apart."""
+    """The places that heads can look at: one of each orbit, or all where projections do not distinguish poses."""
     group = heads.group
     if group.samples is not None or not group.dimension:
         return None
@@ -265,32 +267,31 @@ class GroupSelfAttention(MaskedModule):
         num_heads: int = 1,
         kernel_size: int | None = REQUIRED,
         *,
-        head_fields: int | None = None,
         query: QueryMode = "own",
         keys: KeyMode = "all",
         shared_scores: bool = False,
         encoding: Encoding | str | None = None,
         window: str = "auto",
         dilation: int = 1,
-        projection: ProjectionKind = "group",
         dropout: float = 0.0,
-        qk_norm: bool = False,
-        registers: int = 0,
-        bias: bool = True,
         backend: str = "auto",
         samples: Samples | int | None = None,
+        **options: Unpack[HeadOptions],
     ):
+        check_options(type(self).__name__, options, option_names(GroupSelfAttention))
         check_types(in_type, out_type)
+        given: dict[str, Any] = {**options}
+        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
         check_option("query", query, ("own", "all"))
         check_option("keys", keys, ("all", "own"))
         group = fibers(in_type.gspace, as_samples(samples))
-        heads = Heads.choose(out_type, num_heads, head_fields, group, projection, bias)
+        heads = Heads.choose(out_type, num_heads, group, **given)
         encoding = as_encoding(encoding)
         needs = normalised_needs(qk_norm, encoding, heads.channels, group.dimension)
         check_registers(registers, keys, encoding)
         check_shared(shared_scores, query, keys, encoding, group)
         lifts = self._scalars_only or (
-            not shared_scores and projection == "group" and sees_scalars(in_type, encoding, heads, query, keys)
+            not shared_scores and heads.projection == "group" and sees_scalars(in_type, encoding, heads, query, keys)
         )
         weight = query_weight(out_type, group, query, lifts=lifts)
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,13 +31,13 @@ from escnn_attention.nn.arguments import (
     option_names,
 )
 from escnn_attention.nn.heads import finished, is_scalar, made_for, normalised_needs
-from escnn_attention.nn.module import PlainModule
 from escnn_attention.nn.norms import BlockNorm, check_norm_kind, norm_of
 from escnn_attention.nn.point_attention import bind_kernel
 from escnn_attention.nn.point_module import PointLayer, PointModule, check_at_points, check_edge_dim, check_points_mode
 from escnn_attention.nn.pointwise import DropPath, dropout_of, ends_of, shortcut_of
 from escnn_attention.nn.transformer import PointBlock
 from escnn_attention.plain.projections import FromPoses, Scalars, ToPoses
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables
 from escnn_attention.plain.sphere_attention import Generators, LocalFrames, SphereAttention, SphereFeedForward
 from escnn_attention.plain.sphere_attention import SphereTransformerBlock as PlainBlock
 
@@ -96,7 +95,7 @@ class Stabiliser:
         return FromPoses(segments, out_type.size, fields, 1, groups=groups, invariants=invariants)
 
     def generators(self, field_type: FieldType) -> list[Generators]:
-        """What rotations about z and about y do to a type."""
+        """The generators of rotations about z and about y on a type."""
         out = []
         for representation, columns in columns_of(field_type):
             _, about_y, about_z = represented(representation).generators.numpy()
@@ -222,17 +221,14 @@ class SphereSelfAttention(PointLayer):
             relation=Offset(),
             neighbourhood=neighbourhood,
             values=None,
-            inverse_action=np.swapaxes(stabiliser.matrices, 1, 2),
-            quotient=np.zeros((len(stabiliser.elements), 1), dtype=np.int64),
-            relative=None,
-            log_measure=None,
+            tables=GroupTables(
+                np.swapaxes(stabiliser.matrices, 1, 2), np.zeros((len(stabiliser.elements), 1), dtype=np.int64)
+            ),
+            mode=AttentionMode(
+                query, "all", check_probability("dropout", dropout), "neighbours", normalization=normalization
+            ),
             needs=needs,
-            query=query,
-            keys="all",
-            normalization=normalization,
-            dropout=check_probability("dropout", dropout),
             length_scale=check_length("length_scale", length_scale),
-            backend="neighbours",
             edge_dim=check_edge_dim(edge_dim),
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm), head_fields)
@@ -366,6 +362,8 @@ class SphereTransformerBlock(PointBlock):
     ICLR 2021, for nonlinearities on sampled frames.
     """
 
+    plain_type = PlainBlock
+
     def __init__(
         self,
         in_type: FieldType,
@@ -411,36 +409,6 @@ class SphereTransformerBlock(PointBlock):
             stabiliser.read(out_type, hidden, bias=hidden if bias else 0),
             stabiliser.mean(out_type, hidden, 1, bool(bias)),
         )
-
-    def _of_all(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> GeometricTensor:
-        attended = self.dropout(self._attend(self.norms[0](x), edge_index, batch, measure, edge_attr))
-        y = self.shortcut(x) + self._branch(attended, 0, batch)
-        z = GeometricTensor(self.network(self.norms[1](y).tensor, y.coords), self.out_type, y.coords)
-        return y + self._branch(self.dropout(z), 1, batch)
-
-    def _branch(self, x: GeometricTensor, number: int, batch: Tensor | None) -> GeometricTensor:
-        """The end of a branch, the first or the second."""
-        if len(self.gains):
-            x = self.gains[number](x)
-        y: GeometricTensor = self.drop_path(x, batch)
-        return y
-
-    def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
-        self.eval()
-        norms, gains = (
-            torch.nn.ModuleList(cast(PlainModule, module).export() for module in modules)
-            for modules in (self.norms, self.gains)
-        )
-        parts = (self.attention.export(), self.shortcut.export(), copy.deepcopy(self.network))
-        return PlainBlock(norms, gains, *parts).eval()
 
     def check_equivariance(self, atol: float = 1e-2, rtol: float = 1e-2) -> list[tuple[GroupElement, float]]:
         """Check on random points that the block nearly commutes: see :meth:`SphereSelfAttention.check_equivariance`."""

@@ -1,4 +1,4 @@
-"""What a network holds and does: parameters, memory and operations, layer by layer."""
+"""Parameters, memory and operations of a network, layer by layer."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def summary(network: torch.nn.Module, *inputs: Any, depth: int = 1) -> Summary:
 
 
 def _arguments(network: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a network is called with."""
+    """The arguments for a call of the network."""
     if not inputs:
         raise TypeError(
             "inputs: got none, needed what the network is called with, or a shape (batch, channels, *space)"

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from escnn.group import GroupElement
 from escnn.nn import (
     EquivariantModule,
-    FieldDropout,
     FieldType,
     GeometricTensor,
-    IdentityModule,
-    PointwiseDropout,
     SequentialModule,
 )
 from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option, check_probability, check_unused
+from escnn_attention.exporting.modules import exported_parts, on_tensors
 from escnn_attention.geometry.cache import kept
-from escnn_attention.geometry.points import where_present
 from escnn_attention.groups.fibers import mass
 from escnn_attention.groups.samples import Samples
 from escnn_attention.nn.arguments import (
@@ -57,6 +54,8 @@ from escnn_attention.nn.self_attention import GroupSelfAttention
 from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
 from escnn_attention.plain.norms import NormScope
+from escnn_attention.plain.point_attention import PointModule as PlainPointModule
+from escnn_attention.plain.point_attention import compute_present
 from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
@@ -65,8 +64,11 @@ __all__ = [
     "TransformerBlock",
     "block_options",
     "each_block",
-    "export_of",
 ]
+
+
+SHARED = ("projection", "bias", "samples")
+"""Options of the attention of a block that its pointwise network has, too."""
 
 
 class TransformerBlock(GridModule):
@@ -110,17 +112,14 @@ class TransformerBlock(GridModule):
         activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
         last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
             fields of ``out_type`` then have pointwise nonlinearities.
-        projection, bias: of the attention and of the pointwise network.
-        attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a sample as a whole
             (:class:`DropPath`).
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
-        samples: for a continuous fiber group, the :class:`Samples` of the attention and of the pointwise network, or
-            their number.
-        options: of the attention: ``head_fields``, ``query``, ``keys``, ``encoding``, ``window``, ``dilation``,
-            ``qk_norm`` and ``backend``, as in :class:`GroupSelfAttention`.
+        options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
+            ``samples`` of the attention and of the pointwise network; and the other options of
+            :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding`` and ``qk_norm``.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
@@ -161,24 +160,20 @@ class TransformerBlock(GridModule):
         hidden_fields: int | None = None,
         activation: Activation = "silu",
         last_activation: bool = False,
-        projection: ProjectionKind = "group",
-        attention_dropout: float = 0.0,
         dropout: float = 0.0,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         crop: int = 0,
-        bias: bool = True,
-        samples: Samples | int | None = None,
         **options: Any,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         check_option("norm", norm, ("gsa", "pre"))
         dropout = check_probability("dropout", dropout)
-        attention_dropout = check_probability("attention_dropout", attention_dropout)
+        check_options(type(self).__name__, options, grid_block_options())
+        attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
+        shared = {name: options.pop(name) for name in SHARED if name in options}
         kind = check_norm_kind(norm_kind, norm_scope)
         norm_for = partial(norm_of, kind=kind, scope=_choose_scope(norm, norm_scope, in_type, out_type), eps=norm_eps)
-        shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
-        check_options(type(self).__name__, options, grid_block_options())
         self.norm = norm
         if attention is None:
             layer: EquivariantModule = GroupSelfAttention(
@@ -198,7 +193,7 @@ class TransformerBlock(GridModule):
         self.attention = layer
         after = [norm_for(out_type), activation_of(out_type, activation)] if norm == "gsa" else []
         self.after = SequentialModule(*after, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path))
-        self.shortcut = shortcut_of(in_type, out_type, projection)
+        self.shortcut = shortcut_of(in_type, out_type, shared.get("projection", "group"))
         self.crop = Crop(out_type, check_int("crop", crop, least=0))
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail, *ends_of(out_type, layer_scale, drop_path))
@@ -220,19 +215,14 @@ class TransformerBlock(GridModule):
                 a mask of another shape, or for norms over positions.
         """
         x = check_input(input, self.in_type, self)
-        if mask is None:
-            y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
-            return y + self.feed_forward(y)
-        for norm in self.modules():
-            if isinstance(norm, FieldBatchNorm) or (isinstance(norm, FieldLayerNorm) and not norm.pointwise):
-                raise ValueError(
-                    'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
-                )
-        there = check_mask(mask, x.tensor).unsqueeze(1)
-        x = GeometricTensor(x.tensor.masked_fill(~there, 0.0), self.in_type)
-        y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x), mask)))
-        y = y + self.feed_forward(y)
-        return GeometricTensor(y.tensor.masked_fill(~self.crop.plain(there), 0.0), self.out_type)
+        if mask is not None:
+            check_mask(mask, x.tensor)
+            for norm in self.modules():
+                if isinstance(norm, FieldBatchNorm) or (isinstance(norm, FieldLayerNorm) and not norm.pointwise):
+                    raise ValueError(
+                        'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
+                    )
+        return GeometricTensor(on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask), self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -258,11 +248,7 @@ class TransformerBlock(GridModule):
 
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`."""
-        self.eval()
-        attention = torch.nn.Sequential(self.before.export(), self.attention.export(), export_of(self.after))
-        return PlainTransformerBlock(
-            attention, self.shortcut.export(), self.crop.export(), export_of(self.feed_forward)
-        ).eval()
+        return exported_parts(self, PlainTransformerBlock)
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}, crop={self.crop.margin}"
@@ -270,7 +256,7 @@ class TransformerBlock(GridModule):
 
 def grid_block_options() -> list[str]:
     """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
-    own = option_names(TransformerBlock)
+    own = [*option_names(TransformerBlock), "attention_dropout"]
     return [*own, *(n for n in option_names(GroupSelfAttention) if n not in own)]
 
 
@@ -315,9 +301,9 @@ def _feed_forward(
     hidden_fields: int | None,
     nonlinear: dict[str, Any],
     *,
-    projection: ProjectionKind,
-    bias: bool,
-    samples: Samples | int | None,
+    projection: ProjectionKind = "group",
+    bias: bool = True,
+    samples: Samples | int | None = None,
 ) -> list[EquivariantModule]:
     """The pointwise network of a block, its norms included, with the options ``nonlinear`` of its nonlinearities."""
     if hidden_fields is None:
@@ -344,21 +330,15 @@ def _biases(hidden_norm: EquivariantModule, bias: bool) -> tuple[bool, bool]:
     return bias and (len(hidden_norm.in_type) > 1 or hidden_norm.plain.kind == "rms"), bias
 
 
-def export_of(modules: SequentialModule) -> torch.nn.Sequential:
-    """The export of modules without dropouts, which do nothing in eval mode: escnn's FieldDropout has no export."""
-    kept = [m for m in modules if not isinstance(m, (IdentityModule, PointwiseDropout, FieldDropout, DropPath))]
-    return torch.nn.Sequential(*(m.export() for m in kept))
-
-
 class PointBlock(PointModule):
-    """What transformer blocks on points share: attention and a pointwise network, each with a shortcut; the export."""
+    """Base class of the transformer blocks on points.
 
-    norm: EquivariantModule
+    Attributes:
+        plain_type: the plain module with the same parts, whose computation it is.
+    """
+
+    plain_type: ClassVar[type[PlainPointModule]] = PlainPointTransformerBlock
     attention: EquivariantModule
-    after: EquivariantModule
-    shortcut: EquivariantModule
-    feed_forward: SequentialModule
-    drop_path: DropPath
 
     def forward(
         self,
@@ -375,57 +355,23 @@ class PointBlock(PointModule):
         The output at points that a mask hides is zero.
         """
         x = check_points(x, self.in_type, self)
-        if mask is None:
-            return self._of_all(x, edge_index, batch, measure, edge_attr)
-        kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-
-        def layer(tensor: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
-            return self._of_all(GeometricTensor(tensor, self.in_type, coords), *others).tensor
-
-        y = where_present(layer, mask, x.tensor, x.coords, edge_index, batch, measure, edge_attr)
+        if mask is not None:
+            kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
+        y = compute_present(self._compute, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
         return GeometricTensor(y, self.out_type, x.coords)
 
-    def _of_all(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> GeometricTensor:
-        """The block on points that are all there, none of them hidden by a mask."""
-        attended = self._attend(self.norm(x), edge_index, batch, measure, edge_attr)
-        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
-        return y + self.drop_path(self.feed_forward(y), batch)
+    def _compute(self, x: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
+        """The block at points of which no mask hides any."""
+        return on_tensors(self, self.plain_type.compute, x, coords, *others, coords=coords)
 
     @property
     def edge_dim(self) -> int | None:
         """The number of features of an edge, of the attention; None without."""
         return getattr(self.attention, "edge_dim", None)
 
-    def _attend(
-        self,
-        x: GeometricTensor,
-        edge_index: Tensor | None,
-        batch: Tensor | None,
-        measure: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> GeometricTensor:
-        """The attention of the block, which may know of no features of edges if it was given."""
-        of_edges = {} if edge_attr is None else {"edge_attr": edge_attr}
-        y: GeometricTensor = self.attention(x, edge_index, batch, measure=measure, **of_edges)
-        return y
-
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode: see :meth:`PointSelfAttention.export`."""
-        self.eval()
-        return PlainPointTransformerBlock(
-            self.norm.export(),
-            self.attention.export(),
-            self.shortcut.export(),
-            export_of(self.feed_forward),
-            export_of(self.after) if isinstance(self.after, SequentialModule) else None,
-        ).eval()
+        return exported_parts(self, self.plain_type)
 
 
 class PointTransformerBlock(PointBlock):
@@ -454,8 +400,6 @@ class PointTransformerBlock(PointBlock):
         activation: :math:`\sigma`: ``"silu"``, ``"gelu"`` or ``"relu"``.
         last_activation: whether the pointwise network ends in :math:`\sigma`, too, as that of the LieTransformer; the
             fields of ``out_type`` then have pointwise nonlinearities.
-        projection, bias, samples: of the attention and of the pointwise network, as in :class:`PointSelfAttention`.
-        attention_dropout: the dropout of the attention probabilities.
         dropout: the dropout of the branches; whole fields where a field has no pointwise nonlinearities.
         norm_kind: ``"layer"``, ``"rms"``, ``"fields"`` or ``"batch"``: LN is a :class:`FieldLayerNorm` of this
             kind, or a :class:`FieldBatchNorm`; None for the layer norm of the type.
@@ -463,10 +407,10 @@ class PointTransformerBlock(PointBlock):
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).
-        options: of the attention: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``keys``,
-            ``shared_scores``, ``encoding``, ``relation``, ``length_scale``, ``normalization``, ``qk_norm``,
-            ``edge_dim`` and ``backend``, as in :class:`PointSelfAttention`; with ``kernel_features`` neither ``keys``
-            nor ``shared_scores`` nor ``backend``.
+        options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
+            ``samples`` of the attention and of the pointwise network; and the other options of
+            :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding`` and ``edge_dim``. With
+            ``kernel_features`` there are no ``keys``, ``shared_scores`` and ``backend``.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -500,22 +444,18 @@ class PointTransformerBlock(PointBlock):
         hidden_fields: int | None = None,
         activation: Activation = "silu",
         last_activation: bool = False,
-        projection: ProjectionKind = "group",
-        attention_dropout: float = 0.0,
         dropout: float = 0.0,
         norm_kind: BlockNorm | None = None,
         norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
-        bias: bool = True,
-        samples: Samples | int | None = None,
         **options: Any,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         dropout = check_probability("dropout", dropout)
-        check_probability("attention_dropout", attention_dropout)
         check_options(type(self).__name__, options, block_options())
-        shared: dict[str, Any] = {"projection": projection, "bias": bias, "samples": samples}
+        attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
+        shared: dict[str, Any] = {name: options.pop(name) for name in SHARED if name in options}
         if attention is not None:
             own: dict[str, Any] = {"num_heads": (num_heads, 1), "kernel_features": (kernel_features, None)}
             own["attention_dropout"] = (attention_dropout, 0.0)
@@ -531,8 +471,8 @@ class PointTransformerBlock(PointBlock):
         if hidden_fields is None:
             hidden_fields = max(1, 2 * out_type.size // mass(out_type))
         check_int("hidden_fields", hidden_fields)
-        shared |= {"activation": activation, "last_activation": last_activation}
-        network = pointwise_network(out_type, hidden_fields, **shared)
+        nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
+        network = pointwise_network(out_type, hidden_fields, **shared, **nonlinear)
         norm_for = partial(norm_of, kind=check_norm_kind(norm_kind), eps=norm_eps)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer
@@ -540,7 +480,7 @@ class PointTransformerBlock(PointBlock):
         self.after: EquivariantModule = dropout_of(out_type, dropout)
         if gains:
             self.after = SequentialModule(self.after, *gains)
-        self.shortcut = shortcut_of(in_type, out_type, projection)
+        self.shortcut = shortcut_of(in_type, out_type, shared.get("projection", "group"))
         self.feed_forward = SequentialModule(
             norm_for(out_type), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
@@ -549,5 +489,5 @@ class PointTransformerBlock(PointBlock):
 
 def block_options() -> list[str]:
     """The names of all options of a :class:`PointTransformerBlock`, those of its attention included."""
-    own = option_names(PointTransformerBlock)
+    own = [*option_names(PointTransformerBlock), "attention_dropout"]
     return [*own, *(n for n in option_names(PointSelfAttention) if n not in own)]

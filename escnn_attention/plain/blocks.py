@@ -100,32 +100,35 @@ class DenseBlock(torch.nn.Module):
 
 
 class TransformerBlock(torch.nn.Module):
-    """A transformer block: ``y = crop(shortcut(x) + attention(x))``, then ``y + feed_forward(y)``."""
+    """A transformer block: ``y = crop(shortcut(x) + after(attention(before(x))))``, then ``y + feed_forward(y)``."""
 
     def __init__(
         self,
+        before: torch.nn.Module,
         attention: torch.nn.Module,
+        after: torch.nn.Module,
         shortcut: torch.nn.Module,
         crop: torch.nn.Module,
         feed_forward: torch.nn.Module,
     ):
         super().__init__()
+        self.before = before
         self.attention = attention
+        self.after = after
         self.shortcut = shortcut
         self.crop = crop
         self.feed_forward = feed_forward
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The block on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are not there."""
+        """The block on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are left out."""
         if mask is None:
-            y = self.crop(self.shortcut(x) + self.attention(x))
+            y = self.crop(self.shortcut(x) + self.after(self.attention(self.before(x))))
             return y + self.feed_forward(y)
-        there = mask.unsqueeze(1)
-        x = x.masked_fill(~there, 0.0)
-        before, attention, after = self.attention.children()
-        y = self.crop(self.shortcut(x) + after(attention(before(x), mask)))
-        y = y + self.feed_forward(y)
-        return y.masked_fill(~self.crop(there), 0.0)
+        hidden = ~mask.unsqueeze(1)
+        x = x.masked_fill(hidden, 0.0)
+        y = self.shortcut(x) + self.after(self.attention(self.before(x), mask))
+        hidden, y = self.crop(hidden.expand_as(y)), self.crop(y)
+        return (y + self.feed_forward(y)).masked_fill(hidden, 0.0)
 
 
 class PointTransformerBlock(PointModule):
@@ -135,18 +138,20 @@ class PointTransformerBlock(PointModule):
         self,
         norm: torch.nn.Module,
         attention: torch.nn.Module,
+        after: torch.nn.Module,
         shortcut: torch.nn.Module,
         feed_forward: torch.nn.Module,
-        after: torch.nn.Module | None = None,
+        drop_path: torch.nn.Module,
     ):
         super().__init__()
         self.norm = norm
         self.attention = attention
+        self.after = after
         self.shortcut = shortcut
         self.feed_forward = feed_forward
-        self.after = torch.nn.Identity() if after is None else after
+        self.drop_path = drop_path
 
-    def of_all(
+    def compute(
         self,
         x: Tensor,
         coords: Tensor,
@@ -155,12 +160,9 @@ class PointTransformerBlock(PointModule):
         measure: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Tensor:
-        # Attention that is not of this package may know of no features of edges.
-        of_edges = () if edge_attr is None else (edge_attr,)
-        attended = self.attention(self.norm(x), coords, edge_index, batch, None, measure, *of_edges)
-        y = self.shortcut(x) + self.after(attended)
-        return y + self._feed(y, coords)
-
-    def _feed(self, y: Tensor, coords: Tensor) -> Tensor:
-        z: Tensor = self.feed_forward(y)
+        # A foreign attention may have no argument for features of edges.
+        features = () if edge_attr is None else (edge_attr,)
+        attended = self.attention(self.norm(x), coords, edge_index, batch, None, measure, *features)
+        y = self.shortcut(x) + self.drop_path(self.after(attended), batch)
+        z: Tensor = y + self.drop_path(self.feed_forward(y), batch)
         return z

@@ -59,14 +59,14 @@ class AttentionPool(_ClassTokens):
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the tokens read of features; positions that a mask ``(B, *space)`` hides are not there."""
+        """The readout of the tokens; positions that a mask ``(B, *space)`` hides are left out."""
         p, values = self._attend(x, mask)
         read = torch.einsum("mbtnp,mbnpc->btmc", p.to(values.dtype), values).flatten(2)
         out: Tensor = self.readout(read).flatten(1)
         return out[(..., *[None] * (x.dim() - 2))]
 
     def attention_maps(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the tokens attend to, ``(B, M, T, P, *space)``."""
+        """The attention maps of the tokens, ``(B, M, T, P, *space)``."""
         p, _ = self._attend(x, mask)
         return p.permute(1, 0, 2, 4, 3).unflatten(-1, x.shape[2:])
 
@@ -100,7 +100,7 @@ class PointAttentionPool(_ClassTokens):
         mask: Tensor | None = None,
         measure: Tensor | None = None,
     ) -> Tensor:
-        """What the tokens read: see :meth:`escnn_attention.PointAttentionPool.forward`."""
+        """The readout of the tokens: see :meth:`escnn_attention.PointAttentionPool.forward`."""
         clouds = count_clouds(batch, coords, mask)
         cloud = torch.zeros(x.shape[0], dtype=torch.long, device=x.device) if batch is None else batch
         if mask is not None:

@@ -102,7 +102,7 @@ class LayerNorm(ExactBuffers):
         return y.to(x.dtype)
 
     def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
-        """What torch has in one pass: the norm over axis 1, whose entries are every so many channels.
+        """The norm over axis 1 by one operation of torch; its entries are every so many channels.
 
         Channels last is what projections, which mostly follow, take without a copy.
         """

@@ -16,18 +16,34 @@ from escnn_attention.encodings import Encoding, PairKernel
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import EncodingBias, FromAllPoses
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.functional import BETWEEN_POINTS, KeyMode, PointCall, QueryMode
-from escnn_attention.functional.call import Normalization
+from escnn_attention.functional import BETWEEN_POINTS, PointCall
 from escnn_attention.functional.matmul import matmul
 from escnn_attention.functional.points.bias import Halves, PairBias, PairTables, Relate, in_rows
 from escnn_attention.functional.points.weights import Values
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.geometry.points import Points, where_present
+from escnn_attention.geometry.points import PointLayer, Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, padded
+from escnn_attention.plain.self_attention import AttentionMode, GroupTables, register_tables
 
-__all__ = ["ConvolvedValues", "PointAttention", "PointModule"]
+__all__ = ["ConvolvedValues", "PointAttention", "PointModule", "compute_present"]
+
+
+def compute_present(
+    layer: PointLayer,
+    x: Tensor,
+    coords: Tensor,
+    edge_index: Tensor | None,
+    batch: Tensor | None,
+    mask: Tensor | None,
+    measure: Tensor | None,
+    edge_attr: Tensor | None,
+) -> Tensor:
+    """The output of a layer at the points that a mask shows, and zeros at the others."""
+    if mask is None:
+        return layer(x, coords, edge_index, batch, measure, edge_attr)
+    return where_present(layer, mask, x, coords, edge_index, batch, measure, edge_attr)
 
 
 class PointModule(torch.nn.Module, ABC):
@@ -44,12 +60,10 @@ class PointModule(torch.nn.Module, ABC):
         edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Features ``(N, out)`` of features ``(N, in)``: see :meth:`escnn_attention.PointSelfAttention.forward`."""
-        if mask is None:
-            return self.of_all(x, coords, edge_index, batch, measure, edge_attr)
-        return where_present(self.of_all, mask, x, coords, edge_index, batch, measure, edge_attr)
+        return compute_present(self.compute, x, coords, edge_index, batch, mask, measure, edge_attr)
 
     @abstractmethod
-    def of_all(
+    def compute(
         self,
         x: Tensor,
         coords: Tensor,
@@ -58,7 +72,7 @@ class PointModule(torch.nn.Module, ABC):
         measure: Tensor | None,
         edge_attr: Tensor | None,
     ) -> Tensor:
-        """The module on points that are all there, none of them hidden by a mask."""
+        """The output at points of which no mask hides any."""
 
 
 class ConvolvedValues(torch.nn.Module):
@@ -146,17 +160,12 @@ class PointAttention(PointModule, HeadModule):
         relation: what it sees of two points.
         neighbourhood: the rule by which points are neighbours where no edges are given.
         values: what becomes of the values that are attended to; None for their sum.
-        inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
-        quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ.
-        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space; None elsewhere.
-        relative: ``(|H|, |H|, F)``; features of h⁻¹ĥ, or None.
-        log_measure: ``(|H|,)``; the logarithms of the weights of the poses, or None where all are 1.
+        tables: of the group, with a ``quotient``.
+        mode: which poses, and how.
         query_weight: the measure of a query pose, with ``query="all"``.
-        shared_scores: whether all poses attend by the sum of their scores.
         transformation: by what the samples are transformed in training; None where they are fixed.
         edge_dim: the number of features of an edge; None without.
-        query, keys, normalization, dropout, backend, length_scale: as in
-            :class:`escnn_attention.PointSelfAttention`.
+        length_scale: as in :class:`escnn_attention.PointSelfAttention`.
     """
 
     inverse_action: Tensor
@@ -177,43 +186,30 @@ class PointAttention(PointModule, HeadModule):
         relation: Relation,
         neighbourhood: Neighbourhood,
         values: ConvolvedValues | None,
-        *,
-        inverse_action: np.ndarray,
-        quotient: np.ndarray,
-        relative: np.ndarray | None,
-        log_measure: np.ndarray | None,
+        tables: GroupTables,
+        mode: AttentionMode,
         needs: Needs,
-        query: QueryMode,
-        keys: KeyMode,
-        normalization: Normalization,
-        dropout: float,
+        *,
         length_scale: float,
-        backend: str,
         query_weight: float = 1.0,
-        shared_scores: bool = False,
         transformation: RandomTransformation | None = None,
-        opposite: np.ndarray | None = None,
         edge_dim: int | None = None,
     ):
         super().__init__(project_in, project_out, encoding, needs)
         self.relation = relation
         self.neighbourhood = neighbourhood
         self.values = values
-        self.query: QueryMode = query
-        self.keys: KeyMode = keys
-        self.normalization: Normalization = normalization
-        self.dropout = dropout
+        self.query, self.keys, self.normalization = mode.query, mode.keys, mode.normalization
+        self.dropout, self.backend = mode.dropout, mode.backend
+        self.shared_scores = mode.shared_scores
         self.length_scale = length_scale
-        self.backend = backend
         self.query_weight = query_weight
-        self.shared_scores = shared_scores
         self.transformation = transformation
         self.edge_dim = edge_dim
         readout = None if edge_dim is None else torch.randn(2, self.num_heads, edge_dim) / math.sqrt(edge_dim)
         self.edge_readout = None if readout is None else Parameter(readout)
-        self.register_exact("inverse_action", inverse_action)
-        self.register_buffer("quotient", torch.as_tensor(quotient), persistent=False)
-        half = order = None
+        register_tables(self, tables)
+        half, order, opposite = None, None, tables.opposite
         if opposite is not None:
             half = np.flatnonzero(opposite > np.arange(len(opposite)))
             order = np.concatenate([half, opposite[half]]).argsort()
@@ -223,13 +219,11 @@ class PointAttention(PointModule, HeadModule):
         linear, constant = None, None
         if isinstance(relation, LogMotion):
             # Registers have no motion: they are where the key is, and rotated like the query.
-            linear, constant = (padded(t, quotient.shape[1]) for t in relation.tables(inverse_action))
+            linear, constant = (padded(t, self.quotient.shape[1]) for t in relation.tables(tables.inverse_action))
         self.register_exact("motion", linear)
         self.register_exact("rotation", constant)
-        self.register_exact("relative", relative)
-        self.register_exact("log_measure", log_measure)
 
-    def of_all(
+    def compute(
         self,
         x: Tensor,
         coords: Tensor,
@@ -271,7 +265,7 @@ class PointAttention(PointModule, HeadModule):
         if self.shared_scores:
             # The channels of all poses are those of a single one, and the score of that is the sum of theirs.
             q, k, v = (t.flatten(-2).unsqueeze(-2) for t in (q, k, v))
-            query, keys, bias = "own", "all", self._bias_of_all_poses(measure)
+            query, keys, bias = "own", "all", self._shared_bias(measure)
         else:
             # A single query without a pose contributes to every output pose by itself.
             query = "all" if q.shape[3] == 1 else query
@@ -298,7 +292,7 @@ class PointAttention(PointModule, HeadModule):
             edges=self.edge_readout,
         )
 
-    def _bias_of_all_poses(self, measure: Tensor | None) -> PairBias:
+    def _shared_bias(self, measure: Tensor | None) -> PairBias:
         """The bias of a single pose that has the channels of all."""
         assert isinstance(self.encoding, Encoding)
         seen = FromAllPoses(self.encoding, self.inverse_action)
@@ -315,7 +309,7 @@ class PointAttention(PointModule, HeadModule):
         return EncodingBias(seen, tables)
 
     def relate(self) -> Relate:
-        """What the encoding sees of two points."""
+        """The function of two points that the encoding gets."""
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
         return SeenFromPoses(self.relation, self.inverse_action)
@@ -342,7 +336,7 @@ class PointAttention(PointModule, HeadModule):
 
 
 class SeenFromPoses:
-    """What every output pose h sees of two points: ``(G, |H|, A, 1, K, D)``, in memory ``(|H|, D, G, A, K)``.
+    """Two points in the frame of every output pose h: ``(G, |H|, A, 1, K, D)``, in memory ``(|H|, D, G, A, K)``.
 
     Args:
         relation: what is seen of two points.

@@ -13,6 +13,7 @@ from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.base import Needs
 from escnn_attention.encodings.bias import FromAllPoses, positional_bias
 from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, PositionalBias, QueryMode, probabilities
+from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.random_transformation import LieElement, RandomTransformation
@@ -24,19 +25,21 @@ __all__ = ["AttentionMode", "GroupTables", "SelfAttention", "rows_of"]
 
 @dataclass(frozen=True, eq=False)
 class GroupTables:
-    """What a layer knows of the group H.
+    """The tables of the group H that a layer needs.
 
     Attributes:
         inverse_action: ``(|H|, d, d)``; the matrix of the inverse of each element.
         quotient: ``(|H|, |H|)``; the index of h⁻¹ĥ. None where there is no such table, and where keys have no poses.
         relative: ``(S, S, F)``; features of h⁻¹ĥ, for samples of a continuous group.
         log_measure: ``(S,)``; the logarithm of the measure of every pose of the keys; None where all are alike.
+        opposite: ``(|H|,)``; the index of -h, where H has the inversion of space, between points; None elsewhere.
     """
 
     inverse_action: np.ndarray
     quotient: np.ndarray | None = None
     relative: np.ndarray | None = None
     log_measure: np.ndarray | None = None
+    opposite: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class AttentionMode:
     dropout: float = 0.0
     backend: str = "auto"
     shared_scores: bool = False
+    normalization: Normalization = "softmax"
 
 
 class SelfAttention(HeadModule):
@@ -93,6 +97,7 @@ class SelfAttention(HeadModule):
         self.shared_scores = mode.shared_scores
         self.query_weight = query_weight
         self.transformation = transformation
+        self.lifts = isinstance(project_in, Scalars)  # queries and keys have no poses, the same ones for all outputs
         register_tables(self, tables)
         self.start()
 
@@ -105,11 +110,6 @@ class SelfAttention(HeadModule):
         if queries is not None and self.project_in.bias is not None:
             bias = self.project_in.bias[: queries[..., 0].numel()].view(queries.shape[:2])
         self.encoding.start(queries, bias, made.get("keys"))
-
-    @property
-    def lifts(self) -> bool:
-        """Whether queries and keys have no poses: every output pose sees the same ones."""
-        return isinstance(self.project_in, Scalars)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The layer on features ``(B, in, *space)``; positions that a mask ``(B, *space)`` hides are not there."""

@@ -13,9 +13,8 @@ from escnn_attention._precision import working_precision
 from escnn_attention.exporting.mode import in_programs
 from escnn_attention.functional.points.bias import Relate
 from escnn_attention.geometry.points import Points
-from escnn_attention.plain.blocks import PointTransformerBlock
 from escnn_attention.plain.buffers import ExactBuffers
-from escnn_attention.plain.point_attention import PointAttention, from_poses
+from escnn_attention.plain.point_attention import PointAttention, PointModule, from_poses
 from escnn_attention.plain.projections import FromPoses, ToPoses
 
 __all__ = [
@@ -30,7 +29,7 @@ __all__ = [
 
 
 class Generators(NamedTuple):
-    r"""What rotations about two axes do to the fields of one representation.
+    r"""The generators of rotations about two axes, for the fields of one representation.
 
     Attributes:
         columns: ``(m, n)``; the channels of the m fields of this representation.
@@ -164,7 +163,7 @@ class SphereAttention(PointAttention):
         self.out_of = out_of
         self.axes = axes
 
-    def of_all(
+    def compute(
         self,
         x: Tensor,
         coords: Tensor,
@@ -178,7 +177,7 @@ class SphereAttention(PointAttention):
         return self.out_of.outward(self.attend(self.into.inward(x, *angles), frames, measure), *angles)
 
     def relate(self) -> Relate:
-        """What the encoding sees of two points: their frames, from each other."""
+        """The function of two points that the encoding gets: one frame as seen from the other."""
         return SeenOnSphere(self.inverse_action, self.axes, self.length_scale)
 
     @property
@@ -188,7 +187,7 @@ class SphereAttention(PointAttention):
 
 
 class SeenOnSphere:
-    """What every frame of a point of the sphere sees of another point and of its frames.
+    """Another point and its frames, in the coordinates of every frame of a point of the sphere.
 
     Args:
         inverse: ``(S, 3, 3)``; the inverse matrices of the elements of the stabiliser.
@@ -200,7 +199,7 @@ class SeenOnSphere:
         self._inverse, self._axes, self._length_scale = inverse, axes, length_scale
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        """What every frame of the query sees of the key and of its frames, ``(G, S, A, S or 1, K, 3 + 3 · axes)``.
+        """The key and its frames in every frame of the query, ``(G, S, A, S or 1, K, 3 + 3 · axes)``.
 
         Args:
             query, key: ``(G, A, 1, 9)`` and ``(G, 1, K, 9)``; the matrices of the frames of the points.
@@ -235,16 +234,41 @@ class SphereFeedForward(torch.nn.Module):
         return self.frames.outward(self.contract(hidden).squeeze(0), *angles)
 
 
-class SphereTransformerBlock(PointTransformerBlock):
+class SphereTransformerBlock(PointModule):
     """A transformer block whose pointwise network sees where points are."""
 
-    def __init__(self, norms: torch.nn.ModuleList, gains: torch.nn.ModuleList, *modules: torch.nn.Module):
-        super().__init__(norms[0], *modules)
-        self.feed_norm = norms[1]
-        self.feed_after: torch.nn.Module = torch.nn.Identity()
-        if len(gains):
-            self.after, self.feed_after = gains
+    def __init__(
+        self,
+        norms: torch.nn.ModuleList,
+        attention: torch.nn.Module,
+        shortcut: torch.nn.Module,
+        network: torch.nn.Module,
+        dropout: torch.nn.Module,
+        gains: torch.nn.ModuleList,
+        drop_path: torch.nn.Module,
+    ):
+        super().__init__()
+        self.norms = norms
+        self.attention = attention
+        self.shortcut = shortcut
+        self.network = network
+        self.dropout = dropout
+        self.gains = gains
+        self.drop_path = drop_path
 
-    def _feed(self, y: Tensor, coords: Tensor) -> Tensor:
-        z: Tensor = self.feed_after(self.feed_forward(self.feed_norm(y), coords))
-        return z
+    def compute(
+        self,
+        x: Tensor,
+        coords: Tensor,
+        edge_index: Tensor | None,
+        batch: Tensor | None,
+        measure: Tensor | None,
+        edge_attr: Tensor | None,
+    ) -> Tensor:
+        features = () if edge_attr is None else (edge_attr,)
+        attended = self.attention(self.norms[0](x), coords, edge_index, batch, None, measure, *features)
+        y = self.dropout(attended)
+        y = self.shortcut(x) + self.drop_path(self.gains[0](y) if len(self.gains) else y, batch)
+        z = self.dropout(self.network(self.norms[1](y), coords))
+        out: Tensor = y + self.drop_path(self.gains[1](z) if len(self.gains) else z, batch)
+        return out

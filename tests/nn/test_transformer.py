@@ -627,3 +627,19 @@ def test_networks_may_end_in_a_nonlinearity_and_norms_have_an_epsilon():
         PointTransformerBlock(both, both, last_activation=1)
     with pytest.raises(ValueError, match=r"^eps: got -1"):
         PointTransformerBlock(both, both, norm_eps=-1)
+
+
+def test_parts_of_a_block_can_be_watched_and_replaced():
+    """The computation is that of the plain block, with the equivariant parts as they are when the block is called."""
+    fields = spaces.regular(C4, 2)
+    block, other = TransformerBlock(fields, fields, 1, 3).double(), GroupSelfAttention(fields, fields, 1, 3).double()
+    x, seen = spaces.random_field(fields, 5, 5), []
+    block.attention.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
+    before = block(x)
+    assert [type(value) for value in seen] == [GeometricTensor, GeometricTensor]
+    block.attention = other
+    y = block.shortcut(x) + block.after(other(block.before(x)))
+    after = y + block.feed_forward(y)
+    assert torch.equal(block(x).tensor, after.tensor)
+    assert not torch.allclose(after.tensor, before.tensor)
+    torch.testing.assert_close(block.export()(x.tensor), after.tensor, rtol=1e-12, atol=1e-12)
