@@ -23,6 +23,7 @@ from escnn_attention.training.comparison.measure import (
     ANY_ANGLE,
     UPRIGHT,
     ImageData,
+    NetworkResult,
     grid_symmetries,
     load_images,
     measure_accuracies,
@@ -32,14 +33,14 @@ from escnn_attention.training.comparison.measure import (
 from escnn_attention.training.comparison.networks import TITLES, count_parameters, describe_network, gspace_by_name
 from escnn_attention.training.comparison.settings import LARGEST_SEED, Settings
 from escnn_attention.training.errors import UserError, as_user_error
-from escnn_attention.training.experiment import LAST, TEST, load_network, run_experiment
+from escnn_attention.training.experiment import LAST, load_network, run_experiment
 from escnn_attention.training.experiment.configuration import recipe
 from escnn_attention.training.experiment.folder import open_comparison
-from escnn_attention.training.experiment.result import read_result, write_result
+from escnn_attention.training.experiment.result import write_result
 from escnn_attention.training.files import write_csv, write_json
 from escnn_attention.training.provenance import hardware, versions
 
-__all__ = ["Comparison", "NetworkResult", "Reporter", "compare", "side_by_side"]
+__all__ = ["Comparison", "Reporter", "compare", "side_by_side"]
 
 
 class Reporter:
@@ -50,48 +51,6 @@ class Reporter:
 
     def show(self, task: str, completed: int, total: int, note: str = "") -> None:
         """Show that ``completed`` of ``total`` steps of a task are done."""
-
-
-@dataclass(frozen=True)
-class NetworkResult:
-    """The measurements of one network.
-
-    Attributes:
-        network: its name.
-        parameters: the number of trainable parameters.
-        accuracy_upright: on the test images as the data set gives them, from 0 to 1.
-        accuracy_rotated: mean over ``accuracy_by_element``; ``None`` if that is empty.
-        accuracy_any_angle: on the test images, each rotated by a random angle.
-        accuracy_by_element: on the test images under each group element that maps the grid onto itself, without the
-            identity.
-        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none, or if
-            logits are not finite.
-        seconds_per_epoch: median over the epochs, training only.
-        epochs: the number of epochs of the training.
-        device: the device of the last training.
-    """
-
-    network: str
-    parameters: int
-    accuracy_upright: float
-    accuracy_rotated: float | None
-    accuracy_any_angle: float
-    accuracy_by_element: dict[str, float]
-    equivariance_error: float | None
-    seconds_per_epoch: float
-    epochs: int
-    device: str
-
-    @classmethod
-    def read(cls, folder: Path) -> NetworkResult | None:
-        """The result that ``test.json`` of a network's folder holds; ``None`` if the network is not finished.
-
-        Raises:
-            UserError: the file is damaged.
-        """
-        content = read_result(folder / TEST)
-        names = [name for name in cls.__dataclass_fields__ if name != "network"]
-        return cls(folder.name, **{name: content[name] for name in names}) if set(names) <= content.keys() else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from escnn_attention.training.comparison.compare import Comparison, NetworkResult, Reporter
+from escnn_attention.training.comparison.compare import Comparison, Reporter
+from escnn_attention.training.comparison.measure import NetworkResult
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
 
 

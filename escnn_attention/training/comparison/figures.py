@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from escnn_attention import GroupSelfAttention
 from escnn_attention.models import EquivariantClassifier
 from escnn_attention.plotting import plot_accuracies, plot_attention_maps, plot_feature_maps
-from escnn_attention.training.comparison.compare import NetworkResult
-from escnn_attention.training.comparison.measure import ImageData
+from escnn_attention.training.comparison.measure import ImageData, NetworkResult
 from escnn_attention.training.comparison.networks import DESCRIPTIONS, TITLES
 from escnn_attention.training.files import atomic_file
 

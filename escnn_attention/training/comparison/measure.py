@@ -25,6 +25,8 @@ from escnn_attention.training.data import Digits, RotMNIST
 from escnn_attention.training.data.files import data_folder
 from escnn_attention.training.data.images.base import PublishedImages
 from escnn_attention.training.errors import UserError
+from escnn_attention.training.experiment import TEST
+from escnn_attention.training.experiment.result import read_result
 
 UPRIGHT, ANY_ANGLE = "upright", "any angle"
 """The test images as the data set gives them, and each rotated by an angle of its own."""
@@ -32,6 +34,48 @@ UPRIGHT, ANY_ANGLE = "upright", "any angle"
 _ANGLE_SEED = 0  # the angles are part of the test set: they do not change with the seed of a run
 _PROBES = 4  # images in the measurement of the equivariance error
 _DIGITS_SIZE = 16  # on the published 8×8 pixels, a rotation by 45° makes most digits illegible
+
+
+@dataclass(frozen=True)
+class NetworkResult:
+    """The measurements of one network.
+
+    Attributes:
+        network: its name.
+        parameters: the number of trainable parameters.
+        accuracy_upright: on the test images as the data set gives them, from 0 to 1.
+        accuracy_rotated: mean over ``accuracy_by_element``; ``None`` if that is empty.
+        accuracy_any_angle: on the test images, each rotated by a random angle.
+        accuracy_by_element: on the test images under each group element that maps the grid onto itself, without the
+            identity.
+        equivariance_error: relative, of the logits, worst over these elements; ``None`` if there are none, or if
+            logits are not finite.
+        seconds_per_epoch: median over the epochs, training only.
+        epochs: the number of epochs of the training.
+        device: the device of the last training.
+    """
+
+    network: str
+    parameters: int
+    accuracy_upright: float
+    accuracy_rotated: float | None
+    accuracy_any_angle: float
+    accuracy_by_element: dict[str, float]
+    equivariance_error: float | None
+    seconds_per_epoch: float
+    epochs: int
+    device: str
+
+    @classmethod
+    def read(cls, folder: Path) -> NetworkResult | None:
+        """The result that ``test.json`` of a network's folder holds; ``None`` if the network is not finished.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        content = read_result(folder / TEST)
+        names = [name for name in cls.__dataclass_fields__ if name != "network"]
+        return cls(folder.name, **{name: content[name] for name in names}) if set(names) <= content.keys() else None
 
 
 @dataclass(frozen=True)
