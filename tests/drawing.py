@@ -12,7 +12,6 @@ import torch
 from escnn.group import CyclicGroup, DihedralGroup, GroupElement
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
-from tests.plain.test_attentive_conv import written_out as attentive_written_out
 from torch import Tensor
 
 import escnn_attention as ea
@@ -22,6 +21,7 @@ from tests import spaces
 from tests.nn import points
 from tests.nn.attention import turned_error
 from tests.nn.scales import turned_error as turned_error_of_scales
+from tests.plain.test_attentive import written_out as attentive_written_out
 from tests.test_continuous_groups import SPACES as CONTINUOUS
 from tests.test_continuous_groups import on_turned_grid
 

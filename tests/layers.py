@@ -163,6 +163,7 @@ CASES = {
         training=True,
     ),
     "GELU": Case(lambda: ea.GELU(FIELDS)),
+    "FrameLift": Case(lambda: ea.FrameLift(torch.nn.Conv2d(SCALARS.size, 2, 3), D4, 2, in_type=SCALARS)),
     "HalvingPool": Case(lambda: ea.HalvingPool(FIELDS)),
     "LayerScale": Case(lambda: ea.LayerScale(spaces.mixed(D4))),
     "LiftingSelfAttention": Case(lambda: ea.LiftingSelfAttention(SCALARS, FIELDS, 2, 3)),

@@ -71,11 +71,11 @@ def sequence_space(group: Group) -> SpaceTime:
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import TransformerBlock, sequence_space
+        >>> from escnn import gspaces, nn
         >>> tokens = sequence_space(gspaces.rot2dOnR2(8).fibergroup)
         >>> actions = nn.FieldType(tokens, [tokens.irrep(1), tokens.trivial_repr] + 4 * [tokens.regular_repr])
-        >>> block = TransformerBlock(actions, actions, num_heads=2, kernel_size=None)
+        >>> block = TransformerBlock(actions, actions, num_heads=2, kernel_size=None, norm="pre")
         >>> block(actions(torch.randn(5, actions.size, 16))).shape  # 5 sequences of 16 tokens
         torch.Size([5, 35, 16])
     """
@@ -99,8 +99,8 @@ def space_time(gspace: GSpace) -> SpaceTime:
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import GroupSelfAttention, space_time
+        >>> from escnn import gspaces, nn
         >>> videos = space_time(gspaces.rot2dOnR2(4))
         >>> frames = nn.FieldType(videos, 3 * [videos.trivial_repr])
         >>> hidden = nn.FieldType(videos, 4 * [videos.regular_repr])

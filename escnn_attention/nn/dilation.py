@@ -188,6 +188,7 @@ class PerScale(GridModule):
 
     def export(self) -> PlainPerScale:
         """A copy as a plain torch module in eval mode, on tensors."""
+        self.eval()
         return PlainPerScale(exported(self.module), self.count).eval()
 
     def extra_repr(self) -> str:

@@ -60,8 +60,8 @@ class FrameLift(PlainModule):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces
         >>> from escnn_attention import FrameLift, assert_equivariant
+        >>> from escnn import gspaces
         >>> backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 4, stride=4), torch.nn.ReLU())
         >>> lift = FrameLift(backbone, gspaces.flipRot2dOnR2(4), channels=6)
         >>> lift.out_type.size, lift(lift.in_type(torch.randn(1, 3, 12, 16))).shape
@@ -123,8 +123,8 @@ class FrameLift(PlainModule):
 
         Example:
             >>> import torch
-            >>> from escnn import gspaces
             >>> from escnn_attention import FrameLift
+            >>> from escnn import gspaces
             >>> class Tokens(torch.nn.Module):
             ...     def forward(self, x):  # a class token, and one for every patch of 4 x 4
             ...         patches = torch.nn.functional.avg_pool2d(x, 4).flatten(2).transpose(1, 2)

@@ -358,10 +358,14 @@ def test_reasons_are_never_empty(folder, monkeypatch):
         ("[]", "names no class_path"),
         ('{"class_path": 3}', "names no class_path"),
         ('{"model_type": "bert"}', "names no class_path"),
-        ('{"class_path": "os.mkdir"}', r"names 'os\.mkdir'"),
-        ('{"class_path": "escnn_attention.models.PoseMean"}', "no network that is saved"),
-        ('{"class_path": "escnn_attention.models.HybridNet"}', "cannot build its HybridNet"),
-        ('{"class_path": "escnn_attention.models.CNN", "in_channels": {"class_path": "os.mkdir"}}', r"os\.mkdir"),
+        ('{"class_path": "os.mkdir", "layout": 1}', r"names 'os\.mkdir'"),
+        ('{"class_path": "escnn_attention.models.PoseMean", "layout": 1}', "no network that is saved"),
+        ('{"class_path": "escnn_attention.models.HybridNet", "layout": 1}', "cannot build its HybridNet"),
+        (
+            '{"class_path": "escnn_attention.models.CNN", "layout": 1, "in_channels": {"class_path": "os.mkdir"}}',
+            r"os\.mkdir",
+        ),
+        ('{"class_path": "escnn_attention.models.HybridNet"}', "its weights are in layout None"),
         (8000 * "[" + 8000 * "]", "is not JSON|names no class_path"),
     ],
 )

@@ -386,9 +386,9 @@ def test_shared_scores_between_points_are_of_offsets():
     fields = spaces.regular(C4, 2)
     for message, options in (
         ('needed "own" of both', {"keys": "all"}),
-        ("RotaryEncoding is of every pose", {"encoding": "rotary"}),
-        ("AbsoluteEncoding is of every pose", {"encoding": "absolute"}),
-        ("PairKernel is of every pose", {"encoding": PairKernel()}),
+        ("RotaryEncoding is evaluated per pose", {"encoding": "rotary"}),
+        ("AbsoluteEncoding is evaluated per pose", {"encoding": "absolute"}),
+        ("PairKernel is evaluated per pose", {"encoding": PairKernel()}),
         (r"got True with Pair\(\), needed the offset", {"relation": Pair()}),
     ):
         with pytest.raises(ValueError, match=f"^shared_scores: .*{message}"):
@@ -408,8 +408,8 @@ def test_shared_scores_take_masks_and_registers_not():
     assert torch.equal(layer(fields(torch.where(hidden, torch.nan, x.tensor)), mask).tensor, y)
     for message, options in (
         ('needed "own" of both', {"keys": "all"}),
-        ("RotaryEncoding is of every pose", {"encoding": "rotary"}),
-        ("AbsoluteEncoding is of every pose", {"encoding": "absolute"}),
+        ("RotaryEncoding is evaluated per pose", {"encoding": "rotary"}),
+        ("AbsoluteEncoding is evaluated per pose", {"encoding": "absolute"}),
     ):
         with pytest.raises(ValueError, match=message):
             GroupSelfAttention(fields, fields, 1, 3, **{**SHARED, **options})
@@ -721,8 +721,9 @@ class TestModule:
             with monkeypatch.context() as patch:
                 patch.setattr(torch.Tensor, "__matmul__", watch)
                 layer(random_field(layer.in_type, 5, 4, dtype=torch.float32))
-        scores = 2 * 20 * 20
-        assert sizes["D4"].count(scores) == sizes["trivial"].count(scores) == 2
+        scores = 2 * 2 * 20 * 20  # of two heads in two images
+        assert sizes["D4"].count(scores) == sizes["trivial"].count(scores) == 1
+        assert 8 * scores not in sizes["D4"]
 
     def test_attention_maps(self):
         layer = attention_for(PLANE["D4"](), size=3, query="all")

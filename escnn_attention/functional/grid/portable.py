@@ -199,7 +199,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms, stre
         rows = torch.broadcast_shapes(rows, added.shape[3:6])
         added = added.expand(-1, -1, -1, *rows, k.shape[4], stretch.keys.shape[1])
         mask = added.unflatten(3, (frames, -1)).flatten(4, 6).flatten(5).flatten(2, 3).flatten(0, 1)
-        q = q.expand(-1, -1, -1, *rows, -1)
     width = -(-k.shape[-1] // _CHANNELS) * _CHANNELS
     found = _softmax(
         _padded(q.unflatten(3, (frames, -1)).flatten(4, 6).flatten(2, 3).flatten(0, 1), width),
@@ -208,7 +207,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms, stre
         mask,
         call.dropout,
     )
-    out = found[..., : v.shape[-1]].unflatten(0, (-1, q.shape[1])).unflatten(2, (-1, frames))
+    out = found[..., : v.shape[-1]].unflatten(0, (q.shape[0], q.shape[1])).unflatten(2, (-1, frames))
     out = out.flatten(3, 4).unflatten(3, rows)  # m, B, t, H or 1, J, Q, C
     out = out.sum(4) if call.query == "all" else out.squeeze(4)
     return out.transpose(3, 4).flatten(2, 3)
@@ -223,16 +222,23 @@ def _attend_again(q: Tensor, k: Tensor, v: Tensor, call: GridCall, terms: _Terms
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    if mask is not None:
+        q = q.unsqueeze(2).expand(-1, -1, mask.shape[2] // q.shape[2], -1, -1).flatten(2, 3)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
 
 
 @in_programs(_fused)
 def _softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """Attention with what is added to the scores; fused attention has derivatives of the first order only."""
+    """Attention with what is added to the scores, for each query as often as there are rows of it, pose by pose.
+
+    Fused attention has derivatives of the first order only.
+    """
     if not (torch.is_grad_enabled() or is_transformed(q, k, v)):
         return _fused(q, k, v, mask, dropout)
     scores = q @ k.transpose(-1, -2)
-    p = (scores if mask is None else scores + mask).softmax(-1)
+    if mask is not None:
+        scores = (scores.unsqueeze(2) + mask.unflatten(2, (-1, q.shape[2]))).flatten(2, 3)
+    p = scores.softmax(-1)
     return (F.dropout(p, dropout) if dropout else p) @ v
 
 

@@ -38,11 +38,11 @@ class PointCall(Call):
 
     Example:
         >>> import torch
-        >>> from escnn import gspaces, nn
         >>> from escnn_attention import PointSelfAttention
         >>> from escnn_attention.functional import BETWEEN_POINTS
         >>> from escnn_attention.geometry.neighbours import Neighbourhood
         >>> from escnn_attention.geometry.points import Points
+        >>> from escnn import gspaces, nn
         >>> g = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(g, [g.regular_repr])
         >>> layer = PointSelfAttention(fields, fields, head_fields=2).plain

@@ -188,8 +188,13 @@ def scheduled_epochs(configuration: Mapping[str, Any]) -> int | None:
 
 def network_facts(configuration: Mapping[str, Any]) -> dict[str, str]:
     """The parts of the network that weights depend on, by dotted names: all but the backend."""
-    flat = _flat("model.network", configuration["model"]["network"])
-    return {name: value for name, value in flat if not name.endswith(".backend")}
+    return dict(_flat("model.network", _without_backend(configuration["model"]["network"])))
+
+
+def _without_backend(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_backend(inner) for name, inner in value.items() if name != "backend"}
 
 
 def differences(
@@ -204,14 +209,33 @@ def differences(
     """
     old, new = facts(trained), facts(now)
     return ", ".join(
-        f"{name} ({old[name]} there, {new[name]} now)"
-        for name in old
-        # An option that the checkpoint does not have has its default.
-        if name in new and old[name] != new[name]
+        f"{name} ({old.get(name, 'null')} there, {new.get(name, 'null')} now)"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name) and _is_decided(name, old) and _is_decided(name, new)
     )
 
 
+def _is_decided(name: str, facts: Mapping[str, str]) -> bool:
+    """Whether facts tell of an option: they have it, or leave it out where all are named, as in ``block``.
+
+    An argument that a checkpoint does not have has its default: it is of a version without it.
+    """
+    if name in facts:
+        return True
+    if any(other.startswith(f"{name}.") for other in facts):
+        return False  # its parts tell
+    parent = name.rpartition(".")[0]
+    while parent and parent not in facts and not any(other.startswith(f"{parent}.") for other in facts):
+        parent = parent.rpartition(".")[0]
+    if parent in facts:
+        return True
+    arguments = parent in ("", "model", "data", "trainer") or parent.endswith(".init_args")
+    return not arguments and f"{parent}.class_path" not in facts
+
+
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    if value == {} and not name.endswith("init_args"):
+        value = None
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}".lstrip("."), inner)]
     if name.rpartition(".")[2] == "class_path":

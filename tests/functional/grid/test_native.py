@@ -235,11 +235,9 @@ def test_errors_do_not_grow_with_the_number_of_keys(window, kinds):
     tensors, grid, terms = case(4, 4, 4, (20, 20), window, kinds, 1, 8, 1, torch.float32)
     in_double, of_double = doubled(tensors, terms)
     exactly = outputs_and_gradients("native", in_double, grid, of_double, "own")
-    ours, theirs = (
-        [
-            (a.double() - b).abs().max() / b.abs().max()
-            for a, b in zip(outputs_and_gradients(backend, tensors, grid, terms, "own"), exactly, strict=True)
-        ]
-        for backend in ("native", "blocked")
-    )
-    assert all(a <= 2 * max(b, 2e-7) for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+    found, others = (outputs_and_gradients(backend, tensors, grid, terms, "own") for backend in ("native", "blocked"))
+    for a, b, e in zip(found, others, exactly, strict=True):
+        # Of all numbers together: which one is the worst is chance.
+        ours, theirs = (((t.double() - e).norm() / e.norm()).item() for t in (a, b))
+        assert ours <= 2 * max(theirs, 2e-7)
+        assert (a.double() - e).abs().max() <= 1.2e-6 * e.abs().max()

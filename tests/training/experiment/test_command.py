@@ -115,7 +115,7 @@ def test_every_option_of_a_training_goes_on(configuration, tmp_path, monkeypatch
     """Averages, decay of weights alone, smooth labels and rotated images, of a network with filters."""
     gspace = {"class_path": "escnn.gspaces.rot2dOnR2", "init_args": {"N": 2}}
     options = {"gspace": gspace, "in_channels": 1, "num_classes": 10, "widths": [1, 2], "num_heads": 1}
-    options |= {"convolutions": [1, 1], "attention": [0, 1], "dropout": 0.1}
+    options |= {"convolutions": [1, 1], "attention": [0, 1], "block": {"dropout": 0.1}}
     changes = {"model__network": {"class_path": "escnn_attention.models.HybridNet", "init_args": options}}
     changes |= {"data__init_args__limit_train": 16, "data__init_args__limit_valid": 4, "data__init_args__limit_test": 4}
     changes |= {"model__ema": 0.7, "model__decay": "weights", "model__label_smoothing": 0.1}
@@ -384,7 +384,7 @@ def test_without_a_trained_network(configuration, tmp_path):
         ("--model.schedule", "square", r"model\.schedule.* Got value: square \(see escnn-attention fit --help\)$"),
         ("--model.network.init_args.nonsense", 3, r"'nonsense' is not accepted \(see escnn-attention fit --help\)$"),
         ("--nonsense", 3, r"unrecognized arguments: --nonsense 3 \(see escnn-attention fit --help\)$"),
-        ("--model.network.init_args.block", '{"x": 1}', "x: block has no such option"),
+        ("--model.network.init_args.block", '{"encoding": "mlp", "x": 1}', "x: block has no such option"),
         ("--model.label_smoothing", 2, "label_smoothing: got 2.0, needed"),
         ("--seed_everything", -1, "--seed_everything: got -1, needed an integer from 0 to 4294967295"),
         ("--seed_everything", 2**80, f"--seed_everything: got {2**80}, needed an integer"),
@@ -468,9 +468,9 @@ def test_two_processes_match_one(configuration, tmp_path, in_two_processes, comm
     """On the same batches, to rounding errors: shares of a batch give its gradient."""
     one, two = tmp_path / "one", tmp_path / "two"
     # In float64 what differs is the order of additions only, and dropout is off: its masks are each process's own.
-    off = {"attention_dropout": 0.0, "value_dropout": 0.0}
-    changes = {f"model__network__init_args__{name}": value for name, value in off.items()}
-    file = configuration(**changes, trainer__precision="64-true", trainer__max_epochs=2)
+    block = {"encoding": "mlp", "attention_dropout": 0.0, "dropout": 0.0}
+    changes = {"model__network__init_args__block": block, "trainer__precision": "64-true", "trainer__max_epochs": 2}
+    file = configuration(**changes)
     call("fit", file, one)
     several = ["--trainer.devices", 2, "--trainer.strategy", "ddp"]
     if command:

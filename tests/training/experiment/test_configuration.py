@@ -17,6 +17,7 @@ from escnn_attention.training import recipe
 from escnn_attention.training.errors import UserError
 from escnn_attention.training.experiment import run_experiment
 from escnn_attention.training.experiment.checkpoints import provenance_of, read_checkpoint
+from escnn_attention.training.experiment.configuration import differences, network_facts
 from escnn_attention.training.modules.classifier import Classifier
 from tests.training.experiment.runs import ROOT, SHORT, call, rows, weights
 
@@ -47,9 +48,39 @@ def test_what_may_change(configuration, fitted, tmp_path, data):
         call("fit", file, folder)
     renamed = {"class_path": "escnn_attention.training.data.RotMNIST", "init_args": {"folder": str(data)}}
     other = configuration(data=renamed, model__schedule="constant")  # the same class by its other name
-    call("test", other, folder, "--model.network.init_args.backend", "reference", "--data.init_args.limit_test", 1)
+    block = "--model.network.init_args.block"
+    elsewhere = '{"encoding": "mlp", "backend": "reference"}'
+    call("test", other, folder, block, elsewhere, "--data.init_args.limit_test", 1)
     with pytest.raises(UserError, match=r"model\.network\.init_args\.kernel_size"):
         call("test", file, folder, "--model.network.init_args.kernel_size", 5)
+    for changed, message in (
+        ({"encoding": "fourier"}, r'encoding \("mlp" there, "fourier" now\)'),
+        ({"encoding": "mlp", "layer_scale": 0.1}, r"layer_scale \(null there, 0\.1 now\)"),
+    ):
+        with pytest.raises(UserError, match=rf"model\.network\.init_args\.block\.{message}"):
+            call("test", file, folder, block, json.dumps(changed))
+
+
+@pytest.mark.parametrize(
+    ("there", "now", "found"),
+    [
+        ({"dropout": 0.1}, {}, "dropout (0.1 there, null now)"),
+        ({"dropout": 0.1}, None, "dropout (0.1 there, null now)"),
+        ({"dropout": 0.1, "encoding": "mlp"}, {"encoding": "mlp"}, "dropout (0.1 there, null now)"),
+        (None, {"dropout": 0.1}, "dropout (null there, 0.1 now)"),
+        ({"encoding": "mlp"}, {"encoding": {"class_path": "a.B"}}, 'encoding.class_path (null there, "a.B" now)'),
+        ({"dropout": 0.1}, {"dropout": 0.1, "backend": "reference"}, ""),
+        ({"backend": "reference"}, None, ""),
+        (None, {}, ""),
+        (..., {"dropout": 0.1}, ""),  # of a version without this option
+    ],
+)
+def test_options_of_blocks_that_one_side_leaves_out(there, now, found):
+    old, new = (
+        {"model": {"network": {"class_path": "a.Net", "init_args": {} if block is ... else {"block": block}}}}
+        for block in (there, now)
+    )
+    assert differences(old, new, network_facts) == (found and f"model.network.init_args.block.{found}")
 
 
 STEPS = {"model__schedule": "steps", "model__milestones": [1, 3]}

@@ -44,7 +44,7 @@ CONFIGURATION = {
                 "num_heads": 1,
                 "kernel_size": 3,
                 "query": "own",
-                "encoding": "mlp",
+                "block": {"encoding": "mlp"},
             },
         },
         "schedule": "cosine",
