@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from escnn_attention._checks import check_grid
 from escnn_attention.plain.buffers import ExactBuffers
 
 __all__ = ["FrameLift"]
@@ -64,6 +65,7 @@ class FrameLift(ExactBuffers):
 
     def lift(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The feature maps, and the tokens without a place ``(B, D * |H|, prefix_tokens)``."""
+        check_grid(x.shape[2:])
         views = [self._view(x, pose) for pose in range(len(self.views))]
         maps: list[Tensor] = [x] * len(views)
         prefix: list[Tensor] = [x] * len(views)
@@ -71,7 +73,8 @@ class FrameLift(ExactBuffers):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
                 output = getattr(self.network, self.method)(torch.cat([views[pose] for pose in poses]))
             grid, tokens = self._separate(output, views[poses[0]].shape)
-            for pose, g, t in zip(poses, grid.chunk(len(poses)), tokens.chunk(len(poses)), strict=True):
+            by_pose = (t.unflatten(0, (len(poses), x.shape[0])).unbind() for t in (grid, tokens))
+            for pose, g, t in zip(poses, *by_pose, strict=True):
                 maps[pose], prefix[pose] = _turn(g, self.places[pose]), t
         return torch.stack(maps, 2).flatten(1, 2), torch.stack(prefix, 2).flatten(1, 2)
 
@@ -83,11 +86,16 @@ class FrameLift(ExactBuffers):
 
     def _batches(self, shapes: list[torch.Size]) -> list[list[int]]:
         """The poses whose views the network takes together: views of one shape."""
-        alike: dict[torch.Size, list[int]] = {}
+        alike: list[list[int]] = []
         for pose, shape in enumerate(shapes):
-            alike.setdefault(shape, []).append(pose)
+            # Sizes that a program leaves free cannot be the keys of a dictionary.
+            found = next((poses for poses in alike if shapes[poses[0]] == shape), None)
+            if found is None:
+                alike.append([pose])
+            else:
+                found.append(pose)
         size = self.poses_at_once or len(shapes)
-        return [poses[i : i + size] for poses in alike.values() for i in range(0, len(poses), size)]
+        return [poses[i : i + size] for poses in alike for i in range(0, len(poses), size)]
 
     def _separate(self, output: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Feature maps ``(B, D, *grid)`` and prefix tokens ``(B, D, prefix_tokens)``, from what the network gives."""
