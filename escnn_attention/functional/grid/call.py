@@ -106,16 +106,6 @@ class PositionalBias:
             return self
         return replace(self, spatial=self.waves.table(positions.offsets), waves=None)
 
-    def of_head(self, head: int) -> PositionalBias:
-        """The terms of one head, without the leading dimension: for terms with an explicit table."""
-        assert self.waves is None
-        assert self.rotary is None
-
-        def pick(table: Tensor | None) -> Tensor | None:
-            return None if table is None else table[head if len(table) > 1 else 0]
-
-        return replace(self, spatial=pick(self.spatial), pose=pick(self.pose))
-
 
 @dataclass(frozen=True)
 class Heads(Call):

@@ -27,7 +27,6 @@ __all__ = [
     "LOG2E",
     "Arguments",
     "GridLoop",
-    "empty_gradients",
     "empty_output",
     "steps_of",
     "why_not_a_table",
@@ -215,11 +214,6 @@ def empty_output(call: Arguments) -> Tensor:
     """Room for the output."""
     heads, batch, positions, _, channels = call.q.shape
     return call.q.new_empty(heads, batch, positions, call.num_poses, channels)
-
-
-def empty_gradients(call: Arguments) -> list[Tensor | None]:
-    """Room for the gradients of the leaves."""
-    return [None if t is None else torch.empty_like(t) for t in call.leaves]
 
 
 @constant_tables

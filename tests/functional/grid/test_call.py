@@ -49,12 +49,9 @@ def test_phases_are_worked_out_in_single_precision_at_least():
     assert half.table(torch.randn(6, 2)).dtype == torch.bfloat16
 
 
-def test_explicit_terms_of_a_head():
+def test_explicit_terms():
     grid = Grid((3, 3), Window(3))
     terms = PositionalBias(3, pose=torch.randn(1, 3, 3, 5), waves=waves()).explicit(grid)
     assert terms.waves is None
     assert terms.explicit(grid) is terms
     torch.testing.assert_close(terms.spatial, waves().table(grid.offsets))
-    head = terms.of_head(1)
-    assert torch.equal(head.spatial, terms.spatial[1])
-    assert torch.equal(head.pose, terms.pose[0])
