@@ -1,4 +1,4 @@
-"""What autograd and compilers are told of loops that they cannot look into: one wiring for all of them.
+"""Registration of compiled loops with autograd and compilers, for all loops alike.
 
 Whoever computes passes itself has to tell autograd its gradients, and compilers that there is one node whose loops are
 not to be followed. It gives :class:`Operator` its passes, and the same by operations of PyTorch.
@@ -63,7 +63,7 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 def recompute(
     function: Callable[..., Tensor], *arguments: Any, draws: bool = False, keep: Sequence[Any] = ()
 ) -> Tensor:
-    """What a function gives, which keeps next to nothing and is called again in the backward pass.
+    """The result of a function whose intermediate tensors are computed again in the backward pass.
 
     Args:
         function: what is computed.

@@ -243,7 +243,7 @@ def _bias_gradient(y: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
 
 
 class _Grouped(torch.autograd.Function):
-    """What both have in common: the weights, which may have to be gathered, and their gradient."""
+    """Code that both share: the weights, which may be gathered first, and their gradient."""
 
     @staticmethod
     def keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *columns: Any) -> Tensor:

@@ -33,7 +33,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 class _Arguments(NamedTuple):
-    """What is rotated, and by which angles: six axes each, the first five of which broadcast."""
+    """Tensors to rotate, and their angles: six axes each, the first five of which broadcast."""
 
     x: Tensor
     angle: Tensor

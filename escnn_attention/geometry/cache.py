@@ -1,4 +1,4 @@
-"""What is worked out once: tables of sizes for good, and what follows from coordinates for a pass through a network."""
+"""Caches of index tables, and of geometry that follows from coordinates within one pass through a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def constant_result(function: Callable[..., _T]) -> Callable[..., _T]:
 
 
 class _Kept:
-    """What functions have made, of which those are dropped first that were asked for the longest time ago."""
+    """Results of functions; the least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -137,7 +137,7 @@ def kept(make: Callable[..., _T], *arguments: Any) -> _T:
 
 @in_programs(lambda look_up: look_up)
 def _outside(look_up: Callable[..., _T]) -> Callable[..., _T]:
-    """What compilers leave as it is."""
+    """A function that compilers do not trace."""
     # As a decorator it would import the compiler for those who have no use for one.
     return torch.compiler.disable(look_up) if torch.compiler.is_compiling() else look_up
 

@@ -67,7 +67,7 @@ class Neighbours(ABC):
         return self._once(self._chunks, limit)
 
     def _once(self, make: Callable[..., list[Chunk]], *arguments: Any) -> list[Chunk]:
-        """What a method makes, which is remembered; but what is made in inference mode is of no use to training."""
+        """The result of a method, kept for later calls; results of inference mode are not kept for training."""
         made, key = vars(self).setdefault("_made", {}), (make.__name__, arguments)
         if key in made:
             return made[key]  # type: ignore[no-any-return]
@@ -386,7 +386,7 @@ def numbers_if_one(values: Tensor) -> Tensor | None:
 
 
 def _array_of(name: str, values: Tensor) -> np.ndarray:
-    """What :func:`numbers_of` gives, as an array on the CPU."""
+    """The result of :func:`numbers_of` as an array on the CPU."""
     numbers = numbers_of(name, values)
     with torch._C._DisableFuncTorch():  # within a transform PyTorch would wrap what it reads
         return numbers.cpu().numpy()

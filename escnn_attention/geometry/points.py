@@ -184,7 +184,7 @@ def _only_shown(
     measure: Tensor | None,
     edge_attr: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`where_present` gives, in programs, where no size depends on the mask.
+    """The result of :func:`where_present` in programs, where no size depends on the mask.
 
     Points that are hidden are of no cloud and of no edge, and their features and coordinates are zeros.
     """

@@ -166,7 +166,7 @@ class LogMotion(Relation):
         raise TypeError("relation: LogMotion is a function of poses, too, and not of two positions")
 
     def tables(self, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What multiplies the offset from every pose h to every pose of the key, and what is added to that.
+        """Matrices that multiply the offset for every pose h and pose of the key, and the vectors that are added.
 
         Args:
             inverse: ``(H, d, d)``; the matrix of the inverse of each element.

@@ -173,7 +173,7 @@ class SelfAttention(HeadModule):
         return GridCall(q, k, v, bias, positions, positions, query=query, keys=keys, dropout=dropout)
 
     def bias(self, positions: Grid, element: LieElement | None = None) -> PositionalBias:
-        """What the positional encoding adds to the scores at the given positions."""
+        """Terms that the positional encoding adds to the scores at the given positions."""
         inverse = self.inverse_action
         if self.shared_scores:
             seen = FromAllPoses(self.encoding, inverse)

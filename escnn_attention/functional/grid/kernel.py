@@ -1,4 +1,4 @@
-"""What backends with loops of their own over a grid have in common: the arguments, and what is not for any of them.
+"""Code that backends with their own loops over a grid share: their arguments, and calls that none of them serves.
 
 Such a backend gives :class:`GridLoop` its passes, which take :class:`Arguments`.
 """
@@ -38,7 +38,7 @@ LOG2E = math.log2(math.e)
 
 
 class Arguments(NamedTuple):
-    """What there is to compute, in numbers and tensors that an operator takes.
+    """Arguments of one call, as numbers and tensors that an operator takes.
 
     Attributes:
         q: ``(M, B, N, J, C)``.

@@ -48,7 +48,7 @@ _QUERY_GROUP = 4  # How many query poses share the loads of a key.
 
 
 class LoopArguments(NamedTuple):
-    """What the loop reads; C++ and its header follow from this list."""
+    """Inputs of the loop; C++ and its header follow from this list."""
 
     q: Annotated[Tensor, Array("heads, images, positions, query_poses, channels", gradient="void")]
     k: Annotated[Tensor, Array("heads, images, key_positions, key_poses, channels", gradient="void")]
@@ -77,7 +77,7 @@ class LoopArguments(NamedTuple):
 
 
 class LoopResults(NamedTuple):
-    """What the loop fills, and what its backward pass reads."""
+    """Outputs of the loop, and inputs of its backward pass."""
 
     out: Annotated[Tensor | None, Array("heads, images, positions, num_poses, channels")] = None
     sums: Annotated[

@@ -89,7 +89,7 @@ def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid) -> tuple[Tensor, T
 
 
 class _Terms(NamedTuple):
-    """What poses and offsets add to the scores of some heads.
+    """Terms that poses and offsets add to the scores of some heads.
 
     Attributes:
         near: ``(m or 1, H, Q, S, C)``, the function of the offset for the pairs of a tile, or None.
@@ -248,7 +248,7 @@ def _padded(x: Tensor, width: int) -> Tensor:
 
 
 def _of_keys(x: Tensor, stretch: _Stretch, frames: int) -> Tensor:
-    """What keys have, ``(m, B, N, H or 1, P, E)``, for each block: ``(m · B, t · H, P · S, E)``, pose by pose."""
+    """Rows of keys ``(m, B, N, H or 1, P, E)``, gathered for each block: ``(m · B, t · H, P · S, E)``, pose by pose."""
     blocks, poses = stretch.keys, x.shape[4]
     if not stretch.in_windows:
         return x.permute(0, 1, 3, 4, 2, 5).flatten(3, 4).expand(-1, -1, frames, -1, -1).flatten(0, 1)
@@ -265,7 +265,7 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
-    """What is added to the scores, ``(m or 1, B or 1, t, H or 1, J or 1, Q, P or 1, S or 1)``; None for nothing.
+    """Terms added to the scores, ``(m or 1, B or 1, t, H or 1, J or 1, Q, P or 1, S or 1)``; None for nothing.
 
     Args:
         q: ``(m, B, t, H or 1, J, Q, C)``, the queries.
@@ -275,7 +275,7 @@ def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
     near, far, pose = terms
 
     def seen(table: Tensor) -> Tensor:
-        """What queries are multiplied with, a table for each head."""
+        """The table of each head by which queries are multiplied."""
         return table.to(q.dtype).expand(len(q), *table.shape[1:])
 
     added: Tensor | None = None

@@ -54,7 +54,7 @@ def attention(call: GridCall) -> Tensor:
 
 
 def probabilities(call: GridCall, queries: Tensor | None = None, poses: Tensor | None = None) -> Tensor:
-    """What each query attends to.
+    """Attention probabilities of each query.
 
     Args:
         call: the attention.

@@ -218,7 +218,7 @@ def _known(table: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 class _Shape(NamedTuple):
-    """What a program of a kernel has, which is one warp.
+    """Sizes of a program of a kernel, which is one warp.
 
     Attributes:
         positions: how many positions.
@@ -277,7 +277,7 @@ def _shape(call: Arguments) -> _Shape:
 
 
 def _constants(call: Arguments, shape: _Shape) -> dict[str, float]:
-    """What a kernel is compiled for."""
+    """The constants that a kernel is compiled for."""
     return {
         **grid_constants(call),
         **{"num_positions": call.q.shape[2], "J": call.q.shape[3], "P": call.k.shape[3], "H": call.num_poses},

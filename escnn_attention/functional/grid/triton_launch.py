@@ -1,4 +1,4 @@
-"""What launches of Triton's kernels have in common: the steps of a window, stretches of images, and the device."""
+"""Code that all launches of Triton kernels share: the steps of a window, stretches of images, and the device."""
 
 from __future__ import annotations
 

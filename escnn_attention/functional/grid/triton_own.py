@@ -40,7 +40,7 @@ _MANY = 2**17
 
 
 class Program(NamedTuple):
-    """What a program of a kernel has.
+    """Sizes of a program of a kernel.
 
     Attributes:
         poses: how many poses each thread has.
@@ -144,7 +144,7 @@ def _known(call: Arguments, rows: slice) -> Tensor | None:
 
 
 def constants(name: str, call: Arguments, chosen: Program) -> dict[str, float]:
-    """What a kernel is compiled for."""
+    """The constants that a kernel is compiled for."""
     key_poses = call.k.shape[3]
     found = {
         **grid_constants(call),

@@ -38,7 +38,7 @@ MAX_CLASSES = 256
 
 
 def of_images(x: Tensor, positions: int) -> Tensor:
-    """What there is at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
+    """Values at points, ``(M, H, B · N, C)``, of the N positions of each image; B is 1 where all are alike."""
     return x.unflatten(2, (-1, positions))
 
 

@@ -164,7 +164,7 @@ def _kept(
     kind: tuple[str, ...],
     definitions: tuple[str, ...],
 ) -> _T:
-    """What is taken of the folder of libraries, in which there is that of a C++ file then.
+    """The result of a method of the folder of libraries, which holds the library of a C++ file from then on.
 
     Args:
         take: a method of the folder.
@@ -264,7 +264,7 @@ class _Failed(NotBuilt):
 
 
 def _run(command: list[str], **environment: str) -> str:
-    """What a command says, in whatever encoding, with further variables in its environment.
+    """Output of a command, in any encoding, with further variables in its environment.
 
     Raises:
         NotBuilt: it does not run, or takes too long, or fails.

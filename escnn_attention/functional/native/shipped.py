@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("shipped")
 """Where a wheel has its libraries."""
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
-"""What processors may have, by PyTorch's names, each with all before it.
+"""Instruction sets of processors by PyTorch's names; each includes all before it.
 
 ``DEFAULT`` is what every processor of a platform has: SSE2 on x86-64, NEON on ARM.
 """

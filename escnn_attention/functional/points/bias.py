@@ -1,4 +1,4 @@
-"""What positions and poses add to the scores between points, worked out for some pairs at a time."""
+"""Terms that positions and poses add to the scores between points, computed for chunks of pairs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Halves(NamedTuple):
 
 
 class Relate(Protocol):
-    """What an encoding sees of two points, from every output pose."""
+    """The relation of two points that an encoding is a function of, from every output pose."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         """The relations ``(G, H, A, P or 1, K, D)`` of queries at ``(G, A, 1, d)`` and keys at ``(G, 1, K, d)``."""
@@ -42,7 +42,7 @@ class Relate(Protocol):
 
 @dataclass(frozen=True)
 class PairTables:
-    """What a bias between points knows of the group and of the layer.
+    """Tables of the group and of the layer for a bias between points.
 
     Attributes:
         relate: what is seen of two points.
@@ -79,7 +79,7 @@ class PairTables:
 
 
 class PairBias(ABC):
-    """What a layer adds to the scores between points. Encodings and kernels make one of their parameters.
+    """The terms that a layer adds to the scores between points. Encodings and kernels make one from their parameters.
 
     Args:
         tables: of the group and of the layer.
@@ -130,7 +130,7 @@ class PairBias(ABC):
 
 
 class PairScores(NamedTuple):
-    r"""What the scores of a chunk are the sum of: ``(G, M, H, J, A, P, K)``, to which all terms broadcast.
+    r"""Summands of the scores of a chunk, ``(G, M, H, J, A, P, K)``, to which all terms broadcast.
 
     Attributes:
         q: ``(G, M, H or 1, J, A, C)``, scaled, whose products with the keys count; None where they do not. J is 1 in
@@ -176,7 +176,7 @@ def _many_share_keys(q: Tensor) -> bool:
 
 
 def against(reads: Tensor, features: Tensor) -> Tensor:
-    """What features are worth to the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
+    """Products of features with the queries that read them, ``(G, M, H, J, A, P or 1, K)``.
 
     Args:
         reads, features: as in :class:`PairScores`.

@@ -43,7 +43,7 @@ def _why_not_built(dtype: torch.dtype) -> str | None:
 
 
 class Arguments(NamedTuple):
-    """What there is to compute; the operator of PyTorch, the C++ structure and its header follow from this list.
+    """Arguments of one call; the operator of PyTorch, the C++ structure and its header follow from this list.
 
     Attributes:
         q, k: scaled; None where their products are not in the scores.
@@ -100,7 +100,7 @@ class Arguments(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the loop fills, and what its backward pass reads. Gradients are zero at first."""
+    """Outputs of the loop, and inputs of its backward pass. Gradients start at zero."""
 
     out: Annotated[Tensor | None, Array("heads, groups * group_queries, num_poses, channels")] = None
     sums: Annotated[
@@ -183,13 +183,13 @@ def _plainly(call: Arguments) -> Tensor:
     weights = Weights(call.num_poses, call.query_poses, call.sum_query_poses, False, normalization, 0.0)
 
     def of_queries(rows: Tensor | None) -> Tensor | None:
-        """What belongs to the queries of each group, from ``(M, G · A, J, F)`` to ``(G, M, H or 1, J, A, F)``."""
+        """Rows of the queries of each group, from ``(M, G · A, J, F)`` to ``(G, M, H or 1, J, A, F)``."""
         if rows is None:
             return None
         return rows.unflatten(1, call.queries.shape).permute(1, 0, 3, 2, 4).unsqueeze(weights.own_axis)
 
     def of_keys(points: Tensor) -> Tensor:
-        """What belongs to the keys of each group, ``(G, K, ...)``, with zeros for keys that fill up."""
+        """Rows of the keys of each group, ``(G, K, ...)``, with zeros for keys that fill up."""
         rows = points.index_select(0, call.keys.clamp(min=0).flatten()).unflatten(0, call.keys.shape)
         return rows.masked_fill((call.keys < 0).view(*call.keys.shape, *[1] * (points.dim() - 1)), 0.0)
 
@@ -209,7 +209,7 @@ def _plainly(call: Arguments) -> Tensor:
 
 
 def _kept(call: Arguments) -> Tensor:
-    """What dropout multiplies the probabilities ``(G, M, H, J or 1, A, P, K)`` with, by the counter of the loop."""
+    """Factors of dropout on the probabilities ``(G, M, H, J or 1, A, P, K)``, drawn by the counter of the loop."""
     groups, queries = call.queries.shape
 
     def counted(number: int, *axes: int) -> Tensor:

@@ -34,7 +34,7 @@ class Arguments(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the loop fills, and what its backward pass reads. Gradients are zero at first."""
+    """Outputs of the loop, and inputs of its backward pass. Gradients start at zero."""
 
     out: Annotated[Tensor | None, Array("heads, blocks * repeats, rows")] = None
     grad: Annotated[Tensor | None, Array("as out", "in the backward pass")] = None

@@ -64,7 +64,7 @@ class Chunks:
         return self.combine(with_edges(terms, self.call, some), k, v, some, seen)
 
     def keys(self, some: Chunk) -> RowsOf:
-        """What takes the rows of the keys of a chunk from tensors."""
+        """A function that takes the rows of the keys of a chunk from tensors."""
         return RowsOf(some.keys, self.call.key_points.number if some.padded else None, some.first)
 
     def combine(self, terms: PairScores, k: Tensor, v: Tensor, some: Chunk, seen: Tensor | None) -> Tensor:
@@ -215,7 +215,7 @@ def with_edges(terms: PairScores, call: PointCall, some: Chunk) -> PairScores:
 
 
 def _read(call: PointCall, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What features of edges add to the scores of each head and multiply weights with, ``(M, G, A, K)``.
+    """Terms of edge features that add to the scores of each head, and factors of the weights, ``(M, G, A, K)``.
 
     Args:
         call: the attention.

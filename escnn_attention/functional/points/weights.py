@@ -116,7 +116,7 @@ class Weights:
 
 
 class Values(Protocol):
-    """What becomes of the values that a query attends to.
+    """Transformation of the values that a query attends to.
 
     Attributes:
         features: how many numbers it makes for every score.

@@ -102,7 +102,7 @@ def output_size(size: int, kernel_size: int, *, stride: int, padding: int, dilat
 
 
 def views(x: Tensor, kernel_size: int, *, stride: int, dilation: int, dimensions: int) -> Iterator[Tensor]:
-    """What each place of a kernel sees of ``x``, which is padded already, in the order of the places.
+    """Views of the padded ``x``, one for each place of a kernel, in the order of the places.
 
     They are views of the last ``dimensions`` axes: reading them gives the columns of the convolution as a product of
     matrices, adding to them is the transpose of that.

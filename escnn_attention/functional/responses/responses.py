@@ -25,7 +25,7 @@ __all__ = ["Arguments", "backward_pass", "empty_result", "forward_pass"]
 
 
 class Arguments(NamedTuple):
-    """What there is to compute, in numbers and tensors that an operator takes.
+    """Arguments of one call, as numbers and tensors that an operator takes.
 
     Attributes:
         x: ``(B, in_fields * in_poses, *space)``.
@@ -57,7 +57,7 @@ class Arguments(NamedTuple):
 
 
 class _Call:
-    """What the passes of one call work with: kernels as products take them, and buffers.
+    """Kernels in the layout of products, and buffers, for the passes of one call.
 
     Attributes:
         kernels: ``(in_poses, in_fields, rows, places of the kernel)``.
@@ -96,12 +96,12 @@ class _Call:
                 yield pose, some, [slice(r, min(r + rows, self.rows)) for r in range(0, self.rows, rows)]
 
     def views(self, x: Tensor) -> Iterator[Tensor]:
-        """What each place of a kernel sees of an input."""
+        """Views of an input, one for each place of a kernel."""
         stride, dilation = self.arguments.stride, self.arguments.dilation
         return views(x, self.size, stride=stride, dilation=dilation, dimensions=self.dimensions)
 
     def seen(self, pose: int, images: slice) -> Tensor:
-        """What kernels see of the input: ``(in_fields, places of the kernel, b, positions)``."""
+        """Columns of the input under the kernels: ``(in_fields, places of the kernel, b, positions)``."""
         x = self.x[images, :, pose].transpose(0, 1)
         seen = self.take("seen", self.in_fields, self.size**self.dimensions, x.shape[1], *self.space)
         for place, view in enumerate(self.views(x)):
