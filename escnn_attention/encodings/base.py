@@ -107,6 +107,11 @@ class Encoding(Versioned, ABC):
         self._orbits: Orbits | None = None
 
     @property
+    def num_features(self) -> int:
+        """How many numbers the function of the offset is made of: what a chunk of pairs of points has room for."""
+        return self.channels
+
+    @property
     def adds_to_keys(self) -> bool:
         """Whether the encoding is a function of the offset and the pose that is added to the keys, and nothing else."""
         return not (self.absolute or self.rotates)

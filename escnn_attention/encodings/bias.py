@@ -25,6 +25,10 @@ class Offers(Protocol):
     rotates_values: bool
     dim: int
 
+    @property
+    def num_features(self) -> int:
+        """How many numbers the function of the offset is made of, for all heads that share it."""
+
     def offsets(self, delta: Tensor) -> Tensor | None:
         """The function of the offset, ``(heads or 1, ..., C)`` at ``(..., d)``."""
 
@@ -100,6 +104,8 @@ class EncodingBias(PairBias):
         self._encoding = encoding
         self.in_frames = encoding.absolute or encoding.rotations() is not None
         self._poses = None if self.in_frames else self._pose_term()
+        self.adds_nothing = encoding.form is None and not self.in_frames and self._poses is None
+        self.num_features = 0 if encoding.form is None or self.in_frames else encoding.num_features
 
     @property
     def factorises(self) -> bool:  # type: ignore[override]
@@ -107,7 +113,9 @@ class EncodingBias(PairBias):
         return self.in_frames or not self._encoding.dim or self._encoding.form in (None, "waves")
 
     def why_no_table(self) -> str | None:
-        return None if self.tables.offsets else "it is for the offsets between all points of a cloud"
+        if self.tables.offsets or self.adds_nothing:
+            return None
+        return "it is for the offsets between all points of a cloud"
 
     def table(self, points: Tensor) -> PositionalBias:
         encoding, tables = self._encoding, self.tables
@@ -166,6 +174,7 @@ class FromAllPoses:
 
     def __init__(self, encoding: Offers, inverse: Tensor):
         self.dim, self.form = encoding.dim, encoding.form
+        self.num_features = len(inverse) * encoding.num_features
         self._encoding, self._inverse = encoding, inverse
 
     @property

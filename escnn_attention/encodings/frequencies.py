@@ -72,6 +72,10 @@ class FourierEncoding(FrequencyEncoding):
         self.readout = torch.nn.Linear(2 * self.num_frequencies, self.num_heads * self.channels, bias=False)
         torch.nn.init.normal_(self.readout.weight, std=1 / math.sqrt(self.num_frequencies))
 
+    @property
+    def num_features(self) -> int:
+        return 2 * (self.num_frequencies or 0)
+
     def _output_layers(self) -> list[torch.nn.Linear]:
         return [] if self.readout is None else [self.readout]
 

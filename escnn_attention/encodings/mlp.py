@@ -47,6 +47,10 @@ class MLPEncoding(Encoding):
         self.per_head, self.normalize_hidden = per_head, normalize_hidden
         self.mlp: torch.nn.Sequential | None = None
 
+    @property
+    def num_features(self) -> int:
+        return self.hidden if self.form == "features" else self.channels
+
     def _table_heads(self) -> int:
         return self.num_heads if self.per_head else 1
 

@@ -73,7 +73,7 @@ class Points:
         if self.whole:
             return self.clouds()
         # The rule of another layer may be equal.
-        return cached(Neighbourhood.__call__, self._rule, self._places, self.batch)
+        return kept(Neighbourhood.__call__, self._rule, self._places, self.batch)
 
     def clouds(self) -> WholeClouds:
         """The clouds of all points."""

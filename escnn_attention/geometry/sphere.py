@@ -10,6 +10,7 @@ from torch import Tensor
 
 from escnn_attention._checks import check_int, check_option
 from escnn_attention._escnn.lie_learn import latitudes
+from escnn_attention.geometry.cache import kept
 
 if TYPE_CHECKING:
     from escnn_attention._escnn.types import FieldType, GeometricTensor
@@ -78,9 +79,9 @@ class SphereGrid:
         longitude = 2 * np.pi * np.arange(num_longitudes) / num_longitudes
         theta, phi = (a.ravel() for a in np.meshgrid(colatitude, longitude, indexing="ij"))
         points = np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=1)
-        self.coords = torch.as_tensor(points)
+        self.coords = torch.tensor(points)
         area = 4 * np.pi * weight / (weight.sum() * num_longitudes)
-        self.weights = torch.as_tensor(np.repeat(area, num_longitudes))
+        self.weights = torch.tensor(np.repeat(area, num_longitudes))
 
     def points(self, x: Tensor, field_type: FieldType) -> tuple[GeometricTensor, Tensor, Tensor]:
         """Images on the grid as features at points.
@@ -101,9 +102,10 @@ class SphereGrid:
             raise ValueError(f"x: got shape {tuple(x.shape)}, needed ({', '.join(map(str, needed))})")
         if field_type.gspace.dimensionality != 3:
             raise ValueError(f"field_type: got one on {field_type.gspace.name}, needed a gspace on R³")
-        batch = torch.arange(len(x), device=x.device).repeat_interleave(len(self.coords))
-        coords = self.coords.to(x.device, x.dtype).repeat(len(x), 1)
-        measure = self.weights.to(x.device, x.dtype).repeat(len(x))
+        arguments = (self.coords, self.weights, len(x), x.device, x.dtype)
+        coords, batch, measure = kept(_of_images, *arguments)
+        if any(t._version for t in (coords, batch, measure)):  # somebody has written into them
+            coords, batch, measure = _of_images(*arguments)
         features = x.flatten(2).transpose(1, 2).flatten(0, 1)
         return field_type(features, coords), batch, measure
 
@@ -120,6 +122,17 @@ class SphereGrid:
 
     def __repr__(self) -> str:
         return f"SphereGrid({self.shape[0]}, {self.shape[1]}, {self.kind!r})"
+
+
+def _of_images(
+    coords: Tensor, weights: Tensor, number: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The coordinates, the number of the image and the weight of each point of so many images.
+
+    They are the same tensors in every call, so that neighbours are searched once.
+    """
+    batch = torch.arange(number, device=device).repeat_interleave(len(coords))
+    return coords.to(device, dtype).repeat(number, 1), batch, weights.to(device, dtype).repeat(number)
 
 
 def _check_remainder(num_latitudes: int, remainder: int, kind: str) -> None:

@@ -225,7 +225,7 @@ class SphereSelfAttention(PointLayer):
                 np.swapaxes(stabiliser.matrices, 1, 2), np.zeros((len(stabiliser.elements), 1), dtype=np.int64)
             ),
             mode=AttentionMode(
-                query, "all", check_probability("dropout", dropout), "neighbours", normalization=normalization
+                query, "all", check_probability("dropout", dropout), "auto", normalization=normalization
             ),
             needs=needs,
             length_scale=check_length("length_scale", length_scale),

@@ -23,6 +23,23 @@ def test_points_see_their_clouds_or_those_of_their_edges():
         assert isinstance(other.neighbours(other), Lists)
 
 
+def test_neighbours_are_searched_once_for_coordinates_that_stay(monkeypatch):
+    searches, rule = [], Neighbourhood(radius=0.5)
+    search = Neighbourhood._by_tree
+    monkeypatch.setattr(Neighbourhood, "_by_tree", lambda *a: searches.append(0) or search(*a))
+    x = torch.tensor([[0.0, 0.0], [0.4, 0.0], [2.0, 0.0]])
+
+    def degrees():
+        points = Points(x, x, None, None, rule)
+        return points.neighbours(points)._degree.tolist()
+
+    assert degrees() == degrees() == [2, 2, 1]
+    assert len(searches) == 1
+    x[2, 0] = 0.8
+    assert degrees() == [2, 3, 2]
+    assert len(searches) == 2
+
+
 BATCH = torch.tensor([1, 0, 1, 1, 0, 2, 1])
 MASK = torch.tensor([True, True, False, True, True, True, True])
 

@@ -65,6 +65,19 @@ def test_there_and_back():
         grid.points(image, FieldType(plane, 3 * [plane.trivial_repr]))
 
 
+def test_points_are_the_same_tensors_in_every_call():
+    space = gspaces.rot3dOnR3()
+    scalars = FieldType(space, [space.trivial_repr])
+    grid = SphereGrid(4, 6)
+    (x, *first), (y, *second) = (grid.points(torch.randn(2, 1, 4, 6), scalars) for _ in range(2))
+    assert x.coords is y.coords
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    x.coords.mul_(2)
+    z, *_ = grid.points(torch.randn(2, 1, 4, 6), scalars)
+    torch.testing.assert_close(z.coords.norm(dim=1), torch.ones(48))
+    assert grid.points(torch.randn(1, 1, 4, 6).double(), scalars)[0].coords.dtype == torch.float64
+
+
 def test_bad_arguments():
     for message, arguments in (
         ("even", (7,)),

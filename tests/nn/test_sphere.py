@@ -14,6 +14,7 @@ from escnn.nn import FieldType, GeometricTensor
 from escnn_attention import (
     FourierEncoding,
     MLPEncoding,
+    NoEncoding,
     PairKernel,
     SphereGrid,
     SphereSelfAttention,
@@ -58,12 +59,13 @@ def test_with_wrong_frames_it_does_not_fall(monkeypatch):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("query", ["own", "all"])
 @pytest.mark.parametrize("lifts", [True, False])
-@pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel"])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "kernel", "none"])
 def test_the_formula(space, query, lifts, encoding):
     """Scores from the quotients of the frames, one by one."""
     space = SPACES[space]
     torch.manual_seed(2)
     encodings = {"mlp": MLPEncoding(hidden=4), "fourier": FourierEncoding(3), "kernel": PairKernel(hidden=4)}
+    encodings["none"] = NoEncoding()
     in_type = scalars(space) if lifts else mixed(space)
     layer = SphereSelfAttention(
         in_type, mixed(space), samples=4, head_fields=2, query=query, encoding=encodings[encoding], length_scale=0.8
@@ -110,7 +112,7 @@ def test_the_formula(space, query, lifts, encoding):
                             terms = core.encoding.score(a, lambda b=b: b, sees.view(1, 1, 1, 1, 1, -1), None)
                             scores.append(terms.scores(lambda b=b: b).flatten()[0])
                         else:
-                            rho = core.encoding.offsets(sees)[0]
+                            rho = 0.0 if encoding == "none" else core.encoding.offsets(sees)[0]
                             scores.append(query_vector @ (k[j, u] + rho) / math.sqrt(2))
                         values.append(v[j, u])
                         masses.append(measure[j])

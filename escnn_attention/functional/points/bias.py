@@ -90,10 +90,14 @@ class PairBias(ABC):
         in_frames: whether every output pose transforms queries and keys before the scores are taken (absolute and
             rotary encodings), for which there is a :meth:`table` of each cloud.
         factorises: whether scores are products of what queries and keys know by themselves.
+        adds_nothing: whether scores are the products of queries and keys, and nothing else.
+        num_features: how many functions of the location there are for every pair and output pose.
     """
 
     in_frames: bool = False
     factorises: bool = False
+    adds_nothing: bool = False
+    num_features: int = 0
 
     def __init__(self, tables: PairTables):
         self.tables = tables

@@ -89,6 +89,8 @@ class PointCall(Call):
 class _Folded(PairBias):
     """Scores that are products of queries and keys alone, seen from one pose."""
 
+    adds_nothing = True
+
     def __init__(self, tables: PairTables):
         super().__init__(tables)
         self.num_poses = 1
@@ -105,6 +107,9 @@ def fold_points(call: PointCall) -> tuple[PointCall, Unfold | None]:
     bias = call.bias
     if call.keys == "own" and call.k.shape[3] == 1:
         call = replace(call, keys="all")
+    if bias.adds_nothing and call.num_poses > 1 and call.query == "all" and call.values is None:
+        # Every output pose has the same sum.
+        return replace(call, bias=_Folded(bias.tables)), lambda out: out.expand(-1, -1, -1, bias.num_poses, -1)
     if not bias.in_frames:
         return call, None
     points, others = call.query_points.coordinates, None if call.one_set else call.key_points.coordinates

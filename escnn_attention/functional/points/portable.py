@@ -58,7 +58,9 @@ class Chunks:
         weights, bias = self.weights, self.call.bias
         queries = RowsOf(some.queries, self.call.query_points.number if some.padded else None, some.first)
         keys = self.keys(some)
-        seen = bias.tables.relate(queries(asking).unsqueeze(2), keys(asked).unsqueeze(1))
+        seen = q.new_zeros(0)
+        if self.call.values is not None or not bias.adds_nothing:
+            seen = bias.tables.relate(queries(asking).unsqueeze(2), keys(asked).unsqueeze(1))
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
         terms = bias.scores(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
         return self.combine(with_edges(terms, self.call, some), k, v, some, seen)
@@ -144,8 +146,12 @@ def _pairs(call: PointCall, fastest: int, copies: int) -> int:
     """How many pairs of points there are in a chunk of at most so many scores, as many copies of which are held."""
     heads, _, _, poses, _ = call.q.shape
     query_poses, key_poses = (1 if call.query == "own" else poses), (1 if call.keys == "own" else call.k.shape[3])
-    numbers = chunk_size(fastest, call.q.element_size(), copies=copies)
-    return max(1, numbers // (heads * call.num_poses * query_poses * key_poses))
+    size = call.q.element_size()
+    pairs = chunk_size(fastest, size, copies=copies) // (heads * call.num_poses * query_poses * key_poses)
+    if call.bias.num_features:
+        features = _FEATURES_PER_CHUNK if call.q.device.type == "cpu" else _NUMBERS_PER_WIDE_CHUNK
+        pairs = min(pairs, chunk_size(features, size, copies=copies) // (call.num_poses * call.bias.num_features))
+    return max(1, pairs)
 
 
 def _vectors(call: PointCall, padded: bool) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -234,6 +240,10 @@ def _read(call: PointCall, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 # The least numbers of a chunk: fewer pay for more operations, and more leave the cache. A GPU wants much at once.
 _NUMBERS_PER_CHUNK, _NUMBERS_PER_WIDE_CHUNK = 2**21, 2**26
+
+_FEATURES_PER_CHUNK = 7 * 2**20
+"""Of the functions of the location. The GNU C library gives memory of 32 MB or more back at once, and each of its pages
+costs an interrupt when it is used next."""
 
 
 def attention(call: PointCall) -> Tensor:
