@@ -12,9 +12,17 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.windows import Blocks, Window, WindowShape
+from escnn_attention.geometry.windows import (
+    Blocks,
+    Window,
+    WindowShape,
+    form_of,
+    is_causal,
+    is_circular,
+    shape_of,
+)
 
-__all__ = ["Grid", "GridPair", "kept_grid", "trimmed"]
+__all__ = ["Grid", "GridPair", "kept_grid", "steps_within", "trimmed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,8 @@ class Grid:
         num_positions: N.
         index: ``(N, d)``; the number of each position along each axis.
         offsets: ``(L, d)``; the offsets between a query and the keys in its window, in units of the window's reach:
-            within [-1, 1] along the axes.
+            within [-1, 1] along the axes. Positions half a torus apart have several, which are all among them: see
+            :meth:`averaged`.
         coordinates: ``(N, d)``; the positions, relative to the centre, in units of half the extent.
         scale: the unit of the coordinates in units of the offsets: the offset between two positions is ``scale`` times
             the difference of their coordinates.
@@ -71,7 +80,7 @@ class Grid:
         key: what the tables follow from, equal for equal grids.
 
     Raises:
-        ValueError: an axis has no positions.
+        ValueError: an axis has no positions, or a window reaches around a torus.
 
     Example:
         >>> from escnn_attention.geometry.grid import Grid
@@ -98,29 +107,58 @@ class Grid:
         check_grid(self.shape)
         self.window = window
         self.num_positions = math.prod(self.shape)
-        self.complete = window.kernel_size is None
+        self.complete = window.looks_everywhere
         self.frame, self.spacing = frame, spacing
+        self._periods = _periods(self.shape, window.shape)
+        _check_torus(self._periods, window)
         key = (self.shape, window.kernel_size, window.shape, window.dilation, dtype, torch.device(device))
-        self._reach, self._step = _reach(self.shape, window)
-        self.scale = _half_extent(self.shape) / (self._step * _longest(self._reach))
-        self.index, self._lookup, self.offsets, self.coordinates = _tables(*key)
+        self._box = _box(*key[:3])
+        reach, self._step = _reach(self.shape, window)
+        self.scale = _half_extent(self.shape) / (self._step * _longest(reach))
+        self.index, self._lookup, self.offsets, self.coordinates, self._shortest = _tables(*key)
         self.key = key
         if frame is not None:
-            exact = _tables(*key[:4], torch.float64, torch.device("cpu"))[2:]
+            exact = _tables(*key[:4], torch.float64, torch.device("cpu"))[2:4]
             self.offsets, self.coordinates = ((t @ frame.double().cpu().T).to(device, dtype) for t in exact)
 
     def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
+        """The row of the table of offsets for each pair of positions, broadcast against each other.
+
+        It is -1 for a key that the query does not see.
+        """
         row = torch.zeros_like(queries + keys)
         outside = torch.zeros_like(row, dtype=torch.bool)
-        for axis, reach in enumerate(self._reach):
+        for axis, ((low, high), period) in enumerate(zip(self._box, self._periods, strict=True)):
             offset = self.index[keys, axis] - self.index[queries, axis]
+            if period:
+                most = (period - 1) // 2
+                offset = (offset + most) % period - most
             if self._step > 1:
                 outside |= offset % self._step != 0
                 offset = offset.div(self._step, rounding_mode="floor")
-            outside |= offset.abs() > reach
-            row = row * (2 * reach + 1) + offset.clamp(-reach, reach) + reach
+            outside |= offset.abs() > high if low == -high else (offset < low) | (offset > high)
+            row = row * (high - low + 1) + offset.clamp(low, high) - low
         return self._lookup[row].masked_fill(outside, -1)
+
+    def averaged(self, table: Tensor) -> Tensor:
+        """A function at all ``offsets``, ``(..., L, C)``, as the table that :meth:`rows` counts.
+
+        Positions that lie half a torus apart have several shortest offsets, and the table has the mean over them: an
+        element of the group maps the shortest offsets of a pair to those of another.
+
+        Example:
+            >>> from escnn_attention.geometry.grid import Grid
+            >>> from escnn_attention.geometry.windows import Window
+            >>> ring = Grid((4,), Window(None, "circular square"))
+            >>> ring.offsets.squeeze(-1).tolist()  # in units of 2 positions
+            [-1.0, -0.5, 0.0, 0.5, 1.0]
+            >>> ring.averaged(ring.offsets + 10).squeeze(-1).tolist()  # of -1, 0, 1 and both -2 and 2 positions
+            [9.5, 10.0, 10.5, 10.0]
+        """
+        if self._shortest is None:
+            return table
+        chosen = table.index_select(-2, self._shortest.flatten())
+        return chosen.unflatten(-2, self._shortest.shape).mean(-2)
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
@@ -197,6 +235,8 @@ class GridPair:
         window = queries.window
         if window.dilation != 1:
             raise ValueError(f"dilation: got {window.dilation} for keys on another grid, needed 1")
+        if window.shape != window.form:
+            raise ValueError(f"window: got {window.shape!r} for keys on another grid, needed {window.form!r}")
         self.complete = queries.complete
         # Twice the positions are whole numbers, and twice the offsets along an axis are equally spaced whole numbers.
         ends = [grid.spacing * (torch.tensor(grid.shape, dtype=torch.long) - 1) for grid in (queries, keys)]
@@ -247,41 +287,121 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
         >>> window, len(rows)
         (Window(kernel_size=3, shape='square', dilation=1), 9)
     """
-    if window.kernel_size is None:
+    if window.kernel_size is None or window.circular:
         return window, None
     radius, most = window.kernel_size // 2, (max((1, *shape)) - 1) // window.dilation
-    corner = len(shape) * most**2
+    size, sides = 2 * most + 1, len(shape)
+    if window.causal:
+        # As many times as there are, and at each of them as many positions along the other axes.
+        times, most, sides = (shape[0] - 1) // window.dilation, (max((1, *shape[1:])) - 1) // window.dilation, sides - 1
+        size = max(min(times + 1, window.kernel_size), 2 * min(most, radius) + 1 if sides else 1)
+        size += sides > 0 and size % 2 == 0
     longest = _longest_square(window.kernel_size, window.shape)
-    if most >= radius or (longest is not None and corner > longest):
+    if size >= window.kernel_size or (longest is not None and sides * most**2 > longest):
         return window, None  # of a disc that shows its edge no smaller window is the same
-    rows = _rows_within(len(shape), most, window.kernel_size, window.shape)
-    return Window(2 * most + 1, "square", window.dilation if most else 1), rows
+    form = shape_of("square", causal=window.causal)
+    rows = _rows_within(len(shape), size, form, window.kernel_size, window.shape)
+    return Window(size, form, window.dilation if size > 1 else 1), rows
 
 
 @constant_tables
-def _rows_within(dim: int, most: int, kernel_size: int, window_shape: WindowShape) -> Tensor:
-    """The rows of a window's offsets of at most so many steps along each axis."""
-    box = _indices([torch.arange(-most, most + 1)] * dim) + kernel_size // 2
-    row = torch.zeros(len(box), dtype=torch.long)
-    for axis in range(dim):
-        row = row * kernel_size + box[:, axis]
-    lookup = _tables((1,) * dim, kernel_size, window_shape, 1, torch.float64, torch.device("cpu"))[1]
-    return lookup[row]
+def _rows_within(dim: int, size: int, form: WindowShape, kernel_size: int, window_shape: WindowShape) -> Tensor:
+    """The rows of a window's offsets that are those of a smaller one; any where it has none, beyond the grid."""
+    point = (1,) * dim
+    places = _indices([torch.arange(low, high + 1) for low, high in _box(point, size, form)])
+    row = torch.zeros(len(places), dtype=torch.long)
+    for axis, (low, high) in enumerate(_box(point, kernel_size, window_shape)):
+        row = row * (high - low + 1) + places[:, axis] - low
+    lookup = _tables(point, kernel_size, window_shape, 1, torch.float64, torch.device("cpu"))[1]
+    return lookup[row].clamp(min=0)
+
+
+def _periods(shape: tuple[int, ...], window_shape: WindowShape) -> tuple[int, ...]:
+    """After how many positions each axis comes back; 0 for an axis that ends. A causal time ends."""
+    if not is_circular(window_shape):
+        return (0,) * len(shape)
+    return tuple(0 if axis == 0 and is_causal(window_shape) else n for axis, n in enumerate(shape))
+
+
+def _check_torus(periods: tuple[int, ...], window: Window) -> None:
+    """No window reaches around a torus, where a query would see a key twice."""
+    if window.kernel_size is None:
+        return
+    width = window.dilation * (window.kernel_size - 1) + 1
+    shortest = min((n for n in periods if n), default=width)
+    if width > shortest:
+        of = f" with dilation={window.dilation} covers {width} positions and" if window.dilation > 1 else ""
+        raise ValueError(
+            f"kernel_size: {window.kernel_size}{of} reaches around a torus with {shortest} positions along an axis; "
+            f"needed at most {shortest} positions, or None for all of them"
+        )
+
+
+def _box(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowShape) -> list[tuple[int, int]]:
+    """The least and the largest step that a query sees along each axis."""
+    sides = []
+    for axis, (n, period) in enumerate(zip(shape, _periods(shape, window_shape), strict=True)):
+        low, high = 1 - n, n - 1
+        if kernel_size is not None:
+            low, high = -(kernel_size // 2), kernel_size // 2
+        elif period:
+            # Of two steps half around, the positive one stands for both.
+            low, high = -((n - 1) // 2), n // 2
+        if axis == 0 and is_causal(window_shape):
+            low, high = 1 - (n if kernel_size is None else kernel_size), 0
+        sides.append((low, high))
+    return sides
+
+
+def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: WindowShape) -> Tensor:
+    """The steps that a query sees along the axes, in the order of the table of offsets.
+
+    Example:
+        >>> from escnn_attention.geometry.grid import steps_within
+        >>> steps_within((9,), 3, "square").squeeze(-1).tolist()
+        [-1, 0, 1]
+    """
+    box = _indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
+    return box[_inside(box, kernel_size, window_shape)]
+
+
+def _inside(box: Tensor, kernel_size: int | None, window_shape: WindowShape) -> Tensor:
+    """Which of the steps in the box of a window belong to it, ``(n,)``."""
+    longest = _longest_square(kernel_size, window_shape)
+    if longest is None:
+        return torch.ones(len(box), dtype=torch.bool)
+    # At each of the last times there is the disc of space.
+    return box[:, int(is_causal(window_shape)) :].square().sum(-1) <= longest
+
+
+def _shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """All shortest steps between positions of a torus, and which of them belong to each of ``steps``, ``(L, K)``.
+
+    They are those given, and None, unless some lie half around an axis.
+    """
+    whole = torch.tensor(periods, dtype=torch.long)
+    half = 2 * steps.abs() == whole
+    if not (half & (steps != 0)).any():
+        return steps, None
+    signs = _indices([torch.tensor([1, -1] if n and n % 2 == 0 else [1]) for n in periods])
+    each = torch.where(half.unsqueeze(1), signs * steps.unsqueeze(1), steps.unsqueeze(1))
+    every, which = each.flatten(0, 1).unique(dim=0, return_inverse=True)
+    return every, which.view(len(steps), -1)
 
 
 def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int]:
     """How many steps a query sees along each axis, and the length of a step."""
-    if window.kernel_size is None:
-        return tuple(n - 1 for n in shape), 1
-    return (window.kernel_size // 2,) * len(shape), window.dilation
+    reach = tuple(max(-low, high) for low, high in _box(shape, window.kernel_size, window.shape))
+    return reach, 1 if window.kernel_size is None else window.dilation
 
 
 def _longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | None:
     """The square of the longest offset that a ball may have, in steps; None for a box."""
-    if kernel_size is None or window_shape == "square":
+    form = form_of(window_shape)
+    if kernel_size is None or form == "square":
         return None
     # Without a number it is the disc whose diameter is the width of the window: its edge lies half a step outside.
-    number = window_shape.partition(" ")[2]
+    number = form.partition(" ")[2]
     return int(number) if number else kernel_size**2 // 4
 
 
@@ -303,24 +423,26 @@ def _tables(
     dilation: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """The tables of a :class:`Grid`.
 
     The index of every position, ``(N, d)``; the row of every offset in the box around the window, -1 where it is not
-    in it; the offsets and the coordinates of the positions.
+    in it; the offsets and the coordinates of the positions; and the numbers of the offsets that belong to each row,
+    where there are several.
     """
     reach, _ = _reach(shape, Window(kernel_size, window_shape, dilation))
     index = _indices([torch.arange(n) for n in shape])
-    box = _indices([torch.arange(-r, r + 1) for r in reach])
-    inside = torch.ones(len(box), dtype=torch.bool)
-    longest = _longest_square(kernel_size, window_shape)
-    if longest is not None:
-        inside = (box**2).sum(-1) <= longest
+    box = _indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
+    inside = _inside(box, kernel_size, window_shape)
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
-    offsets = _to_space(box[inside].double()) / _longest(reach)
+    steps, shortest = box[inside], None
+    if kernel_size is None and is_circular(window_shape):
+        steps, shortest = _shortest_steps(steps, _periods(shape, window_shape))
+    offsets = _to_space(steps.double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
     coordinates = _to_space(index.double() - centre) / _half_extent(shape)
-    return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype)
+    shortest = None if shortest is None else shortest.to(device)
+    return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype), shortest
 
 
 @constant_tables
@@ -332,19 +454,22 @@ def _tiles(
     # Neighbouring queries share most of their keys: a tile of them against all keys around it reads a key once for all.
     # Larger windows pay for larger tiles; a tile of one position in a window of one has no keys to share.
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
-    axes = [_axis_tiles(n, tile, radius, dilation) for n in shape]
+    box, periods = _box(shape, kernel_size, window_shape), _periods(shape, window_shape)
+    axes = [_axis_tiles(n, tile, side, dilation, period) for n, side, period in zip(shape, box, periods, strict=True)]
     queries, keys = (_ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
     # Every position is a query once, and what fills up sorts in front; torch.export.save warns of parts of a tensor.
     place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :].clone()
     # Whatever the tile, query number i and key number j lie apart by the same steps.
-    step = _indices([torch.arange(-radius, tile + radius)] * len(shape))
+    step = _indices([torch.arange(low, tile + high) for low, high in box])
     start = _indices([torch.arange(tile)] * len(shape))
     offset = step[None] - start[:, None]
     row = torch.zeros(offset.shape[:-1], dtype=torch.long)
-    for axis in range(len(shape)):
-        row = row * kernel_size + offset[..., axis].clamp(-radius, radius) + radius
+    outside = torch.zeros_like(row, dtype=torch.bool)
+    for axis, (low, high) in enumerate(box):
+        outside |= (offset[..., axis] < low) | (offset[..., axis] > high)
+        row = row * (high - low + 1) + offset[..., axis].clamp(low, high) - low
     lookup = _tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
-    shared = lookup[row].masked_fill((offset.abs() > radius).any(-1), -1)
+    shared = lookup[row].masked_fill(outside, -1)
     return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
 
 
@@ -359,16 +484,17 @@ def _ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:
     return tiles.masked_fill(~inside, -1)
 
 
-def _axis_tiles(n: int, tile: int, radius: int, dilation: int) -> tuple[Tensor, Tensor]:
+def _axis_tiles(n: int, tile: int, side: tuple[int, int], dilation: int, period: int) -> tuple[Tensor, Tensor]:
     """Along one axis: the coordinates of the queries of each tile and of the keys that any of them sees.
 
-    With a dilation the positions fall into classes that never see each other; a tile stays within one.
+    With a dilation the positions fall into classes that never see each other; a tile stays within one. On a torus a
+    position may stand at several places of a tile, of which every query sees one at most.
     """
     origins = [origin for first in range(min(dilation, n)) for origin in range(first, n, dilation * tile)]
     origin = torch.tensor(origins)[:, None]
     queries = origin + dilation * torch.arange(tile)
-    keys = origin + dilation * torch.arange(-radius, tile + radius)
-    return queries.masked_fill(queries >= n, -1), keys
+    keys = origin + dilation * torch.arange(side[0], tile + side[1])
+    return queries.masked_fill(queries >= n, -1), keys % period if period else keys
 
 
 def _indices(axes: list[Tensor]) -> Tensor:

@@ -146,4 +146,6 @@ class Orbits:
         chosen = torch.cat([*rounds * [torch.arange(len(places))], spread])
         turn = torch.arange(num_heads) // len(places)
         poses = torch.tensor(self.poses)[(chosen + turn) % len(self.poses)]
-        return Views(places[chosen].to(torch.get_default_dtype()), poses, reach / max(width // 2, 1))
+        # Of a causal window the last of n times is n - 1 steps away.
+        steps = width - 1 if window.causal else width // 2
+        return Views(places[chosen].to(torch.get_default_dtype()), poses, reach / max(steps, 1))

@@ -8,20 +8,63 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Blocks", "Window", "WindowShape"]
+__all__ = ["Blocks", "Window", "WindowShape", "form_of", "is_causal", "is_circular", "shape_of"]
 
 WindowShape = str
-"""``"square"``, ``"disc"``, or ``"disc m"``: see :class:`Window`. Strings, since they are arguments of operators."""
+"""``"square"``, ``"disc"``, or ``"disc m"``, behind the words ``"causal"`` and ``"circular"`` where these hold.
+
+See :class:`Window`. They are strings, since they are arguments of operators.
+"""
+
+_CAUSAL, _CIRCULAR = "causal", "circular"
+
+
+def shape_of(form: WindowShape, *, causal: bool = False, circular: bool = False) -> WindowShape:
+    """A shape with its words in front.
+
+    Example:
+        >>> from escnn_attention.geometry.windows import shape_of
+        >>> shape_of("disc", causal=True)
+        'causal disc'
+    """
+    return " ".join([_CAUSAL] * causal + [_CIRCULAR] * circular + [form])
+
+
+def is_causal(shape: WindowShape) -> bool:
+    """Whether queries look at no later times, along the first axis."""
+    return shape.startswith(_CAUSAL)
+
+
+def is_circular(shape: WindowShape) -> bool:
+    """Whether the grid is a torus."""
+    return _CIRCULAR in shape
+
+
+def form_of(shape: WindowShape) -> WindowShape:
+    """A shape without the words in front.
+
+    Example:
+        >>> from escnn_attention.geometry.windows import form_of
+        >>> form_of("causal disc 8")
+        'disc 8'
+    """
+    return shape.removeprefix(_CAUSAL).lstrip().removeprefix(_CIRCULAR).lstrip()
 
 
 @dataclass(frozen=True)
 class Window:
     r"""The offsets a query looks at on a grid.
 
+    The words ``"causal"`` and ``"circular"`` in front of a shape change which positions there are to look at. With
+    ``"causal"`` the first axis of the grid is time, and a query looks at its own time and at earlier ones only:
+    ``"causal square"`` of width n has the last n times, and at each of them the box of that width along the other axes.
+    With ``"circular"`` the grid is a torus: a query looks across its edges, along all axes but that of a causal time.
+
     Attributes:
-        kernel_size: the odd width in positions; None looks at the whole grid.
+        kernel_size: the width in positions, odd unless the only axis is a causal time; None looks at the whole grid.
         shape: ``"square"`` is the box of that width, ``"disc"`` the ball of that diameter inside it, and ``"disc m"``
-            with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`.
+            with a whole number m the ball of the offsets of at most :math:`\sqrt m` steps: see :meth:`ball`. It may
+            stand behind ``"causal"``, ``"circular"`` or both.
         dilation: the step between neighbours, in positions.
 
     Example:
@@ -29,11 +72,33 @@ class Window:
         >>> from escnn_attention.geometry.windows import Window
         >>> [len(Grid((9, 9), window).offsets) for window in (Window(5), Window(5, "disc"))]
         [25, 21]
+        >>> Grid((9,), Window(3, "causal square")).offsets.squeeze(-1).tolist()  # two before, one before, itself
+        [-1.0, -0.5, 0.0]
     """
 
     kernel_size: int | None = None
     shape: WindowShape = "square"
     dilation: int = 1
+
+    @property
+    def causal(self) -> bool:
+        """Whether queries look at no later times, along the first axis."""
+        return is_causal(self.shape)
+
+    @property
+    def circular(self) -> bool:
+        """Whether the grid is a torus."""
+        return is_circular(self.shape)
+
+    @property
+    def form(self) -> WindowShape:
+        """The shape without the words in front."""
+        return form_of(self.shape)
+
+    @property
+    def looks_everywhere(self) -> bool:
+        """Whether every position looks at every other."""
+        return self.kernel_size is None and not self.causal
 
     @classmethod
     def ball(cls, radius: float) -> Window:

@@ -61,7 +61,8 @@ def sequence_space(group: Group) -> SpaceTime:
     .. math:: (g f)(t) = \rho(g)\, f(t)
 
     Every layer, norm, block and report of this package works over it. Attention with ``encoding="none"`` treats the
-    tokens as a set; the other encodings see how far tokens lie apart; ``kernel_size`` is a number of tokens.
+    tokens as a set; the other encodings see how far tokens lie apart; ``kernel_size`` is a number of tokens. With
+    ``causal=True`` tokens see none that are later.
 
     Args:
         group: the fiber group, a group of escnn.
@@ -89,7 +90,7 @@ def space_time(gspace: GSpace) -> SpaceTime:
 
     .. math:: (g f)(x, t) = \rho(g)\, f(g^{-1} x, t)
 
-    Windows reach as far in time as in space.
+    Windows reach as far in time as in space; with ``causal=True`` they have the last times.
 
     Args:
         gspace: that of a single image or volume.

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias, TypedDict
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 
-from escnn_attention._checks import check_grid, check_int, check_option
-from escnn_attention.geometry.windows import Window
+from escnn_attention._checks import check_bool, check_grid, check_int, check_option
+from escnn_attention.geometry.windows import Window, shape_of
 from escnn_attention.groups.fibers import Fibers, is_pointwise, is_regular, regular_fields
+from escnn_attention.groups.sequences import SpaceTime
 from escnn_attention.plain.projections import ProjectionKind
 
 __all__ = [
@@ -198,11 +199,22 @@ def choose_head_fields(out_type: FieldType, num_heads: int, head_fields: int | N
 
 
 def choose_window(
-    group: Fibers, in_type: FieldType, kernel_size: int | Required | None, window: str, dilation: int
+    group: Fibers,
+    in_type: FieldType,
+    kernel_size: int | Required | None,
+    window: str,
+    dilation: int,
+    *,
+    causal: bool = False,
 ) -> Window:
     """The window that is asked for, if the group maps it onto itself."""
     check_option("window", window, ("auto", "square", "disc"))
     check_int("dilation", dilation)
+    if check_bool("causal", causal) and not isinstance(in_type.gspace, SpaceTime):
+        raise ValueError(
+            f"causal: got True, but {in_type.gspace.name} has no axis of time; needed fields over sequence_space "
+            "or space_time"
+        )
     if isinstance(kernel_size, Required):
         if group.dimension:
             raise TypeError(
@@ -213,20 +225,21 @@ def choose_window(
     if kernel_size is None:
         if dilation != 1:
             raise ValueError(f"dilation: got {dilation}, but attention is global (kernel_size=None); leave it at 1")
-        return Window()
+        return Window(None, shape_of("square", causal=causal))
     if group.dimension == 0:
         raise ValueError(
             f"kernel_size: got {kernel_size}, but {in_type.gspace.name} has no base space; leave it at None"
         )
-    if check_int("kernel_size", kernel_size) % 2 == 0:
-        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number or None for global attention")
+    if check_int("kernel_size", kernel_size) % 2 == 0 and not (causal and group.dimension == 1):
+        wide = " of positions along the axes of space" if causal else ""
+        raise ValueError(f"kernel_size: got {kernel_size}, needed an odd number{wide} or None for global attention")
     if window == "square" and not group.preserves_square:
         raise ValueError(
             f'window: got "square", which the fiber group of {in_type.gspace.name} does not map onto itself; needed '
             '"disc" or "auto"'
         )
     square = window == "square" or (window == "auto" and group.preserves_square)
-    return Window(kernel_size, "square" if square else "disc", dilation)
+    return Window(kernel_size, shape_of("square" if square else "disc", causal=causal), dilation)
 
 
 AttentionLike: TypeAlias = "EquivariantModule | Callable[[FieldType, FieldType], EquivariantModule]"

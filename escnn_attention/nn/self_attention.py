@@ -216,6 +216,10 @@ class GroupSelfAttention(MaskedModule):
         window: ``"square"``, ``"disc"`` (the disc or ball whose diameter is ``kernel_size``), or ``"auto"``: the square
             if the group preserves it (subgroups of D4 and of the full octahedral group), otherwise the disc.
         dilation: the step between the positions of the window.
+        causal: over :func:`sequence_space` or :func:`space_time`: whether a query at time t attends to keys at times
+            :math:`t' \le t` only. ``kernel_size=n`` is then the n last times, the query's own included, and any whole
+            number of tokens; with axes of space it is an odd number, at each of these times the width of the window of
+            space. ``kernel_size=None`` is all times up to t, and all of space.
         projection: ``"group"`` for all equivariant pointwise maps, ``"pointwise"`` for maps that mix fields but not
             poses, as in the published GSA-Nets (regular fields only).
         dropout: the probability of dropping an attention weight in training.
@@ -236,7 +240,7 @@ class GroupSelfAttention(MaskedModule):
     Raises:
         TypeError: a type or number is none, or there is no ``kernel_size``.
         ValueError: another gspace, heads that do not divide the fields, an even kernel, an unknown option, a window
-            that the group does not preserve.
+            that the group does not preserve, ``causal`` without an axis of time.
         NotImplementedError: the fiber group is continuous and there are no samples.
 
     Example:
@@ -273,6 +277,7 @@ class GroupSelfAttention(MaskedModule):
         encoding: Encoding | str | None = None,
         window: str = "auto",
         dilation: int = 1,
+        causal: bool = False,
         dropout: float = 0.0,
         backend: str = "auto",
         samples: Samples | int | None = None,
@@ -297,7 +302,7 @@ class GroupSelfAttention(MaskedModule):
         # The term of the pose of the keys, where a query sees keys of one pose, is the same for all of them.
         num_poses = 1 if self._scalars_only or (keys == "own" and not encoding.absolute) else group.order + registers
         poses = has_pose_term(encoding, query, keys, lifts=lifts)
-        seen = choose_window(group, in_type, kernel_size, window, dilation)
+        seen = choose_window(group, in_type, kernel_size, window, dilation, causal=causal)
         tables = tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts)
         plain = SelfAttention(
             heads.read(in_type, needs, scalars=lifts),
@@ -379,10 +384,12 @@ class GroupSelfAttention(MaskedModule):
     def extra_repr(self) -> str:
         core = self.plain
         window = core.window
-        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
+        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.form})"
         parts = [super().extra_repr(), f"num_heads={self.num_heads}", f"head_fields={self.head_fields}", kernel]
         if window.dilation > 1:
             parts.append(f"dilation={window.dilation}")
+        if window.causal:
+            parts.append("causal=True")
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")
@@ -413,8 +420,9 @@ class LiftingSelfAttention(GroupSelfAttention):
     Args:
         in_type: trivial fields only. :class:`GroupSelfAttention` lifts every other type.
         out_type, num_heads, kernel_size: as in :class:`GroupSelfAttention`.
-        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``dropout``, ``qk_norm``, ``registers``,
-            ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that of the output.
+        options: ``head_fields``, ``encoding``, ``window``, ``dilation``, ``causal``, ``dropout``, ``qk_norm``,
+            ``registers``, ``bias``, ``backend`` and ``samples`` as in :class:`GroupSelfAttention`; ``projection``, that
+            of the output.
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``.

@@ -187,7 +187,7 @@ def _domain(attention: GroupSelfAttention | LiftingSelfAttention, size: int | No
     else:
         along = np.zeros(1)
         marks = np.zeros((int(window.kernel_size is not None and not absolute), 2))
-    if window.kernel_size is not None and window.shape == "disc" and not absolute:
+    if window.kernel_size is not None and window.form == "disc" and not absolute:
         radius = window.kernel_size / 2 / reach
         inside = np.hypot(points[..., 0], points[..., 1]) <= radius
         marks = marks[np.hypot(marks[:, 0], marks[:, 1]) <= radius]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from escnn_attention.functional import BACKENDS, ON_GRIDS, PositionalBias, Waves, attention
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.geometry.grid import Grid
-from escnn_attention.geometry.windows import Window
+from escnn_attention.geometry.windows import Window, shape_of
 
 
 def case(
@@ -107,7 +107,9 @@ def cases(draw, max_side=5, max_dim=3):
     if lifting:
         terms.discard("pose")
     kernel = draw(st.sampled_from([None, 1, 3, 5, 9]))
-    window = Window(kernel, draw(st.sampled_from(["square", "disc"])), draw(st.integers(1, 2))) if kernel else Window()
+    form = draw(st.sampled_from(["square", "disc"])) if kernel else "square"
+    form = shape_of(form, causal=bool(shape) and draw(st.booleans()))
+    window = Window(kernel, form, draw(st.integers(1, 2)) if kernel else 1)
     query = "all" if lifting else draw(st.sampled_from(["own", "all"]))
     keys = "all" if lifting else draw(st.sampled_from(["all", "own"]))
     key_poses = poses * draw(st.integers(1, 2)) if keys == "all" else poses

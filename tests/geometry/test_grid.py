@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escnn_attention.geometry.grid import Grid, kept_grid, trimmed
-from escnn_attention.geometry.windows import Window
+from escnn_attention.geometry.windows import Window, shape_of
 
 windows = st.builds(
     Window,
@@ -19,15 +19,31 @@ windows |= st.builds(Window.ball, st.floats(0.1, 4.9))
 shapes = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 
 
+def causal(window: Window) -> Window:
+    return Window(window.kernel_size, shape_of(window.shape, causal=True), window.dilation)
+
+
+grids = st.tuples(shapes, windows) | st.tuples(shapes.filter(len), windows.map(causal))
+grids |= st.tuples(
+    st.tuples(st.integers(1, 9)), st.builds(Window, st.integers(1, 9), st.just("causal square"), st.integers(1, 3))
+)
+
+
 def sees(window: Window, query: tuple[int, ...], key: tuple[int, ...]) -> bool:
     """Whether a key is in the window of a query, from the definition."""
+    if window.causal and key[0] > query[0]:
+        return False
     if window.kernel_size is None:
         return True
     steps = [(b - a) / window.dilation for a, b in zip(query, key, strict=True)]
+    if window.causal:
+        back = -steps.pop(0)
+        if back != int(back) or back >= window.kernel_size:
+            return False
     if any(s != int(s) or abs(s) > window.kernel_size // 2 for s in steps):
         return False
-    longest = {"square": math.inf, "disc": (window.kernel_size / 2) ** 2}.get(window.shape)
-    return sum(s * s for s in steps) <= (int(window.shape.removeprefix("disc ")) if longest is None else longest)
+    longest = {"square": math.inf, "disc": (window.kernel_size / 2) ** 2}.get(window.form)
+    return sum(s * s for s in steps) <= (int(window.form.removeprefix("disc ")) if longest is None else longest)
 
 
 def offset(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key: tuple[int, ...]) -> list[float]:
@@ -35,13 +51,15 @@ def offset(window: Window, shape: tuple[int, ...], query: tuple[int, ...], key: 
     if window.kernel_size is None:
         reach = max([n - 1 for n in shape], default=0) or 1
     else:
-        reach = (window.kernel_size // 2 or 1) * window.dilation
+        reach = (window.kernel_size - 1 if window.causal else window.kernel_size // 2) or 1
+        reach *= window.dilation
     steps = [(b - a) / reach for a, b in zip(query, key, strict=True)][::-1]
     return [s if i == 0 else -s for i, s in enumerate(steps)]
 
 
-@given(shapes, windows)
-def test_rows_lead_to_the_offset_of_every_pair(shape, window):
+@given(grids)
+def test_rows_lead_to_the_offset_of_every_pair(arguments):
+    shape, window = arguments
     grid = Grid(shape, window)
     index = list(itertools.product(*map(range, shape)))
     everything = torch.arange(len(index))
@@ -55,8 +73,9 @@ def test_rows_lead_to_the_offset_of_every_pair(shape, window):
             assert rows[i, j] == -1
 
 
-@given(shapes, windows)
-def test_a_trimmed_window_is_the_same_and_stays_on_the_grid(shape, window):
+@given(grids)
+def test_a_trimmed_window_is_the_same_and_stays_on_the_grid(arguments):
+    shape, window = arguments
     grid = Grid(shape, window)
     smaller, rows = trimmed(shape, window)
     other = Grid(shape, smaller)
@@ -65,6 +84,7 @@ def test_a_trimmed_window_is_the_same_and_stays_on_the_grid(shape, window):
     if rows is not None:
         found = torch.where(found < 0, -1, rows[found.clamp(min=0)])
         assert smaller.dilation * (smaller.kernel_size // 2) < max((1, *shape))
+        assert smaller.kernel_size < window.kernel_size
     assert torch.equal(found, expected)
 
 
@@ -77,8 +97,9 @@ def test_windows_are_trimmed():
         assert trimmed((5, 5), window) == (window, None)
 
 
-@given(shapes, windows, st.integers(1, 50))
-def test_blocks_hold_every_query_once_and_all_that_it_sees(shape, window, max_queries):
+@given(grids, st.integers(1, 50))
+def test_blocks_hold_every_query_once_and_all_that_it_sees(arguments, max_queries):
+    shape, window = arguments
     grid = Grid(shape, window)
     blocks = grid.blocks(max_queries)
     real = blocks.queries[blocks.queries >= 0]

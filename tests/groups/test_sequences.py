@@ -9,15 +9,24 @@ from escnn import group, gspaces
 from escnn.nn import FieldType, GeometricTensor
 
 from escnn_attention import (
+    ConvolutionalEncoding,
     FieldLayerNorm,
     GroupSelfAttention,
+    LiftingSelfAttention,
     TransformerBlock,
     assert_equivariant,
     equivariance_report,
     sequence_space,
     space_time,
 )
+from escnn_attention.functional import ON_GRIDS
+from escnn_attention.functional.grid.native import why_not_built
 from escnn_attention.groups.sequences import SpaceTime
+from tests.layers import drawn
+from tests.nn.attention import turned_error, written_out
+from tests.spaces import grid_error, random_field
+
+COMPILED = () if why_not_built(torch.float64) else ("native",)
 
 GROUPS = {
     "trivial": lambda: group.cyclic_group(1),
@@ -138,3 +147,164 @@ def test_bad_arguments():
     space = SpaceTime(gspaces.rot2dOnR2(4))
     with pytest.raises(NotImplementedError, match="no steerable kernels"):
         space.build_kernel_basis(space.trivial_repr, space.trivial_repr, sigma=1.0, rings=[0.0])
+
+
+def tokens_of(order=4):
+    return fields_over(sequence_space(group.cyclic_group(order)))
+
+
+def videos_of(make=IMAGES["C4"][0]):
+    return fields_over(space_time(make()))
+
+
+CAUSAL = {
+    "all tokens": (tokens_of, (6,), {"kernel_size": None}),
+    "four tokens": (tokens_of, (7,), {"kernel_size": 4}),
+    "one token": (tokens_of, (3,), {"kernel_size": 1}),
+    "every other token": (tokens_of, (8,), {"kernel_size": 3, "dilation": 2}),
+    "more tokens than there are": (tokens_of, (3,), {"kernel_size": 8}),
+    "all of a video": (videos_of, (3, 2, 2), {"kernel_size": None}),
+    "a video": (videos_of, (5, 4, 3), {"kernel_size": 3}),
+    "discs": (lambda: videos_of(lambda: gspaces.rot2dOnR2(3)), (4, 3, 3), {"kernel_size": 3}),
+}
+
+
+def causal_layer(name, encoding="mlp", **options):
+    """The layer, and an input of random features."""
+    make, shape, given = CAUSAL[name]
+    fields = make()
+    given = {"causal": True, **given, **options}
+    layer = GroupSelfAttention(fields, fields, 2, encoding=encoding, head_fields=2, **given)
+    return drawn(layer), random_field(fields, *shape)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("encoding", ["none", "fourier", "mlp", "rotary", "absolute"])
+@pytest.mark.parametrize("query", ["own", "all"])
+@pytest.mark.sampled(12)
+def test_no_output_depends_on_later_times(name, encoding, query):
+    """By no backend: gradients are zeros, and a value that is not finite stays in the future."""
+    layer, x = causal_layer(name, encoding, query=query)
+    x.tensor.requires_grad_()
+    expected = None
+    for backend in ("reference", "blocked", *COMPILED):
+        layer.plain.backend = backend
+        y = layer(x).tensor
+        weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=y.dtype)
+        found = [y, *torch.autograd.grad((y * weight).sum(), [x.tensor, *layer.parameters()], allow_unused=True)]
+        expected = expected or found
+        for a, b in zip(found, expected, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or (a - b).norm() < 1e-10 * (1 + b.norm())
+        for t in range(1, x.shape[2]):
+            (grad,) = torch.autograd.grad(layer(x).tensor[:, :, :t].square().sum(), x.tensor)
+            assert not grad[:, :, t:].any()
+            assert grad[:, :, t - 1].any()
+            spoilt = x.tensor.detach().clone()
+            spoilt[:, :, t:] = torch.nan
+            earlier = layer(x.type(spoilt)).tensor
+            assert (earlier[:, :, :t] - y[:, :, :t]).abs().max() < 1e-12
+            assert earlier[:, :, t].isnan().all()
+
+
+def test_other_layers_see_the_future():
+    layer, x = causal_layer("four tokens", causal=False, kernel_size=3)
+    x.tensor.requires_grad_()
+    (grad,) = torch.autograd.grad(layer(x).tensor[:, :, :3].square().sum(), x.tensor)
+    assert grad[:, :, 3:].any()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_attention_is_the_formula(name):
+    layer, x = causal_layer(name)
+    size, dilation = layer.plain.window.kernel_size, layer.plain.window.dilation
+    reach = max(size - 1 if size else max(x.shape[2:]) - 1, 1)
+
+    def steps(query, key):
+        back, *along = ((b - a) / dilation for a, b in zip(query, key, strict=True))
+        inside = size is None or (back > -size and sum(s * s for s in along) <= size**2 / 4)
+        if layer.plain.window.form == "square":
+            inside = size is None or (back > -size and all(abs(s) <= size // 2 for s in along))
+        return [(back, *along)] if back <= 0 and inside and back == int(back) else []
+
+    x.tensor.requires_grad_()
+    inputs = [x.tensor, *layer.parameters()]
+    y, expected = layer(x).tensor, written_out(layer, x.tensor, steps, reach)
+    weight = torch.randn_like(y)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-11)
+    got, needed = (torch.autograd.grad((t * weight).sum(), inputs, allow_unused=True) for t in (y, expected))
+    for a, b in zip(got, needed, strict=True):
+        assert (a is None and b is None) or (a - b).norm() < 1e-10 * (1 + b.norm())
+
+
+@pytest.mark.parametrize("name", ["four tokens", "all tokens", "a video", "discs"])
+@pytest.mark.parametrize("encoding", ["fourier", "mlp", "rotary", "absolute", "convolutional"])
+@pytest.mark.sampled(8)
+def test_causal_attention_is_equivariant(name, encoding):
+    if encoding == "convolutional" and name == "all tokens":
+        encoding = ConvolutionalEncoding(width=3, reach=0.5)
+    layer, x = causal_layer(name, encoding)
+    if name.endswith("tokens"):
+        assert equivariance_report(layer, tuple(x.shape)).relative_error < 1e-10
+        return
+    assert turned_error(layer, x) < 1e-10 if name == "discs" else grid_error(layer, x) < 1e-10
+    layer.plain.inverse_action[:] = torch.eye(3)
+    assert (turned_error(layer, x) if name == "discs" else grid_error(layer, x)) > 1e-4
+
+
+def test_causal_attention_with_padding():
+    """Tokens that a mask hides reach no others, and the rest are as without them."""
+    layer, x = causal_layer("four tokens")
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[:, 5:] = mask[1, :2] = False
+    y = layer(x, mask).tensor
+    torch.testing.assert_close(y[0, :, :5], layer(x.type(x.tensor[:, :, :5])).tensor[0])
+    torch.testing.assert_close(y[1, :, 2:5], layer(x.type(x.tensor[:, :, 2:5])).tensor[1])
+
+
+def test_blocks_and_lifting_are_causal():
+    fields = tokens_of()
+    scalars = FieldType(fields.gspace, 3 * [fields.gspace.trivial_repr])
+    lifting = LiftingSelfAttention(scalars, fields, 1, None, causal=True, head_fields=2)
+    block = TransformerBlock(fields, fields, 1, 2, norm="pre", causal=True, head_fields=2)
+    x = random_field(scalars, 6, dtype=torch.float32)
+    x.tensor.requires_grad_()
+    (grad,) = torch.autograd.grad(block(lifting(x)).tensor[:, :, 2].sum(), x.tensor)
+    assert grad.abs().sum((0, 1)).nonzero().flatten().tolist() == [0, 1, 2]
+    assert "causal=True" in repr(block)
+    assert block.attention_maps(lifting(x), [(3,)])[..., 4:].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["four tokens", "all tokens"])
+@pytest.mark.sampled(1, of="exported files")
+def test_files_of_causal_attention(name, tmp_path):
+    layer, x = causal_layer(name)
+    plain, x = layer.float().export(), x.tensor.float()
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},), strict=False)
+    torch.export.save(program, tmp_path / "n.pt2")
+    for images in (x, x[:1]):
+        torch.testing.assert_close(torch.export.load(tmp_path / "n.pt2").module()(images), plain(images))
+    ort = pytest.importorskip("onnxruntime")
+    written = torch.onnx.export(program, dynamo=True, verbose=False)
+    session = ort.InferenceSession(written.model_proto.SerializeToString())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), plain(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_causal():
+    plane = gspaces.rot2dOnR2(4)
+    image, fields = (FieldType(plane, [plane.regular_repr]), tokens_of())
+    with pytest.raises(ValueError, match=r"causal: got True.*no axis of time.*sequence_space"):
+        GroupSelfAttention(image, image, 1, 3, causal=True)
+    with pytest.raises(TypeError, match=r"causal: .*bool|causal: .*True or False"):
+        GroupSelfAttention(fields, fields, 1, 3, causal=1, head_fields=2)
+    videos = videos_of()
+    with pytest.raises(ValueError, match=r"kernel_size: got 4.*odd number.*along the axes of space"):
+        GroupSelfAttention(videos, videos, 1, 4, causal=True, head_fields=2)
+    with pytest.raises(ValueError, match=r"kernel_size: got 4.*odd"):
+        GroupSelfAttention(fields, fields, 1, 4, head_fields=2)
+    with pytest.raises(ValueError, match=r"backend: 'dense' cannot.*later times"):
+        GroupSelfAttention(fields, fields, 1, None, causal=True, head_fields=2, backend="dense")(
+            random_field(fields, 3, dtype=torch.float32)
+        )
+    assert set(ON_GRIDS.preference("cpu")) == {"native", "blocked"}

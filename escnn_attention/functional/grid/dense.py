@@ -47,6 +47,9 @@ def why_unsupported(call: GridCall) -> str | None:
     """Why this backend cannot serve a call, or None if it can."""
     if reason := why_no_kernel(call.q, call.dropout):
         return reason
+    window = call.query_grid.window
+    if window.causal and window.kernel_size is None:
+        return "it has no mask of later times for global attention"
     if call.bias.spatial is None:
         return None
     classes = num_classes(call.query_grid)

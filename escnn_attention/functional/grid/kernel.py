@@ -20,7 +20,7 @@ from escnn_attention.functional.call import QueryMode
 from escnn_attention.functional.grid import portable
 from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.geometry.cache import constant_tables
-from escnn_attention.geometry.grid import Grid, trimmed
+from escnn_attention.geometry.grid import Grid, steps_within, trimmed
 from escnn_attention.geometry.windows import Window, WindowShape
 
 __all__ = [
@@ -48,7 +48,7 @@ class Arguments(NamedTuple):
         seed: ``(1,)``; for dropout.
         num_poses: :math:`|H|`.
         shape: the grid.
-        kernel_size, window, dilation: the window; a size of 0 is everything.
+        kernel_size, window, dilation: the window; a size of 0 is everything, or all up to now in a causal one.
         sum_query_poses: whether every output pose has all query poses.
         dropout: the probability.
         chunk: how many numbers are worked on at once.
@@ -186,9 +186,9 @@ class GridLoop:
 def _plainly(call: Arguments) -> Tensor:
     """The output by operations that autograd looks through."""
     query: QueryMode = "all" if call.sum_query_poses else "own"
-    if not (call.kernel_size or call.spatial is not None):
-        return _everything_at_once(call, query)
     window = Window(call.kernel_size or None, call.window, call.dilation)
+    if window.looks_everywhere and call.spatial is None:
+        return _everything_at_once(call, query)
     grid = Grid(tuple(call.shape), window, device=call.q.device)
     bias = PositionalBias(call.num_poses, call.spatial, call.pose)
     return portable.attention(GridCall(call.q, call.k, call.v, bias, grid, grid, query=query, dropout=call.dropout))
@@ -221,10 +221,5 @@ def steps_of(shape: tuple[int, ...], kernel_size: int, window: WindowShape, dila
     """The offsets of a window in positions along each axis, ``(L, dim)``, and the longest along any."""
     if not shape:
         return torch.zeros(1, 0, dtype=torch.long), 0
-    # A grid as wide as the window, or as everything, has all of them around the position in its middle.
-    sides = (kernel_size,) * len(shape) if kernel_size else tuple(2 * n - 1 for n in shape)
-    grid = Grid(sides, Window(max(sides), window))
-    positions = torch.arange(grid.num_positions)
-    seen = positions[grid.rows(positions[len(positions) // 2], positions) >= 0]
-    steps = torch.stack(torch.unravel_index(seen, sides), dim=-1) - torch.tensor(sides) // 2
-    return (dilation * steps).contiguous(), dilation * (max(sides) // 2)
+    steps = (dilation if kernel_size else 1) * steps_within(shape, kernel_size or None, window)
+    return steps.contiguous(), int(steps.abs().max())

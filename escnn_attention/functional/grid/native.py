@@ -32,6 +32,7 @@ from escnn_attention.functional.memory import chunk_size
 from escnn_attention.functional.native.arguments import Array, num_threads
 from escnn_attention.functional.native.build import FOLDER, Kernel, archive, why_no_compiler
 from escnn_attention.geometry.cache import constant_result, constant_tables
+from escnn_attention.geometry.windows import is_causal
 
 __all__ = ["KERNEL", "NUMBERS_PER_CHUNK", "attention", "why_not_built", "why_unsupported"]
 
@@ -96,7 +97,7 @@ def why_unsupported(call: GridCall) -> str | None:
     if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
     positions = call.query_grid
-    if positions.complete and call.bias.spatial is not None:
+    if positions.window.kernel_size is None and (call.bias.spatial is not None or not positions.complete):
         if not positions.shape:
             return "there is no base space for a table of offsets"
         if len(positions.offsets) * call.bias.num_poses > _MOST_KEYS:
@@ -135,7 +136,8 @@ def why_not_built(dtype: torch.dtype) -> str | None:
 
 def _prepared(call: Arguments) -> LoopArguments:
     """The arguments as the loop reads them."""
-    q, everything = call.q, not call.kernel_size and call.spatial is None
+    q, causal = call.q, is_causal(call.window)
+    everything = not (call.kernel_size or causal) and call.spatial is None
     heads, images, positions, _, channels = q.shape
     if everything:
         shape, steps, pad = *_line(positions), 0
@@ -156,7 +158,7 @@ def _prepared(call: Arguments) -> LoopArguments:
         seed=call.seed,
         num_poses=call.num_poses,
         everything=everything,
-        in_window=call.kernel_size > 0,
+        in_window=call.kernel_size > 0 or causal,
         pad=pad,
         rows=rows,
         parts=parts,

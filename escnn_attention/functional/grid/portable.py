@@ -58,7 +58,8 @@ def attention(call: GridCall) -> Tensor:
         True
     """
     positions, exact = call.query_grid, working_precision(call.v.dtype)
-    bias = call.bias if positions.complete else call.bias.explicit(positions)
+    in_windows = positions.window.kernel_size is not None
+    bias = call.bias.explicit(positions) if in_windows else call.bias
     q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
     reached = None
     if not positions.complete:
@@ -81,6 +82,12 @@ def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid) -> tuple[Tensor, T
     The mask is added to the scores, and what is not finite would get through to all queries of the tile.
     """
     spoilt = (0 * k).sum((3, 4)) + (0 * v).sum((3, 4))  # NaN where anything is not finite
+    if positions.window.kernel_size is None:
+        # All up to now: NaN stays in a sum over the times.
+        k, v = (t.nan_to_num(0.0, 0.0, 0.0) for t in (k, v))
+        times = spoilt.unflatten(2, (positions.shape[0], -1)).sum(3, keepdim=True).cumsum(2)
+        each = positions.num_positions // positions.shape[0]
+        return k, v, times.isnan().expand(-1, -1, -1, each).flatten(2)
     blocks = positions.blocks(1)
     seen = (blocks.rows(0, len(blocks.queries)) >= 0) & (blocks.keys >= 0).unsqueeze(1)
     reached = (_take(spoilt.isnan(), blocks.keys).unsqueeze(3) & seen).any(-1).flatten(2)
@@ -118,7 +125,7 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: GridCall, bias: Positional
     """
     positions, key_poses = call.query_grid, k.shape[4]
     limit = _scores_of_image(v.element_size())
-    in_windows = not positions.complete
+    in_windows, masked = positions.window.kernel_size is not None, not positions.complete
     has_terms = bias.spatial is not None or bias.pose is not None
     pairs = (max(bias.num_poses, q.shape[3]) if has_terms else q.shape[3]) * q.shape[4]
     # Of a query without a window either the scores, or the products with the table of all offsets.
@@ -133,7 +140,7 @@ def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: GridCall, bias: Positional
         near = bias.spatial[:, :, blocks.rows(0, 1)[0].clamp(min=0)]
     terms = _Terms(near, None if in_windows else bias.spatial, bias.pose)
 
-    stretches = [_Stretch(blocks, start, start + tiles, in_windows) for start in range(0, number, tiles)]
+    stretches = [_Stretch(blocks, start, start + tiles, in_windows, masked) for start in range(0, number, tiles)]
     images, groups = _images(q.shape[1], heads * tiles * scores, v.element_size()), _slices(len(q), heads)
     attend = _attend_again if len(images) * len(groups) * len(stretches) > 1 else _attend
 
@@ -166,12 +173,20 @@ def _images(number: int, scores: int, element_size: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Some of the blocks of a grid, from ``start`` to ``stop``, of positions that see a window or everything."""
+    """Some of the blocks of a grid, from ``start`` to ``stop``, of positions that see a window or everything.
+
+    Attributes:
+        blocks: all of them.
+        start, stop: which of them.
+        in_windows: whether each has its own keys.
+        masked: whether there are keys that a query does not see.
+    """
 
     blocks: Blocks
     start: int
     stop: int
     in_windows: bool
+    masked: bool
 
     @property
     def queries(self) -> Tensor:
@@ -285,7 +300,7 @@ def _added(q: Tensor, terms: _Terms, stretch: _Stretch) -> Tensor | None:
         table = torch.einsum("mbthjqc,mhlc->mbthjql", _of_poses(q, far), seen(far))
         index = stretch.rows.clamp(min=0)[:, None, None].expand(*table.shape[:6], -1)
         added = table.gather(-1, index)
-    if stretch.in_windows:
+    if stretch.masked:
         # Numbers, and not minus infinity: a query that only fills up a block sees nothing, and must not become NaN.
         unseen = ((stretch.rows < 0) | (stretch.keys < 0).unsqueeze(1))[:, None, None]
         added = q.new_zeros(()).expand(1, 1, *unseen.shape) if added is None else added

@@ -42,6 +42,8 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are 
         (2, 2, (4,), Window(), {"spatial", "pose"}),
         (2, 2, (6,), Window(5), {"pose"}),
         (2, 2, (6,), Window(3), set()),
+        (2, 2, (5,), Window(2, "causal square"), {"spatial", "pose"}),
+        (2, 2, (4,), Window(None, "causal square"), {"waves", "pose"}),
         (2, 2, (4,), Window(3), {"absolute", "spatial", "pose"}),
         (2, 2, (4,), Window(3), {"rotary", "pose", "measure", "weights"}),
     ],
