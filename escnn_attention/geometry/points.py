@@ -86,6 +86,12 @@ class Points:
         numbered = self.edge_attr is not None
         return cached(all_at_once, self._places, self.edge_index, self.batch, self._rule, numbered)
 
+    def places_of(self, keys: Points, some: Chunk) -> tuple[Tensor, Tensor]:
+        """Where the queries ``(G, A, 1, d)`` and the keys ``(G, 1, K, d)`` of a chunk are; anywhere for those of -1."""
+        pairs = ((self._places, some.queries), (keys._places, some.keys))
+        query, key = (x.index_select(0, index.clamp(min=0).flatten()).unflatten(0, index.shape) for x, index in pairs)
+        return query.unsqueeze(2), key.unsqueeze(1)
+
     def edge_rows(self, some: Chunk) -> Tensor:
         """Which rows of the features of edges, of all tables one below the other, the pairs of a chunk have.
 

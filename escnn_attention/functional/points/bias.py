@@ -144,6 +144,7 @@ class PairScores(NamedTuple):
         features: ``(M or 1, H, F, G, A, P or 1, K)``, functions of the location.
         extra: ``(M, H or 1, J or 1, P or 1, G, A, K)``, numbers by themselves.
         factors: ``(M, G, A, K)``, which multiply the weights that scores have become.
+        envelope: ``(G, A, K)``, at least 0, which multiplies the measure of the keys before weights are normalised.
     """
 
     q: Tensor | None
@@ -152,6 +153,7 @@ class PairScores(NamedTuple):
     features: Tensor | None = None
     extra: Tensor | None = None
     factors: Tensor | None = None
+    envelope: Tensor | None = None
 
     def scores(self, keys: Callable[[], Tensor]) -> Tensor:
         """The sum of the terms, for keys ``(G, M, H', J', P, K, C)``."""

@@ -35,6 +35,8 @@ class PointCall(Call):
         values: a kernel that values pass through; None for their weighted sum.
         edges: ``(2, M, F)``: by what the features of an edge add to the scores of each head, and by what they change
             the factor 1 of its weights; None without.
+        envelope: a function ``(G, A, K)`` of the places of queries ``(G, A, 1, d)`` and keys ``(G, 1, K, d)``, by which
+            the measure of a key is multiplied for each query; None without.
 
     Example:
         >>> import torch
@@ -58,6 +60,7 @@ class PointCall(Call):
     normalization: Normalization = field(default="softmax", kw_only=True)
     values: Values | None = field(default=None, kw_only=True)
     edges: Tensor | None = field(default=None, kw_only=True)
+    envelope: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, kw_only=True)
 
     @property
     def num_poses(self) -> int:

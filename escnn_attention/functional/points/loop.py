@@ -77,6 +77,7 @@ class _CompiledChunks(Chunks):
             pose=pose,
             extra=extra,
             factors=terms.factors,
+            envelope=terms.envelope,
             queries=some.queries,
             keys=some.keys,
             log_measure=None if self.measure is None else self.measure.expand(-1, v.shape[2]),

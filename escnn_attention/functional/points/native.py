@@ -52,6 +52,7 @@ class Arguments(NamedTuple):
         extra: what is added to the scores; its rows are output poses, or pairs of an output and a query pose where all
             query poses contribute, and its poses those of the keys, or one.
         factors: what the weights of values are multiplied by.
+        envelope: at least 0; what the measure of keys is multiplied by for each query, before weights are normalised.
         queries, keys: of each group; -1 at the end of a row fills up.
         padded: whether anything fills up.
     """
@@ -71,6 +72,7 @@ class Arguments(NamedTuple):
         Tensor | None, Array("heads, rows of scores, extra_poses, groups, group_queries, group_keys", gradient="void")
     ]
     factors: Annotated[Tensor | None, Array("heads, groups, group_queries, group_keys", gradient="void")]
+    envelope: Annotated[Tensor | None, Array("groups, group_queries, group_keys", gradient="void")]
     queries: Annotated[Tensor, Array("groups, group_queries", "-1 fills up", element="int64_t")]
     keys: Annotated[Tensor, Array("groups, group_keys", "-1 fills up", element="int64_t")]
     log_measure: Annotated[Tensor | None, Array("points, key_poses")]
@@ -96,7 +98,7 @@ class Arguments(NamedTuple):
     @property
     def leaves(self) -> dict[str, Tensor | None]:
         """The tensors of the call that have gradients, by name."""
-        return dict(zip(_LEAVES, self[:8], strict=True))
+        return {name: getattr(self, name) for name in _LEAVES}
 
 
 class Results(NamedTuple):
@@ -200,6 +202,7 @@ def _plainly(call: Arguments) -> Tensor:
         None if call.features is None else call.features.unsqueeze(5),
         None if call.extra is None else call.extra.unflatten(1, (call.num_poses, call.summed_poses)),
         call.factors,
+        call.envelope,
     )
     k, v = ((call.v if t is None else t).transpose(0, 1) for t in (call.k, call.v))
     measure = None if call.log_measure is None else of_keys(call.log_measure)

@@ -31,7 +31,7 @@ __all__ = [
     "attention",
     "exported",
     "in_place",
-    "with_edges",
+    "with_pairs",
 ]
 
 _WRITTEN_NUMBERS = 2**19
@@ -63,7 +63,7 @@ class Chunks:
             seen = bias.tables.relate(queries(asking).unsqueeze(2), keys(asked).unsqueeze(1))
         of_queries = queries(q).permute(0, 2, 3, 1, 4).unsqueeze(weights.own_axis)  # G, M, J, A, C, and an axis more
         terms = bias.scores(of_queries, lambda: weights.near(keys(k)), seen, some.queries is some.keys)
-        return self.combine(with_edges(terms, self.call, some), k, v, some, seen)
+        return self.combine(with_pairs(terms, self.call, some), k, v, some, seen)
 
     def keys(self, some: Chunk) -> RowsOf:
         """A function that takes the rows of the keys of a chunk from tensors."""
@@ -211,8 +211,10 @@ class RowsOf:
         return rows.unflatten(0, self._index.shape)
 
 
-def with_edges(terms: PairScores, call: PointCall, some: Chunk) -> PairScores:
-    """The terms of the scores of a chunk, with those of the features of its edges, if there are any."""
+def with_pairs(terms: PairScores, call: PointCall, some: Chunk) -> PairScores:
+    """The terms of the scores of a chunk, with those of the features of its edges and with the envelope, if any."""
+    if call.envelope is not None:
+        terms = terms._replace(envelope=call.envelope(*call.query_points.places_of(call.key_points, some)))
     if call.edges is None:
         return terms
     scores, factors = _read(call, call.query_points.edge_rows(some))

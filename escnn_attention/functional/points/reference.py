@@ -2,11 +2,12 @@ r"""The formula between points, written out; every other backend is tested again
 
 .. math::
     \mathrm{out}(x, h) = \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
-        f\, \mathrm{softmax}_{(x', \hat h)}\big(s_h(x, \tilde h; x', \hat h) + \log\mu(x', \hat h)\big) \;
+        f\, \mathrm{softmax}_{(x', \hat h)}\big(s_h(x, \tilde h; x', \hat h) + \log(\mu(x', \hat h)\, u(x, x'))\big) \;
         v(x', \hat h)
 
-with the scores s of the bias of the layer, and the factors f of features of edges. The keys :math:`N(x, \tilde h)` of a
-query are listed one by one, all lists are held at once, and each of them is filled up to the longest.
+with the scores s of the bias of the layer, the factors f of features of edges, and the envelope u of a cut-off. The
+keys :math:`N(x, \tilde h)` of a query are listed one by one, all lists are held at once, and each of them is filled up
+to the longest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.points.bias import PairScores
 from escnn_attention.functional.points.call import PointCall
-from escnn_attention.functional.points.portable import with_edges
+from escnn_attention.functional.points.portable import with_pairs
 from escnn_attention.functional.rotate import rotate
 from escnn_attention.geometry.neighbours import Chunk
 
@@ -48,16 +49,16 @@ def _attend(call: PointCall, some: Chunk) -> Tensor:
     seen = bias.tables.relate(*places)
     if bias.in_frames:
         score, v = _in_frames(call, q, k, v, some)
-        terms = with_edges(PairScores(None, extra=score.permute(1, 2, 3, 5, 0, 4, 6)), call, some)
+        terms = with_pairs(PairScores(None, extra=score.permute(1, 2, 3, 5, 0, 4, 6)), call, some)
         score = terms.scores(lambda: k)
     else:
         own_keys = call.keys == "own" and k.shape[2] > 1
         # Keys of the query's own pose stand on the axis of the query poses.
         near = (k.unsqueeze(2) if summed else k.unsqueeze(3)).unsqueeze(4) if own_keys else k[:, :, None, None]
-        terms = with_edges(bias.scores(q, lambda: near, seen, False), call, some)
+        terms = with_pairs(bias.scores(q, lambda: near, seen, False), call, some)
         score = terms.scores(lambda: near)
         v = (v.unsqueeze(2) if summed else v.unsqueeze(3)) if own_keys else v.unsqueeze(2)
-    p = _normalized(call, score, some)
+    p = _normalized(call, score, some, terms.envelope)
     if terms.factors is not None:
         p = p * terms.factors.transpose(0, 1)[:, :, None, None, :, None]
     p = F.dropout(p, call.dropout)
@@ -69,7 +70,7 @@ def _attend(call: PointCall, some: Chunk) -> Tensor:
     return (p.to(v.dtype).unsqueeze(-1) * v.transpose(3, 4)).sum((4, 5)).permute(1, 0, 3, 2, 4)
 
 
-def _normalized(call: PointCall, score: Tensor, some: Chunk) -> Tensor:
+def _normalized(call: PointCall, score: Tensor, some: Chunk, envelope: Tensor | None) -> Tensor:
     """Probabilities, or shares of the scores, ``(G, M, H, J, A, P, K)``."""
     poses = call.q.shape[3] if call.query == "all" else 1
     score = score.expand(*score.shape[:2], call.num_poses, poses, *score.shape[4:])
@@ -77,10 +78,17 @@ def _normalized(call: PointCall, score: Tensor, some: Chunk) -> Tensor:
     measure, unseen = call.bias.log_measure, (some.keys < 0)[:, None, None, None, None, None]
     mu = score.new_zeros(1) if measure is None else measure.expand(len(call.k[0, 0]), -1)[some.keys.clamp(min=0)]
     mu = (mu if measure is None else mu.transpose(1, 2)[:, None, None, None, None]).to(score.dtype)
+    u = None if envelope is None else envelope[:, None, None, None, :, None].to(score.dtype)
     if call.normalization == "softmax":
         score = (score + mu).masked_fill(unseen, -torch.inf)
+        if u is not None:
+            largest = (score + u.log()).detach().amax((-1, -2), keepdim=True)
+            # Where u is 0 there is no contribution, and the exponential might be infinite.
+            e = u * (score - largest).masked_fill(u == 0, 0.0).exp()
+            return e / e.sum((-1, -2), keepdim=True)
         return score.flatten(-2).softmax(-1).unflatten(-1, score.shape[-2:])
     mass = (mu.exp() + torch.zeros_like(score[:, :1, :1, :1])).masked_fill(unseen, 0.0)
+    mass = mass if u is None else mass * u
     return score * mass / mass.sum((-1, -2), keepdim=True)
 
 

@@ -6,6 +6,7 @@ that the query poses stand on the axis of h and that of h̃ has one entry.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,7 +73,7 @@ class Weights:
         if unseen is not None:
             unseen = unseen[:, None, None, None, None, None]
         mu = None if log_measure is None else log_measure.transpose(1, 2)[:, None, None, None, None]
-        p = F.dropout(self._normalize(terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
+        p = F.dropout(self._normalize(terms, terms.scores(lambda: self.near(keys())), unseen, mu), self.dropout)
         return p if terms.factors is None else p * terms.factors.transpose(0, 1)[:, :, None, None, :, None]
 
     def weighted_sum(self, p: Tensor, values: Tensor, mix: Values | None = None, seen: Tensor | None = None) -> Tensor:
@@ -96,14 +97,17 @@ class Weights:
         out = sum_values(p, values) if mix is None or seen is None else mix(p, values, seen)
         return out.permute(0, 3, 1, 2, 4).flatten(0, 1)
 
-    def _normalize(self, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
+    def _normalize(self, terms: PairScores, weights: Tensor, unseen: Tensor | None, mu: Tensor | None) -> Tensor:
         """Probabilities, or shares of the scores, of scores that broadcast to all pairs of poses."""
         precise = working_precision(weights.dtype)
         poses = self.query_poses if self.sum_query_poses else 1
         weights = weights.expand(*weights.shape[:2], self.num_poses, poses, *weights.shape[4:]).to(precise)
+        envelope = None if terms.envelope is None else terms.envelope[:, None, None, None, :, None].to(precise)
         if self.normalization == "softmax":
             if mu is not None:
                 weights = weights + mu.to(precise)
+            if envelope is not None:
+                return _enveloped_softmax(weights, envelope, unseen)
             if unseen is None:
                 return weights.flatten(-2).softmax(-1).unflatten(-1, weights.shape[-2:])
             weights = weights.masked_fill(unseen, torch.finfo(precise).min)
@@ -112,7 +116,23 @@ class Weights:
         mass = weights.new_ones(weights.shape[-2:]) if mu is None else mu.to(precise).exp()
         mass = mass.expand(*mass.shape[:-2], *weights.shape[-2:])
         mass = mass if unseen is None else mass.masked_fill(unseen, 0.0)
+        mass = mass if envelope is None else mass * envelope
         return weights * (mass / mass.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(precise).tiny))
+
+
+def _enveloped_softmax(scores: Tensor, envelope: Tensor, unseen: Tensor | None) -> Tensor:
+    """Probabilities of scores whose exponentials are multiplied by an envelope; without keys, zeros.
+
+    No derivative passes through a logarithm of the envelope: that would be infinite where it vanishes.
+    """
+    limits = torch.finfo(scores.dtype)
+    scores = scores if unseen is None else scores.masked_fill(unseen, limits.min)
+    largest = (scores + envelope.log()).detach().amax((-1, -2), keepdim=True).clamp(min=limits.min)
+    # Exponentials and their squares, which second derivatives have, are finite.
+    most = torch.where(envelope == 0, 0.0, 0.45 * math.log(limits.max))
+    e = envelope * torch.minimum(scores - largest, most).exp()
+    e = e if unseen is None else e.masked_fill(unseen, 0.0)
+    return e / e.sum((-1, -2), keepdim=True).clamp(min=torch.finfo(e.dtype).tiny)
 
 
 class Values(Protocol):

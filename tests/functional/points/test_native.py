@@ -42,7 +42,7 @@ def case(
     channels: int = 4,
     sum_query_poses: bool = False,
     normalize_by_count: bool = False,
-    terms: set[str] = frozenset({"q", "features", "pose", "extra", "factors", "measure"}),
+    terms: set[str] = frozenset({"q", "features", "pose", "extra", "factors", "envelope", "measure"}),
     own_features: bool = False,
     shared_pose: bool = False,
     extra_poses: int | None = None,
@@ -69,6 +69,9 @@ def case(
         pose=draw(1 if shared_pose else heads, num_poses, channels, key_poses) if "pose" in terms else None,
         extra=draw(heads, scores, extra_poses or key_poses, len(groups), most, number) if "extra" in terms else None,
         factors=draw(heads, len(groups), most, number) if "factors" in terms else None,
+        envelope=torch.rand(len(groups), most, number, dtype=torch.float64, requires_grad=True)
+        if "envelope" in terms
+        else None,
         queries=asking,
         keys=keys,
         log_measure=torch.randn(len(order), key_poses, dtype=torch.float64) if "measure" in terms else None,
@@ -85,12 +88,12 @@ def case(
 
 def leaves_of(call: Arguments) -> list[torch.Tensor]:
     """The tensors that there are gradients for."""
-    return [t for t in call[:8] if t is not None]
+    return [t for t in call[:9] if t is not None]
 
 
 def with_leaves(call: Arguments, function: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
     """The same, where there is something else in place of each of these tensors."""
-    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:8], strict=False) if t is not None})
+    return call._replace(**{n: function(t) for n, t in zip(call._fields, call[:9], strict=False) if t is not None})
 
 
 def written_out(call: Arguments) -> torch.Tensor:
@@ -106,6 +109,8 @@ def written_out(call: Arguments) -> torch.Tensor:
             continue
         s = scores_written_out(call, row, keys)
         mu = s.new_zeros(1) if call.log_measure is None else call.log_measure[keys].T
+        if call.envelope is not None:
+            mu = mu + call.envelope[g, a, : len(keys)].log()
         if call.normalize_by_count:
             p = s * (mu.exp() / mu.exp().expand_as(s[0, 0, 0]).sum())
         else:
@@ -166,7 +171,9 @@ def assert_close(call: Arguments) -> None:
         {"extra"},
         {"q", "extra", "measure"},
         {"q", "factors"},
-        {"q", "features", "pose", "extra", "factors", "measure"},
+        {"q", "envelope"},
+        {"q", "features", "envelope", "measure"},
+        {"q", "features", "pose", "extra", "factors", "envelope", "measure"},
     ],
 )
 def test_the_formula(terms, sum_query_poses, normalize_by_count):
@@ -184,7 +191,9 @@ def test_random_shapes(data):
     num_poses = data.draw(small)
     sum_query_poses = data.draw(st.booleans())
     key_poses = data.draw(small)
-    terms = data.draw(st.sets(st.sampled_from(["q", "features", "extra", "factors", "measure"]), min_size=1))
+    terms = data.draw(
+        st.sets(st.sampled_from(["q", "features", "extra", "factors", "envelope", "measure"]), min_size=1)
+    )
     if not terms & {"q", "extra"}:
         terms = terms | {"q"}
     if "q" in terms and data.draw(st.booleans()):
@@ -227,7 +236,7 @@ def test_keys_of_several_groups():
 
 
 @pytest.mark.parametrize("sum_query_poses", [False, True])
-@pytest.mark.parametrize("frozen", Arguments._fields[:8])
+@pytest.mark.parametrize("frozen", Arguments._fields[:9])
 def test_only_gradients_that_are_asked_for(frozen, sum_query_poses):
     """What needs none has its part in those of the others all the same."""
     call = case(sum_query_poses=sum_query_poses)
@@ -255,7 +264,7 @@ def test_derivatives_of_the_second_order():
     leaves = leaves_of(call)
 
     def function(*tensors):
-        return attend(Arguments(*tensors, *call[8:]))
+        return attend(Arguments(*tensors, *call[9:]))
 
     assert torch.autograd.gradcheck(function, leaves)
     assert torch.autograd.gradgradcheck(function, leaves)
@@ -270,7 +279,7 @@ def test_derivatives_of_the_second_order_drop_the_same_keys(sum_query_poses, nor
 
     def function(*tensors):
         torch.manual_seed(3)
-        return attend(Arguments(*tensors, *call[8:])._replace(dropout=0.4))
+        return attend(Arguments(*tensors, *call[9:])._replace(dropout=0.4))
 
     assert torch.autograd.gradgradcheck(function, leaves)
 
@@ -512,6 +521,7 @@ def test_is_as_exact_as_operations_of_pytorch_however_large_scores_are(dtype, ow
                 pose=leaves[4][None],
                 extra=None,
                 factors=None,
+                envelope=None,
                 queries=torch.arange(12)[None] % 11,
                 keys=torch.arange(11)[None],
                 log_measure=None,

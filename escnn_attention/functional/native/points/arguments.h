@@ -15,6 +15,7 @@ extern "C" struct Arguments {
     const void* pose;  // (pose_heads, num_poses, channels, padded_key_poses), or null
     const void* extra;  // (heads, rows of scores, extra_poses, groups, group_queries, group_keys), or null
     const void* factors;  // (heads, groups, group_queries, group_keys), or null
+    const void* envelope;  // (groups, group_queries, group_keys), or null
     const int64_t* queries;  // (groups, group_queries), -1 fills up
     const int64_t* keys;  // (groups, group_keys), -1 fills up
     const void* log_measure;  // (points, key_poses), or null
@@ -30,6 +31,7 @@ extern "C" struct Arguments {
     void* grad_pose;  // as pose, or null
     void* grad_extra;  // as extra, or null
     void* grad_factors;  // as factors, or null
+    void* grad_envelope;  // as envelope, or null
     int64_t num_poses;  // of the output
     int64_t query_poses;  // of the queries
     int64_t exclusive_keys;  // whether no two groups have keys in common

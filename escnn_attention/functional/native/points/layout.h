@@ -67,6 +67,10 @@ template <class T> struct Layout {
         const int64_t table = (head * score_rows + row.index) * call.extra_poses * call.groups + group;
         return (table * call.group_queries + row.member) * call.group_keys;
     }
+    // Of numbers of a group, a query and a key.
+    int64_t pairs_offset(int64_t group, int64_t member) const {
+        return (group * call.group_queries + member) * call.group_keys;
+    }
     int64_t extra_step() const { return call.extra_poses == 1 ? 0 : num_queries * call.group_keys; }
     int64_t extra_size() const { return call.heads * score_rows * call.extra_poses * num_queries * call.group_keys; }
 

@@ -46,6 +46,7 @@ template <class T> struct QueryPass {
                 key_pass.work(task.head, task.group, group_weights[0], group_grad_scores[0]);
         }
         if (scores.features.needs_gradients()) scores.features.backward(task);
+        if (call.grad_envelope) normalization.finish(task);
     }
 
   private:
@@ -77,9 +78,14 @@ template <class T> struct QueryPass {
                 add_values<1>(&row, weight_rows, &one);
             }
     }
+    template <int R> void make_scores(const ScoreRow* rows) {
+        const T* added[R];
+        for (int i = 0; i < R; i++) added[i] = normalization.added(rows[i]);
+        scores.template forward<R>(task, rows, keys, added, score_rows);
+    }
     // The weights of values, in `score_rows`, without a factor.
     template <int R> void weigh(const ScoreRow* rows, T* factor) {
-        scores.template forward<R>(task, rows, keys, normalization.added(), score_rows);
+        make_scores<R>(rows);
         normalization.template forward<R>(task, rows, score_rows, factor);
     }
     template <int R> void add_values(const ScoreRow* rows, const Rows<T>& weights, const T* factor) const {
@@ -136,7 +142,7 @@ template <class T> struct QueryPass {
     template <int R>
     void differentiate(const ScoreRow* rows, const T* const* of_factored, const T* const* grad_weights,
                        T* grad_tables) {
-        scores.template forward<R>(task, rows, keys, normalization.added(), score_rows);
+        make_scores<R>(rows);
         normalization.template backward<R>(task, rows, score_rows, weight_rows, grad_weights);
         scores.template backward<R>(task, rows, score_rows, grad_tables);
         for (int i = 0; i < R; i++) {

@@ -21,15 +21,15 @@ template <class T> struct Scores {
               biases(GROUP, layout.row_stride),
               by_pose(GROUP, call.padded_key_poses + width) {}
 
-    // Rows (R, padded) with keys (C, padded). What `added` points to is added to all, unless it is null.
-    template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& keys, const T* added,
-                                  const Rows<T>& to) const {
+    // Rows (R, padded) with keys (C, padded), each with a row of numbers that is added to it, or null.
+    template <int R> void forward(const Task<T>& task, const ScoreRow* rows, const Rows<T>& keys,
+                                  const T* const* added, const Rows<T>& to) const {
         const T *start[R], *query[R];
         for (int i = 0; i < R; i++) {
-            start[i] = added ? added : zeros.data;
+            start[i] = added[i] ? added[i] : zeros.data;
             query[i] = call.q ? as<T>(call.q) + layout.query_offset(rows[i]) : nullptr;
             if (!call.features && !call.pose && !call.extra) continue;
-            add_biases(task, rows[i], added, biases[i]);
+            add_biases(task, rows[i], added[i], biases[i]);
             start[i] = biases[i];
         }
         matmul<T, R>(query, call.q ? call.channels : 0, keys, start, task.padded, to);

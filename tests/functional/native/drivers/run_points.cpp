@@ -10,7 +10,7 @@
 namespace {
 
 struct Modes {
-    bool sum_query_poses, normalize_by_count, exclusive_keys, content, features, pose, extra, shared;
+    bool sum_query_poses, normalize_by_count, exclusive_keys, content, features, pose, extra, shared, envelope;
     double dropout;
 };
 
@@ -61,6 +61,7 @@ class Call {
         return a.feature_heads * a.num_poses * a.num_features * a.groups * a.group_queries * a.group_keys;
     }
     int64_t size_pose() const { return a.pose_heads * a.num_poses * a.channels * a.padded_key_poses; }
+    int64_t size_pairs() const { return a.groups * a.group_queries * a.group_keys; }
     int64_t size_extra() const { return score_rows * a.extra_poses * queries * a.group_keys; }
 
     void inputs() {
@@ -69,6 +70,11 @@ class Call {
         if (modes.features) a.reads = room.random(size_reads()), a.features = room.random(size_features());
         if (modes.pose) a.pose = room.random(size_pose());
         if (modes.extra) a.extra = room.random(size_extra());
+        if (modes.envelope) {
+            NUMBER* envelope = room.random(size_pairs());
+            for (int64_t i = 0; i < size_pairs() - missing; i++) envelope[i] = std::max(envelope[i], NUMBER(0));
+            a.envelope = envelope;
+        }
         a.log_measure = room.random(a.points * a.key_poses);
     }
     void gradients() {
@@ -76,6 +82,7 @@ class Call {
         a.grad_v = room.zeros(size_k());
         if (modes.features) a.grad_reads = room.zeros(size_reads()), a.grad_features = room.zeros(size_features());
         if (modes.pose) a.grad_pose = room.zeros(size_pose());
+        if (modes.envelope) a.grad_envelope = room.zeros(size_pairs());
         if (modes.extra) a.grad_extra = room.zeros(size_extra());
     }
 
@@ -95,7 +102,9 @@ int main(int number, char** arguments) {
     for (int bits = 0; bits < 256; bits += every) {
         const auto bit = [&](int i) { return bool(bits >> i & 1); };
         const bool content = bit(3) || bit(5) || !bit(6);
-        const Modes modes{bit(0), bit(1), bit(2), content, bit(4), bit(5), bit(6), bit(7), bit(7) ? 0.25 : 0.0};
+        const bool envelope = bit(0) != bit(4);
+        const double dropout = bit(7) ? 0.25 : 0.0;
+        const Modes modes{bit(0), bit(1), bit(2), content, bit(4), bit(5), bit(6), bit(7), envelope, dropout};
         for (int64_t keys : {1, 6, 17})
             if (!Call(modes, keys).run()) return std::printf("failed: modes %d, %d keys\n", bits, int(keys)), 1;
     }
