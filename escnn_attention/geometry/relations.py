@@ -285,7 +285,7 @@ class LiftedMotion(Relation):
         translation, rotation = seen[..., :dim], seen[..., dim:]
         if self.rotation == "quaternion":
             translation, rotation = torch.cat([translation, rotation[..., 3:]], dim=-1), rotation[..., :3]
-        return 0.2 * rotation.square().sum(-1).sqrt() + 0.8 * translation.square().sum(-1).sqrt()
+        return 0.2 * _length(rotation) + 0.8 * _length(translation)
 
     def __repr__(self) -> str:
         options = [] if self.rotation == "vector" else [repr(self.rotation)]
@@ -324,6 +324,12 @@ class LogPolar(Relation):
         dot = (x * y).sum(-1)
         cross = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
         return torch.stack(torch.broadcast_tensors(ratio, dot, cross), dim=-1)
+
+
+def _length(x: Tensor) -> Tensor:
+    """The lengths of vectors ``(..., D)``; of zeros the derivative is 0, not that of a root."""
+    square = x.square().sum(-1)
+    return torch.where(square == 0, 0.0, torch.where(square == 0, 1.0, square).sqrt())
 
 
 def _limited(x: Tensor, limit: float) -> Tensor:

@@ -19,6 +19,7 @@ __all__ = [
     "REQUIRED",
     "AttentionLike",
     "HeadOptions",
+    "PointOptions",
     "Required",
     "changed",
     "check_field",
@@ -256,8 +257,17 @@ class HeadOptions(TypedDict, total=False):
     registers: int
 
 
+class PointOptions(HeadOptions, total=False):
+    """Options of attention between points besides those of its heads: see :class:`PointSelfAttention`."""
+
+    cutoff: bool | Callable[[torch.Tensor], torch.Tensor]
+
+
+_OPTIONS = {f"Unpack[{kind.__name__}]": kind for kind in (HeadOptions, PointOptions)}
+
+
 def option_names(layer: Callable[..., Any]) -> list[str]:
-    """The arguments of a class or function that are passed by name only, those of :class:`HeadOptions` included.
+    """The arguments of a class or function that are passed by name only, with those of unpacked :class:`HeadOptions`.
 
     Example:
         >>> from escnn_attention import GroupSelfAttention
@@ -267,8 +277,8 @@ def option_names(layer: Callable[..., Any]) -> list[str]:
     """
     parameters = inspect.signature(layer).parameters.values()
     names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    has_heads = any(p.annotation == "Unpack[HeadOptions]" for p in parameters)
-    return [*names, *(HeadOptions.__annotations__ if has_heads else ())]
+    unpacked = [_OPTIONS[p.annotation] for p in parameters if p.annotation in _OPTIONS]
+    return [*names, *(name for kind in unpacked for name in kind.__annotations__)]
 
 
 def check_options(owner: str, options: Mapping[str, Any], known: Collection[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ from escnn_attention.geometry.relations import Offset, Relation
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
-from escnn_attention.nn.arguments import HeadOptions, check_options, check_types, option_names
+from escnn_attention.nn.arguments import PointOptions, check_options, check_types, option_names
 from escnn_attention.nn.heads import Heads, check_registers, check_weights, finished, is_scalar, normalised_needs
 from escnn_attention.nn.point_module import PointLayer, check_edge_dim, check_points_mode
 from escnn_attention.nn.self_attention import check_shared
+from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
 from escnn_attention.plain.point_attention import ConvolvedValues, PointAttention
 from escnn_attention.plain.projections import padded, with_registers
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables
@@ -59,6 +62,11 @@ class PointSelfAttention(PointLayer):
             :meth:`LiftedMotion.distance <escnn_attention.LiftedMotion.distance>`; None for any distance.
         num_neighbours: points attend to this number of nearest points, themselves included; None for all. Without both
             a point attends to its whole cloud, or to the edges given on application.
+        cutoff: whether weights go to zero smoothly at the radius, so that energies and forces do not jump when a point
+            crosses it: True for the polynomial :math:`u(t) = 1 - 28t^6 + 48t^7 - 21t^8`, whose first two derivatives
+            vanish at t = 1, or a function of :math:`t = r / \mathrm{radius}` in [0, 1] that is 0 at 1, such as a module
+            (each layer has a copy). The measure :math:`\mu_j` becomes :math:`\mu_j\, u(r_{ij} / \mathrm{radius})`, with
+            the distance that ``radius`` is one of. Numbers below 0 count as 0.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
         shared_scores: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
@@ -87,7 +95,8 @@ class PointSelfAttention(PointLayer):
 
     Raises:
         TypeError: a type or number is none.
-        ValueError: another gspace, one without a base space, heads that do not divide the fields, an unknown option.
+        ValueError: another gspace, one without a base space, heads that do not divide the fields, an unknown option, a
+            ``cutoff`` without a ``radius`` or that is not 0 there.
         NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
@@ -127,7 +136,7 @@ class PointSelfAttention(PointLayer):
         edge_dim: int | None = None,
         samples: Samples | int | None = None,
         backend: str = "auto",
-        **options: Unpack[HeadOptions],
+        **options: Unpack[PointOptions],
     ):
         check_options(type(self).__name__, options, option_names(PointSelfAttention))
         check_types(in_type, out_type)
@@ -136,6 +145,7 @@ class PointSelfAttention(PointLayer):
         group = fibers(in_type.gspace, as_samples(samples))
         given: dict[str, Any] = {**options}
         qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
+        cutoff = given.pop("cutoff", False)
         heads = Heads.choose(out_type, num_heads, group, **given)
         kernel, rule = _choose_encoding(encoding, relation), choose_neighbourhood(radius, num_neighbours, relation)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
@@ -166,6 +176,7 @@ class PointSelfAttention(PointLayer):
             query_weight=_query_weight(out_type, group, query, lifts),
             transformation=random_transformation(in_type, out_type, group),
             edge_dim=check_edge_dim(edge_dim),
+            cutoff=choose_cutoff(cutoff, rule),
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm, registers), heads.channels)
 
@@ -210,9 +221,9 @@ class PointAttentiveConv(PointSelfAttention):
         in_type, out_type, num_heads: as in :class:`PointSelfAttention`.
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
-        options: ``head_fields``, ``radius``, ``num_neighbours``, ``query``, ``relation``, ``length_scale``,
-            ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``edge_dim``, ``bias`` and
-            ``samples`` as in :class:`PointSelfAttention`.
+        options: ``head_fields``, ``radius``, ``num_neighbours``, ``cutoff``, ``query``, ``relation``,
+            ``length_scale``, ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``edge_dim``,
+            ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -264,6 +275,52 @@ def choose_neighbourhood(
         check_int("num_neighbours", num_neighbours)
     metric = None if relation is None else relation.metric
     return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours, metric)
+
+
+def choose_cutoff(cutoff: Any, rule: Neighbourhood) -> Cutoff | None:
+    """The envelope that is asked for within the radius of a rule; None without.
+
+    Args:
+        cutoff: False, True, or a function of distances in units of the radius.
+        rule: by which points are neighbours.
+
+    Raises:
+        TypeError: ``cutoff`` is nothing of the kind, or gives no tensor.
+        ValueError: there is no radius; the function changes the shape, or is not 0 at the radius.
+    """
+    if cutoff is False:
+        return None
+    if cutoff is not True and not callable(cutoff):
+        raise TypeError(f"cutoff: got {cutoff!r}, needed True, False, or a function of r / radius in [0, 1]")
+    if rule.radius is None:
+        raise ValueError("cutoff: got one without a radius, at which it would be 0; needed radius=..., too")
+    if cutoff is True:
+        return Cutoff(polynomial_envelope, rule)
+    _check_envelope(cutoff)
+    return Cutoff(copy.deepcopy(cutoff) if isinstance(cutoff, torch.nn.Module) else cutoff, rule)
+
+
+_VANISHES = 1e-5
+"""Up to here an envelope is 0 to rounding error."""
+
+
+@torch.no_grad()
+def _check_envelope(function: Callable[[torch.Tensor], Any]) -> None:
+    """A function is one of distances in units of the radius, and vanishes at 1."""
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    own = next((p for p in parameters if p.is_floating_point()), torch.zeros(()))
+    x = torch.linspace(0, 1, 5).to(own).view(1, 1, 5)
+    y = function(x)
+    if not isinstance(y, torch.Tensor):
+        raise TypeError(f"cutoff: the function gave {type(y).__name__}, needed a tensor")
+    if y.shape != x.shape:
+        raise ValueError(f"cutoff: the function gave shape {tuple(y.shape)} for {tuple(x.shape)}, needed the same")
+    if not (y.isfinite().all() and y.min() >= -_VANISHES and y[..., -1].abs() <= _VANISHES):
+        values = ", ".join(f"{number:.3g}" for number in y.flatten().tolist())
+        raise ValueError(
+            f"cutoff: the function gave {values} at 0, 1/4, 1/2, 3/4 and 1, needed finite numbers of at least 0, and 0 "
+            "at 1, the radius"
+        )
 
 
 def bind_kernel(

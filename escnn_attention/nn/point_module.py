@@ -285,6 +285,8 @@ class PointLayer(PointModule):
             for name, value in (("radius", rule.radius), ("num_neighbours", rule.num_neighbours))
             if value is not None
         ]
+        if core.cutoff is not None:
+            parts.append(f"cutoff={core.cutoff.name}")
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")

@@ -24,6 +24,7 @@ from escnn_attention.geometry.neighbours import Neighbourhood
 from escnn_attention.geometry.points import PointLayer, Points, where_present
 from escnn_attention.geometry.relations import LogMotion, Relation
 from escnn_attention.groups.random_transformation import RandomTransformation
+from escnn_attention.plain.cutoff import Cutoff
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses, padded
 from escnn_attention.plain.self_attention import AttentionMode, GroupTables, register_tables
 
@@ -165,6 +166,7 @@ class PointAttention(PointModule, HeadModule):
         query_weight: the measure of a query pose, with ``query="all"``.
         transformation: by what the samples are transformed in training; None where they are fixed.
         edge_dim: the number of features of an edge; None without.
+        cutoff: by which the measure of a key is multiplied for each query; None without.
         length_scale: as in :class:`escnn_attention.PointSelfAttention`.
     """
 
@@ -194,6 +196,7 @@ class PointAttention(PointModule, HeadModule):
         query_weight: float = 1.0,
         transformation: RandomTransformation | None = None,
         edge_dim: int | None = None,
+        cutoff: Cutoff | None = None,
     ):
         super().__init__(project_in, project_out, encoding, needs)
         self.relation = relation
@@ -206,6 +209,7 @@ class PointAttention(PointModule, HeadModule):
         self.query_weight = query_weight
         self.transformation = transformation
         self.edge_dim = edge_dim
+        self.cutoff = cutoff
         readout = None if edge_dim is None else torch.randn(2, self.num_heads, edge_dim) / math.sqrt(edge_dim)
         self.edge_readout = None if readout is None else Parameter(readout)
         register_tables(self, tables)
@@ -290,6 +294,7 @@ class PointAttention(PointModule, HeadModule):
             normalization=self.normalization,
             values=values,
             edges=self.edge_readout,
+            envelope=self.cutoff,
         )
 
     def _shared_bias(self, measure: Tensor | None) -> PairBias:

@@ -1,0 +1,81 @@
+"""Smooth envelopes of attention within a radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from escnn_attention._precision import working_precision
+from escnn_attention.geometry.neighbours import Neighbourhood
+
+__all__ = ["Cutoff", "polynomial_envelope"]
+
+
+def polynomial_envelope(x: Tensor) -> Tensor:
+    r"""The polynomial envelope of DimeNet with p = 6, of distances x from 0 to 1 in units of the radius.
+
+    .. math::
+        u(x) = 1 - 28 x^6 + 48 x^7 - 21 x^8 = (1 - x)^3 \, (1 + 3x + 6x^2 + 10x^3 + 15x^4 + 21x^5)
+
+    It is 1 at 0 and 0 at 1, where its first and second derivatives vanish.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.plain.cutoff import polynomial_envelope
+        >>> polynomial_envelope(torch.tensor([0.0, 0.5, 1.0]))
+        tensor([1.0000, 0.8555, 0.0000])
+
+    Source: Gasteiger et al., "Directional Message Passing for Molecular Graphs", ICLR 2020.
+    """
+    # By the factor that vanishes: the sum of powers would be as wrong near 1 as its terms are rounded.
+    rest = 1 + x * (3 + x * (6 + x * (10 + x * (15 + x * 21))))
+    return (1 - x) ** 3 * rest
+
+
+class Cutoff(torch.nn.Module):
+    """An envelope of the distance of two points in units of a radius.
+
+    Args:
+        function: of distances from 0 to 1, to numbers of the same shape; those below 0 count as 0.
+        rule: by which points are neighbours, with a radius.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.neighbours import Neighbourhood
+        >>> from escnn_attention.plain.cutoff import Cutoff, polynomial_envelope
+        >>> cutoff = Cutoff(polynomial_envelope, Neighbourhood(radius=2.0))
+        >>> cutoff(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0], [2.0, 0.0]]))
+        tensor([0.8555, 0.0000])
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], rule: Neighbourhood):
+        super().__init__()
+        self.function = function
+        self.rule = rule
+        if rule.radius is None:
+            raise ValueError("cutoff: got a rule without a radius, needed one with a radius")
+        self.radius = rule.radius
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """The envelope ``(...)`` of points ``(..., d)`` that broadcast against each other."""
+        query, key = (x.to(working_precision(x.dtype)) for x in (query, key))
+        square = self.rule.squares(query, key)
+        # The root has no derivative at 0, where that of an even function of the distance is 0.
+        still = square == 0
+        distance = torch.where(still, 0.0, torch.where(still, 1.0, square).sqrt())
+        # Rounding may take a point at the radius beyond it.
+        x = (distance / self.radius).clamp(max=1.0)
+        own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
+        return self.function(x.to(own)).to(x.dtype).clamp(min=0.0)
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        if self.function is polynomial_envelope:
+            return "True"
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, radius={self.radius}"
