@@ -317,6 +317,36 @@ def draw_molecule(save: Callable[[str, Figure | Animation], None], generator: np
     save("molecule_attention.png", figure)
 
 
+def draw_cutoff(save: Callable[[str, Figure | Animation], None], quick: bool) -> None:
+    """Draw the energy and the force of an atom that crosses the radius of a network with random weights."""
+    radius, options = 3.0, {"fields": 4, "num_blocks": 2, "num_heads": 2, "pool": "sum"}
+    others = torch.tensor([[0.0, 0.0], [0.9, 1.1]], dtype=torch.float64)
+    path = torch.linspace(2.0, 4.0, 101 if quick else 1001, dtype=torch.float64)
+    crossings = sorted(x + (radius**2 - y**2) ** 0.5 for x, y in others.tolist())
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for cutoff, color, label in ((False, "tab:gray", "radius=3.0"), (True, "tab:blue", "radius=3.0, cutoff=True")):
+        torch.manual_seed(2)
+        attention = {"radius": radius, "cutoff": cutoff}
+        network = PointTransformer(gspaces.rot2dOnR2(4), 3, 1, attention=attention, **options).double()
+        moving = torch.stack([path, torch.zeros_like(path)], dim=1).unsqueeze(1).requires_grad_()
+        coords = torch.cat([others.expand(len(path), -1, -1), moving], dim=1).flatten(0, 1)
+        atoms = torch.eye(3, dtype=torch.float64).repeat(len(path), 1)
+        energy = network(atoms, coords, batch=numbered([3] * len(path)))[:, 0]
+        force = -torch.autograd.grad(energy.sum(), moving)[0][:, 0, 0]
+        # No line is drawn through a jump.
+        stops = [0, *(int((path <= crossing).sum()) for crossing in crossings), len(path)]
+        for axes, values in zip(panels, (energy.detach(), force), strict=True):
+            for first, last in itertools.pairwise(stops):
+                axes.plot(path[first:last], values[first:last], color=color, label=None if first else label)
+    for axes, name in zip(panels, ("energy", "force along the path"), strict=True):
+        axes.set(xlabel="distance from the first atom", ylabel=name)
+        for crossing in crossings:
+            axes.axvline(crossing, color="lightgray", linestyle=":", zorder=0)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    save("points_cutoff.png", figure)
+
+
 def nearest(points: torch.Tensor) -> torch.Tensor:
     """The distances of each point to the four nearest others, at most 4 each: (N, 4)."""
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").sort(dim=1).values
@@ -358,6 +388,7 @@ PICTURES = {
     "attention": draw_attention,
     "attentive": draw_attentive,
     "points": draw_points,
+    "cutoff": draw_cutoff,
 }
 
 
