@@ -13,6 +13,7 @@ from torch import Tensor
 from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.functional.points.bias import PairBias, PairScores, PairTables, in_rows
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 
 __all__ = ["EncodingBias", "FromAllPoses", "Offers", "positional_bias"]
 
@@ -47,7 +48,7 @@ class Offers(Protocol):
 
 def positional_bias(
     encoding: Offers,
-    positions: Grid | None,
+    positions: Grid | GridPair | None,
     inverse: Tensor,
     quotient: Tensor | None,
     relative: Tensor | None = None,
@@ -57,19 +58,24 @@ def positional_bias(
 
     Args:
         encoding: a bound encoding.
-        positions: the positions of the features; None for an encoding without a function of the offset.
+        positions: those of the features, or of queries and keys; None for an encoding without a function of the offset.
         inverse: ``(|H|, d, d)``; the matrix of the inverse of every output pose.
         quotient: ``(|H|, P)``; the index of each key pose relative to each output pose. None with ``relative``, and
             where keys have no poses.
         relative: ``(|H|, P, F)``; the relative poses as features, for an encoding that was bound with some.
         log_measure: ``(P,)``; the logarithm of the measure of the poses of the keys. None where all are alike.
     """
-    spatial, rotary = None, encoding.rotations()
+    spatial, query_spatial, rotary = None, None, encoding.rotations()
     waves = encoding.waves() if encoding.form == "waves" else None
     if waves is None and positions is not None:
-        points = positions.coordinates if encoding.absolute else positions.offsets
         # Row vectors, so that the product with the transposed matrix is h⁻¹ applied to every point.
-        spatial = encoding.offsets(points @ inverse.transpose(-1, -2))
+        back, of_keys = inverse.transpose(-1, -2), positions.key_coordinates
+        if not encoding.absolute:
+            spatial = encoding.offsets(positions.offsets @ back)
+        else:
+            spatial = encoding.offsets(positions.coordinates @ back)
+            if of_keys is not None:
+                spatial, query_spatial = encoding.offsets(of_keys @ back), spatial
     return PositionalBias(
         num_poses=len(inverse),
         spatial=spatial,
@@ -79,6 +85,7 @@ def positional_bias(
         rotary=None if rotary is None else rotary.unsqueeze(1) @ inverse,
         log_measure=None if log_measure is None else log_measure.unsqueeze(1),
         rotates_values=encoding.rotates_values,
+        query_spatial=query_spatial,
     )
 
 

@@ -170,7 +170,8 @@ class Registry(Generic[_C]):
         """The attention of a call in a program that PyTorch exports: for any machine, not for this one."""
         _check_poses(call)
         call, unfold = self.fold(call)
-        in_package = packaging() and not call.dropout and _why_not(self.packaged, call, first=True) is None
+        served = call.one_set or self.packaged.serves_two_sets
+        in_package = packaging() and not call.dropout and served and _why_not(self.packaged, call, first=True) is None
         out = (self.packaged if in_package else self.exported).attention(call)
         return out if unfold is None else unfold(out)
 

@@ -3,7 +3,7 @@ r"""The positions of images and volumes, and the tables that follow from their s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,44 +12,17 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from escnn_attention._checks import check_grid
 from escnn_attention.geometry.cache import constant_tables
+from escnn_attention.geometry.lattice import SharedRows, everything, indices, longest_square, ravel, to_space
 from escnn_attention.geometry.windows import (
     Blocks,
     Window,
     WindowShape,
-    form_of,
     is_causal,
     is_circular,
     shape_of,
 )
 
-__all__ = ["Grid", "GridPair", "kept_grid", "steps_within", "trimmed"]
-
-
-@dataclass(frozen=True, eq=False)
-class _SharedRows(Blocks):
-    """Blocks that are translates of each other."""
-
-    queries: Tensor
-    keys: Tensor
-    place: Tensor
-    shared: Tensor
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.shared
-
-
-@dataclass(frozen=True, eq=False)
-class _ComputedRows(Blocks):
-    """Blocks whose rows are too many to hold and are worked out when asked for."""
-
-    queries: Tensor
-    keys: Tensor
-    place: Tensor
-    positions: Grid
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        queries = self.queries[start:stop].clamp(min=0)
-        return self.positions.rows(queries[:, :, None], self.keys[:, None, :])
+__all__ = ["Grid", "kept_grid", "steps_within", "trimmed"]
 
 
 class Grid:
@@ -65,7 +38,8 @@ class Grid:
         frame: an orthogonal ``(d, d)`` matrix by which the whole grid is transformed. With it equivariance can be
             checked exactly for elements that do not map the grid onto itself: features on the transformed grid are the
             transformed features.
-        spacing: the distance of neighbouring positions, beside that of another grid: see :class:`GridPair`.
+        spacing: the distance of neighbouring positions, beside that of another grid: see
+            :class:`~escnn_attention.geometry.grid_pair.GridPair`.
 
     Attributes:
         num_positions: N.
@@ -91,6 +65,9 @@ class Grid:
         >>> grid.coordinates[0].tolist(), grid.coordinates[-1].tolist()  # the upper left, and the lower right
         ([-1.0, 0.5], [1.0, -0.5])
     """
+
+    key_coordinates: Tensor | None = None
+    """The positions of the keys, where they are others than those of the queries."""
 
     def __init__(
         self,
@@ -162,21 +139,16 @@ class Grid:
 
     def blocks(self, max_queries: int) -> Blocks:
         """A partition of the queries in blocks; ``max_queries`` limits blocks that see every position."""
-        device = self.index.device
-        everything = torch.arange(self.num_positions, device=device)
         if self.window.kernel_size is None:
-            size = max(1, min(max_queries, self.num_positions))
-            padding = -self.num_positions % size
-            queries = torch.cat([everything, everything.new_full((padding,), -1)]).view(-1, size)
-            return _ComputedRows(queries, everything[None], everything, self)
-        return _SharedRows(*_tiles(*self.key[:4], self.key[-1]))
+            return everything(self.rows, self.num_positions, self.num_positions, max_queries, self.index.device)
+        return SharedRows(*_tiles(*self.key[:4], self.key[-1]))
 
 
 _MOST_KEPT, _MOST_POSITIONS = 64, 2**16
 _kept: dict[tuple[Any, ...], Grid] = {}
 
 
-def kept_grid(shape: torch.Size, window: Window, dtype: torch.dtype, device: torch.device) -> Grid:
+def kept_grid(shape: Sequence[int], window: Window, dtype: torch.dtype, device: torch.device, spacing: int = 1) -> Grid:
     """The grid of these arguments. Small ones are made once; the oldest of many give way.
 
     Example:
@@ -187,91 +159,19 @@ def kept_grid(shape: torch.Size, window: Window, dtype: torch.dtype, device: tor
         >>> kept_grid(*arguments) is kept_grid(*arguments)
         True
     """
+    shape = tuple(shape)
     # A compiler has constants of its own, and other modes want tensors of another kind.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_in_torch_dispatch_mode():
-        return Grid(shape, window, dtype=dtype, device=device)
-    key = (shape, window, dtype, device)
+        return Grid(shape, window, dtype=dtype, device=device, spacing=spacing)
+    key = (shape, window, dtype, device, spacing)
     grid = _kept.get(key)
     if grid is None:
-        grid = Grid(shape, window, dtype=dtype, device=device)
+        grid = Grid(shape, window, dtype=dtype, device=device, spacing=spacing)
         if grid.num_positions <= _MOST_POSITIONS:
             _kept[key] = grid
         if len(_kept) > _MOST_KEPT:
             _kept.pop(next(iter(_kept)), None)
     return grid
-
-
-class GridPair:
-    """The offsets between the positions of two grids that share their centre.
-
-    Args:
-        queries: with the window of keys that each of its positions sees: those less than half the width away, in steps
-            of the grid of the keys. It is the same neighbourhood where both grids are the same.
-        keys: its ``spacing`` and that of the queries have the same unit.
-
-    Attributes:
-        offsets: ``(L, d)``; the offsets that there are, in units of the reach of the window, or of the longest offset.
-        complete: whether every query sees every key.
-
-    Raises:
-        ValueError: grids of different dimensions, or a dilated window.
-
-    Example:
-        >>> import torch
-        >>> from escnn_attention.geometry.grid import Grid, GridPair
-        >>> from escnn_attention.geometry.windows import Window
-        >>> fine, coarse = Grid((4,), Window(3)), Grid((2,), Window(), spacing=2)
-        >>> pair = GridPair(fine, coarse)  # queries at -1.5, -0.5, 0.5, 1.5, and keys at -1, 1
-        >>> pair.offsets[pair.rows(torch.arange(4)[:, None], torch.arange(2)).clamp(min=0)].squeeze(-1)
-        tensor([[ 0.2500,  1.2500],
-                [-0.2500,  0.7500],
-                [-0.7500,  0.2500],
-                [-1.2500, -0.2500]], dtype=torch.float64)
-    """
-
-    def __init__(self, queries: Grid, keys: Grid):
-        if len(queries.shape) != len(keys.shape):
-            raise ValueError(f"key_grid: got shape {keys.shape}, needed {len(queries.shape)} axes as of the queries")
-        window = queries.window
-        if window.dilation != 1:
-            raise ValueError(f"dilation: got {window.dilation} for keys on another grid, needed 1")
-        if window.shape != window.form:
-            raise ValueError(f"window: got {window.shape!r} for keys on another grid, needed {window.form!r}")
-        self.complete = queries.complete
-        # Twice the positions are whole numbers, and twice the offsets along an axis are equally spaced whole numbers.
-        ends = [grid.spacing * (torch.tensor(grid.shape, dtype=torch.long) - 1) for grid in (queries, keys)]
-        at = [
-            2 * grid.spacing * grid.index - end.to(grid.index) for grid, end in zip((queries, keys), ends, strict=True)
-        ]
-        self._queries, self._keys = at
-        self._step, farthest = 2 * math.gcd(queries.spacing, keys.spacing), ends[0] + ends[1]
-        self._farthest = farthest.to(queries.index)
-        self._counts = (2 * farthest // self._step + 1).tolist()
-        box = _indices([torch.arange(n) for n in self._counts]) * self._step - farthest
-        box = box.double() / 2
-        inside = torch.ones(len(box), dtype=torch.bool)
-        reach = keys.spacing * _longest(_reach(keys.shape, window)[0])
-        if window.kernel_size is None:
-            reach = max(1.0, *(farthest / 2).tolist())
-        else:
-            steps = box.abs() / keys.spacing
-            inside = (steps < window.kernel_size / 2).all(-1)
-            longest = _longest_square(window.kernel_size, window.shape)
-            if longest is not None:
-                inside &= steps.square().sum(-1) <= longest
-        self._lookup = torch.where(inside, inside.cumsum(0) - 1, -1).to(queries.index.device)
-        offsets = _to_space(box[inside]) / reach
-        if queries.frame is not None:
-            offsets = offsets @ queries.frame.double().cpu().T
-        self.offsets = offsets.to(queries.offsets)
-
-    def rows(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The row of ``offsets`` for each pair of positions, broadcast against each other; -1 for no neighbours."""
-        row = torch.zeros_like(queries + keys)
-        for axis, number in enumerate(self._counts):
-            offset = self._keys[keys, axis] - self._queries[queries, axis] + self._farthest[axis]
-            row = row * number + offset // self._step
-        return self._lookup[row]
 
 
 def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | None]:
@@ -296,7 +196,7 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
         times, most, sides = (shape[0] - 1) // window.dilation, (max((1, *shape[1:])) - 1) // window.dilation, sides - 1
         size = max(min(times + 1, window.kernel_size), 2 * min(most, radius) + 1 if sides else 1)
         size += sides > 0 and size % 2 == 0
-    longest = _longest_square(window.kernel_size, window.shape)
+    longest = longest_square(window.kernel_size, window.shape)
     if size >= window.kernel_size or (longest is not None and sides * most**2 > longest):
         return window, None  # of a disc that shows its edge no smaller window is the same
     form = shape_of("square", causal=window.causal)
@@ -308,7 +208,7 @@ def trimmed(shape: tuple[int, ...], window: Window) -> tuple[Window, Tensor | No
 def _rows_within(dim: int, size: int, form: WindowShape, kernel_size: int, window_shape: WindowShape) -> Tensor:
     """The rows of a window's offsets that are those of a smaller one; any where it has none, beyond the grid."""
     point = (1,) * dim
-    places = _indices([torch.arange(low, high + 1) for low, high in _box(point, size, form)])
+    places = indices([torch.arange(low, high + 1) for low, high in _box(point, size, form)])
     row = torch.zeros(len(places), dtype=torch.long)
     for axis, (low, high) in enumerate(_box(point, kernel_size, window_shape)):
         row = row * (high - low + 1) + places[:, axis] - low
@@ -361,13 +261,13 @@ def steps_within(shape: tuple[int, ...], kernel_size: int | None, window_shape: 
         >>> steps_within((9,), 3, "square").squeeze(-1).tolist()
         [-1, 0, 1]
     """
-    box = _indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
+    box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
     return box[_inside(box, kernel_size, window_shape)]
 
 
 def _inside(box: Tensor, kernel_size: int | None, window_shape: WindowShape) -> Tensor:
     """Which of the steps in the box of a window belong to it, ``(n,)``."""
-    longest = _longest_square(kernel_size, window_shape)
+    longest = longest_square(kernel_size, window_shape)
     if longest is None:
         return torch.ones(len(box), dtype=torch.bool)
     # At each of the last times there is the disc of space.
@@ -383,7 +283,7 @@ def _shortest_steps(steps: Tensor, periods: tuple[int, ...]) -> tuple[Tensor, Te
     half = 2 * steps.abs() == whole
     if not (half & (steps != 0)).any():
         return steps, None
-    signs = _indices([torch.tensor([1, -1] if n and n % 2 == 0 else [1]) for n in periods])
+    signs = indices([torch.tensor([1, -1] if n and n % 2 == 0 else [1]) for n in periods])
     each = torch.where(half.unsqueeze(1), signs * steps.unsqueeze(1), steps.unsqueeze(1))
     every, which = each.flatten(0, 1).unique(dim=0, return_inverse=True)
     return every, which.view(len(steps), -1)
@@ -393,16 +293,6 @@ def _reach(shape: tuple[int, ...], window: Window) -> tuple[tuple[int, ...], int
     """How many steps a query sees along each axis, and the length of a step."""
     reach = tuple(max(-low, high) for low, high in _box(shape, window.kernel_size, window.shape))
     return reach, 1 if window.kernel_size is None else window.dilation
-
-
-def _longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | None:
-    """The square of the longest offset that a ball may have, in steps; None for a box."""
-    form = form_of(window_shape)
-    if kernel_size is None or form == "square":
-        return None
-    # Without a number it is the disc whose diameter is the width of the window: its edge lies half a step outside.
-    number = form.partition(" ")[2]
-    return int(number) if number else kernel_size**2 // 4
 
 
 def _longest(reach: tuple[int, ...]) -> int:
@@ -431,16 +321,16 @@ def _tables(
     where there are several.
     """
     reach, _ = _reach(shape, Window(kernel_size, window_shape, dilation))
-    index = _indices([torch.arange(n) for n in shape])
-    box = _indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
+    index = indices([torch.arange(n) for n in shape])
+    box = indices([torch.arange(low, high + 1) for low, high in _box(shape, kernel_size, window_shape)])
     inside = _inside(box, kernel_size, window_shape)
     lookup = torch.where(inside, inside.cumsum(0) - 1, -1)
     steps, shortest = box[inside], None
     if kernel_size is None and is_circular(window_shape):
         steps, shortest = _shortest_steps(steps, _periods(shape, window_shape))
-    offsets = _to_space(steps.double()) / _longest(reach)
+    offsets = to_space(steps.double()) / _longest(reach)
     centre = torch.tensor([(n - 1) / 2 for n in shape], dtype=torch.float64)
-    coordinates = _to_space(index.double() - centre) / _half_extent(shape)
+    coordinates = to_space(index.double() - centre) / _half_extent(shape)
     shortest = None if shortest is None else shortest.to(device)
     return index.to(device), lookup.to(device), offsets.to(device, dtype), coordinates.to(device, dtype), shortest
 
@@ -456,12 +346,12 @@ def _tiles(
     tile = 1 if radius == 0 else 2 if radius < 4 else 4
     box, periods = _box(shape, kernel_size, window_shape), _periods(shape, window_shape)
     axes = [_axis_tiles(n, tile, side, dilation, period) for n, side, period in zip(shape, box, periods, strict=True)]
-    queries, keys = (_ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
+    queries, keys = (ravel(shape, [axis[i] for axis in axes]) for i in (0, 1))
     # Every position is a query once, and what fills up sorts in front; torch.export.save warns of parts of a tensor.
     place = queries.flatten().argsort()[queries.numel() - math.prod(shape) :].clone()
     # Whatever the tile, query number i and key number j lie apart by the same steps.
-    step = _indices([torch.arange(low, tile + high) for low, high in box])
-    start = _indices([torch.arange(tile)] * len(shape))
+    step = indices([torch.arange(low, tile + high) for low, high in box])
+    start = indices([torch.arange(tile)] * len(shape))
     offset = step[None] - start[:, None]
     row = torch.zeros(offset.shape[:-1], dtype=torch.long)
     outside = torch.zeros_like(row, dtype=torch.bool)
@@ -471,17 +361,6 @@ def _tiles(
     lookup = _tables(shape, kernel_size, window_shape, dilation, torch.float64, torch.device("cpu"))[1]
     shared = lookup[row].masked_fill(outside, -1)
     return queries.to(device), keys.to(device), place.to(device), shared[None].to(device)
-
-
-def _ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:
-    """From the coordinates of tiles along each axis, ``(T_i, n_i)``, the positions ``(T, n)``; -1 off the grid."""
-    tiles = torch.zeros(1, 1, dtype=torch.long)
-    inside = torch.ones(1, 1, dtype=torch.bool)
-    for n, axis in zip(shape, axes, strict=True):
-        on_grid = (axis >= 0) & (axis < n)
-        tiles = (tiles[:, None, :, None] * n + axis[None, :, None, :]).flatten(2).flatten(0, 1)
-        inside = (inside[:, None, :, None] & on_grid[None, :, None, :]).flatten(2).flatten(0, 1)
-    return tiles.masked_fill(~inside, -1)
 
 
 def _axis_tiles(n: int, tile: int, side: tuple[int, int], dilation: int, period: int) -> tuple[Tensor, Tensor]:
@@ -495,17 +374,3 @@ def _axis_tiles(n: int, tile: int, side: tuple[int, int], dilation: int, period:
     queries = origin + dilation * torch.arange(tile)
     keys = origin + dilation * torch.arange(side[0], tile + side[1])
     return queries.masked_fill(queries >= n, -1), keys % period if period else keys
-
-
-def _indices(axes: list[Tensor]) -> Tensor:
-    """All combinations of the entries of the axes, the last one fastest: ``(product of lengths, number of axes)``."""
-    if not axes:
-        return torch.zeros(1, 0, dtype=torch.long)
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
-
-
-def _to_space(index: Tensor) -> Tensor:
-    """From steps along the axes of a tensor to vectors of R^d."""
-    sign = torch.full((index.shape[-1],), -1.0, dtype=index.dtype)
-    sign[:1] = 1.0
-    return index.flip(-1) * sign

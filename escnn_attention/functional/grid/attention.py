@@ -32,15 +32,15 @@ def _isolate_nonfinite(call: GridCall) -> GridCall:
 
 
 def _fold(call: GridCall) -> tuple[GridCall, Unfold | None]:
-    grid = call.query_grid
+    positions = call.offsets
     if call.bias.log_window is not None:
-        call = replace(call, bias=call.bias.explicit(grid))
-    return fold(call, grid.coordinates, grid.scale)
+        call = replace(call, bias=call.bias.explicit(positions))
+    return fold(call, positions.coordinates, positions.scale, positions.key_coordinates)
 
 
 _PREFERENCE = {"cpu": ("native", "blocked"), "cuda": ("triton", "dense", "blocked")}
-_portable = Backend(portable.attention, isolates_nonfinite=True)
-_native = Backend(native.attention, native.why_unsupported, isolates_nonfinite=True)
+_portable = Backend(portable.attention, isolates_nonfinite=True, serves_two_sets=True)
+_native = Backend(native.attention, native.why_unsupported, isolates_nonfinite=True, serves_two_sets=True)
 
 ON_GRIDS: Registry[GridCall] = Registry(
     {

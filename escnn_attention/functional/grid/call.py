@@ -11,7 +11,8 @@ from torch import Tensor
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.autograd import exactly
 from escnn_attention.functional.call import Call
-from escnn_attention.geometry.grid import Grid, GridPair
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 
 __all__ = ["GridCall", "Heads", "PositionalBias", "Waves"]
 
@@ -167,7 +168,8 @@ class GridCall(Heads):
         bias = self.bias
         return (
             *(self.q.shape, self.k.shape, self.q.dtype, self.q.device, self.query, self.keys, self.dropout),
-            *(self.query_grid.key, self.key_grid is self.query_grid, torch.is_grad_enabled()),
+            *(self.query_grid.key, self.key_grid is self.query_grid or self.key_grid.key, torch.is_grad_enabled()),
+            *(self.query_grid.spacing, self.key_grid.spacing),
             *(bias.num_poses, bias.absolute, bias.rotates_values, bias.spatial is None, bias.pose is None),
             *(bias.waves is None, bias.rotary is None, bias.log_measure is None, bias.log_window is None),
         )

@@ -97,6 +97,8 @@ def why_unsupported(call: GridCall) -> str | None:
     if reason := why_not_on_the_cpu(call) or why_unsupported_grid(call):
         return reason
     positions = call.query_grid
+    if not call.one_set and not (positions.complete and call.bias.spatial is call.bias.waves is None):
+        return "keys have other positions than queries, and the encoding is no product of terms of both"
     if positions.window.kernel_size is None and (call.bias.spatial is not None or not positions.complete):
         if not positions.shape:
             return "there is no base space for a table of offsets"

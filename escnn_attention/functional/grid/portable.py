@@ -27,6 +27,7 @@ from escnn_attention.functional.grid.call import GridCall, PositionalBias
 from escnn_attention.functional.grid.widen import widen
 from escnn_attention.functional.memory import chunk_size
 from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Blocks
 
 __all__ = ["SCORES_PER_CHUNK", "SCORES_PER_IMAGE", "attention"]
@@ -57,7 +58,7 @@ def attention(call: GridCall) -> Tensor:
         >>> torch.allclose(found, attention(q, k, v, grid, bias, backend="reference"), atol=1e-5)
         True
     """
-    positions, exact = call.query_grid, working_precision(call.v.dtype)
+    positions, exact = call.offsets, working_precision(call.v.dtype)
     in_windows = positions.window.kernel_size is not None
     bias = call.bias.explicit(positions) if in_windows else call.bias
     q, k, v = (t.to(exact) for t in (call.q, call.k, call.v))
@@ -67,22 +68,23 @@ def attention(call: GridCall) -> Tensor:
     scaled = q / math.sqrt(q.shape[-1])
     if bias.waves is not None:
         # M, B, N, H, J or 1, E and M, B, N, H or 1, P, E
-        q, k = widen(scaled, k, bias, call.query, positions.coordinates, positions.scale)
+        points = (positions.coordinates, positions.scale)
+        q, k = widen(scaled, k, bias, call.query, *points, key_points=positions.key_coordinates)
         bias = PositionalBias(bias.num_poses)
     else:
         q, k = scaled.unsqueeze(4 if call.query == "own" else 3), k.unsqueeze(3)
-    out = _in_chunks(q, k, v, call, bias)  # of few output poses where all of them see the same
+    out = _in_chunks(q, k, v, call, positions, bias)  # of few output poses where all of them see the same
     out = out if reached is None else out.masked_fill(reached[:, :, :, None, None], torch.nan)
     return out.expand(-1, -1, -1, call.bias.num_poses, -1).to(call.v.dtype)
 
 
-def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid) -> tuple[Tensor, Tensor, Tensor]:
+def _isolate_nonfinite(k: Tensor, v: Tensor, positions: Grid | GridPair) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values with zeros for what is not finite, and ``(M, B, N)``, which queries see any of that.
 
     The mask is added to the scores, and what is not finite would get through to all queries of the tile.
     """
     spoilt = (0 * k).sum((3, 4)) + (0 * v).sum((3, 4))  # NaN where anything is not finite
-    if positions.window.kernel_size is None:
+    if isinstance(positions, Grid) and positions.window.kernel_size is None:
         # All up to now: NaN stays in a sum over the times.
         k, v = (t.nan_to_num(0.0, 0.0, 0.0) for t in (k, v))
         times = spoilt.unflatten(2, (positions.shape[0], -1)).sum(3, keepdim=True).cumsum(2)
@@ -113,23 +115,26 @@ class _Terms(NamedTuple):
         return _Terms(*(t if t is None or len(t) == 1 else t[some] for t in self))
 
 
-def _in_chunks(q: Tensor, k: Tensor, v: Tensor, call: GridCall, bias: PositionalBias) -> Tensor:
+def _in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, call: GridCall, positions: Grid | GridPair, bias: PositionalBias
+) -> Tensor:
     """The output ``(M, B, N, H or 1, C)``, a few heads and tiles at a time.
 
     Args:
         q: ``(M, B, N, H or 1, J, E)``, scaled.
-        k: ``(M, B, N, H or 1, P, E)``.
-        v: ``(M, B, N, P, C)``.
-        call: where they are, and which poses contribute.
+        k: ``(M, B, N', H or 1, P, E)``.
+        v: ``(M, B, N', P, C)``.
+        call: which poses contribute.
+        positions: where they are.
         bias: what is not in the products of queries and keys.
     """
-    positions, key_poses = call.query_grid, k.shape[4]
+    key_poses = k.shape[4]
     limit = _scores_of_image(v.element_size())
     in_windows, masked = positions.window.kernel_size is not None, not positions.complete
     has_terms = bias.spatial is not None or bias.pose is not None
     pairs = (max(bias.num_poses, q.shape[3]) if has_terms else q.shape[3]) * q.shape[4]
     # Of a query without a window either the scores, or the products with the table of all offsets.
-    each = max(positions.num_positions * key_poses, 0 if bias.spatial is None else len(positions.offsets))
+    each = max(k.shape[2] * key_poses, 0 if bias.spatial is None else len(positions.offsets))
     blocks = positions.blocks(max(1, limit // (len(q) * pairs * each)))
     number, size = blocks.queries.shape
     scores = pairs * size * (blocks.keys.shape[1] * key_poses if in_windows else each)

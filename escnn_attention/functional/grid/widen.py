@@ -26,7 +26,7 @@ from torch import Tensor
 
 from escnn_attention._precision import working_precision
 from escnn_attention.functional.call import QueryMode
-from escnn_attention.functional.grid.call import PositionalBias
+from escnn_attention.functional.grid.call import PositionalBias, Waves
 from escnn_attention.geometry.cache import constant_tables
 from escnn_attention.geometry.grid import Grid
 from escnn_attention.geometry.windows import Window, WindowShape
@@ -83,20 +83,22 @@ def widen(
     points: Tensor,
     scale: float = 1.0,
     grid: Grid | None = None,
+    key_points: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Queries and keys of every output pose, whose products are the scores times the square root of C.
 
     Args:
         q: ``(M, B, N, J, C)``.
-        k: ``(M, B, N, P, C)``.
+        k: ``(M, B, N', P, C)``.
         bias, query: as in :class:`~escnn_attention.functional.grid.call.GridCall`, after folding.
         points: ``(N, d)``, or ``(B · N, d)`` where images differ; the positions, in units of ``scale``.
         scale: their unit.
         grid: for a table over the offsets, with a window: see :func:`num_classes`.
+        key_points: the positions of the keys, where these are others.
 
     Returns:
-        ``(M, B, N, H', J', E)`` and ``(M, B, N, H'', P, E)``. H' and H'' are the number of output poses, or 1 where all
-        share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
+        ``(M, B, N, H', J', E)`` and ``(M, B, N', H'', P, E)``. H' and H'' are the number of output poses, or 1 where
+        all share them. J' is J, or 1 in the own mode, in which the poses of the queries are those of the output.
 
     Example:
         >>> import torch
@@ -116,13 +118,13 @@ def widen(
     if bias.waves is not None:
         precise = working_precision(dtype)
         # Between two positions the phase is that of their offset, so the origin may lie anywhere.
-        phases = bias.waves.phases(points.to(precise) * scale)
-        cos, sin = (of_images(t, q.shape[2]).movedim(1, 3).unsqueeze(4) for t in phases)
+        cos, sin = _phases(bias.waves, points.to(precise) * scale, q.shape[2])
+        others = None if key_points is None else _phases(bias.waves, key_points.to(precise) * scale, k.shape[2])
         # All queries of a head are rows of one product.
         amplitudes = q.flatten(1, -2) @ bias.waves.readout.to(dtype).expand(len(q), -1, -1)
         a, b = amplitudes.unflatten(1, q.shape[1:-1]).chunk(2, dim=-1)
         q = _join(dtype, q, a * cos - b * sin, a * sin + b * cos)
-        k = _join(dtype, k, cos, sin)
+        k = _join(dtype, k, *((cos, sin) if others is None else others))
     elif bias.spatial is not None and grid is not None:
         indicator, rows = _classes(grid)
         spatial = bias.spatial.to(dtype).expand(len(q), -1, -1, -1)
@@ -133,6 +135,11 @@ def widen(
         q = _join(dtype, q, table)
         k = _join(dtype, k, indicator[:, None, None])
     return q.to(dtype), k.to(dtype)
+
+
+def _phases(waves: Waves, points: Tensor, positions: int) -> list[Tensor]:
+    """The cosine and the sine of the phase at each of the positions, ``(M or 1, B or 1, N, H, 1, F)``."""
+    return [of_images(t, positions).movedim(1, 3).unsqueeze(4) for t in waves.phases(points)]
 
 
 def _join(dtype: torch.dtype, *parts: Tensor) -> Tensor:

@@ -2,13 +2,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escnn_attention.functional import PositionalBias, attention
+from escnn_attention.functional import ON_GRIDS, PositionalBias, Waves, attention
 from escnn_attention.functional.grid import portable
+from escnn_attention.functional.grid.call import GridCall
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
-from tests.functional.cases import assert_same, case, cases, outputs_and_gradients
+from tests.functional.cases import assert_same, case, cases, leaves, outputs_and_gradients
 
 
 @given(cases(), st.sampled_from([1, 50, 1000, 2**22]), st.sampled_from([1, 50, 1000, 2**19]))
@@ -137,3 +140,87 @@ def test_some_tiles_with_as_many_places_as_the_grid_has_positions(monkeypatch):
         [attention(*tensors, grid, terms, backend="blocked")],
         outputs_and_gradients("reference", tensors, grid, terms, "own", "all")[:1],
     )
+
+
+@st.composite
+def pairs(draw):
+    """Two grids that share their centre, and the terms of attention from one to the other."""
+    dim = draw(st.integers(1, 3))
+    sides = st.lists(st.integers(1, 4 if dim > 1 else 9), min_size=dim, max_size=dim)
+    spacings = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 3), (0, 1), (5, 9)]))
+    kernel = draw(st.sampled_from([None, None, 3, 5])) if spacings[0] else None
+    window = Window(kernel, draw(st.sampled_from(["square", "disc"]))) if kernel else Window()
+    sizes = [tuple(draw(sides)) for _ in range(2)]
+    if kernel:  # queries beyond the keys might see none
+        covered = zip(*sizes, strict=True)
+        sizes[1] = tuple(max(m, -(-n * spacings[0] // spacings[1])) for n, m in covered)
+    return *(Grid(size, window, spacing=s) for size, s in zip(sizes, spacings, strict=True)), draw(st.integers(0, 99))
+
+
+@settings(max_examples=60)
+@given(pairs(), st.sampled_from(["spatial", "waves", "rotary", "absolute", "none"]), st.data())
+def test_two_sets_as_the_reference(grids, kind, data):
+    *grids, seed = grids
+    poses, key_poses, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), 4
+    query = data.draw(st.sampled_from(["own", "all"]))
+    modes = {"query": query, "keys": data.draw(st.sampled_from(["all", "own"])) if key_poses == poses else "all"}
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+
+    pair, dim = GridPair(*grids), len(grids[0].shape)
+    numbers = [grid.num_positions for grid in grids]
+    q, k, v = (
+        random(2, 2, n, p, channels)
+        for n, p in zip((numbers[0], *2 * numbers[1:]), (poses, *2 * [key_poses]), strict=True)
+    )
+    measured = data.draw(st.booleans())
+    bias = PositionalBias(
+        poses,
+        spatial={
+            "spatial": random(2, poses, len(pair.offsets), channels),
+            "absolute": random(2, poses, numbers[1], 4),
+        }.get(kind),
+        query_spatial=random(2, poses, numbers[0], channels) if kind == "absolute" else None,
+        absolute=kind == "absolute",
+        waves=Waves(random(1, poses, 3, dim), random(2, channels, 6)) if kind == "waves" else None,
+        rotary=random(1, poses, 2, dim) if kind == "rotary" else None,
+        log_measure=random(2, 1, numbers[1]) if measured else None,
+    )
+    wanted = [t for t in (*leaves((q, k, v), bias), bias.query_spatial) if t is not None]
+    call, found = GridCall(q, k, v, bias, *grids, **modes), {}
+    scores = data.draw(st.sampled_from([1, 50, 2**19]))
+    for backend in ("reference", "blocked", "auto"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(portable, "SCORES_PER_IMAGE", scores)
+            out = ON_GRIDS.compute(call, backend)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        found[backend] = [out, *torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)]
+        with torch.no_grad():  # by the fused kernel
+            torch.testing.assert_close(ON_GRIDS.compute(call, backend), out)
+    assert_same(found["blocked"], found["reference"])
+    assert_same(found["auto"], found["reference"])
+
+
+def test_two_sets_hold_no_scores_of_all_pairs():
+    """Of windows the largest tensor grows with the positions, not with their square."""
+    sizes = []
+    for n in (8, 16):
+        window = Window(3)
+        blocks = GridPair(Grid((2 * n, 2 * n), window), Grid((n, n), Window(), spacing=2)).blocks(1)
+        sizes.append(blocks.queries.numel() * blocks.keys.shape[1])
+        assert len(blocks.rows(0, 3)) == 1
+    assert sizes[1] == 4 * sizes[0]
+
+
+def test_what_is_not_finite_stays_in_its_window():
+    window = Window(3)
+    grids = Grid((8, 8), window), Grid((4, 4), Window(), spacing=2)
+    q, k, v = (torch.randn(1, 1, n, 2, 4, dtype=torch.float64) for n in (64, 16, 16))
+    v[0, 0, 0, 0, 0] = torch.inf
+    k[0, 0, 15, 1, 2] = torch.nan
+    out = ON_GRIDS.compute(GridCall(q, k, v, PositionalBias(2), *grids), "blocked")
+    seen = GridPair(*grids).rows(torch.arange(64)[:, None], torch.tensor([0, 15])) >= 0
+    assert torch.equal(out.isfinite().all(-1).all(-1)[0, 0], ~seen.any(1))
+    assert 0 < seen.any(1).sum() < 64

@@ -7,7 +7,8 @@ import torch
 from escnn_attention.functional import ON_GRIDS, PositionalBias, attention, probabilities
 from escnn_attention.functional.grid.call import GridCall
 from escnn_attention.functional.rotate import rotate
-from escnn_attention.geometry.grid import Grid, GridPair
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
 from escnn_attention.geometry.windows import Window
 
 
@@ -166,9 +167,10 @@ def test_attention_from_one_grid_to_another_is_a_loop_over_pairs(queries, keys, 
                 values.append(v[0, 0, y, p])
             if scores:
                 expected[0, 0, x, h] += torch.stack(scores).softmax(0) @ torch.stack(values)
-    torch.testing.assert_close(ON_GRIDS.compute(call), expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="'blocked' cannot serve this call: keys have other positions"):
-        ON_GRIDS.compute(call, "blocked")
+    for backend in ("reference", "blocked", "auto"):
+        torch.testing.assert_close(ON_GRIDS.compute(call, backend), expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="'dense' cannot serve this call: keys have other positions"):
+        ON_GRIDS.compute(call, "dense")
 
 
 @pytest.mark.parametrize("window", [Window(), Window(3), Window(5, "disc")])

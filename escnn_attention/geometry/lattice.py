@@ -1,0 +1,92 @@
+"""Positions on grids as whole numbers along axes, and blocks of queries among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from escnn_attention.geometry.windows import Blocks, WindowShape, form_of
+
+__all__ = ["ComputedRows", "SharedRows", "everything", "indices", "longest_square", "ravel", "to_space"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows(Blocks):
+    """Blocks that are translates of each other."""
+
+    queries: Tensor
+    keys: Tensor
+    place: Tensor
+    shared: Tensor
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.shared
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedRows(Blocks):
+    """Blocks whose rows are too many to hold and are worked out when asked for."""
+
+    queries: Tensor
+    keys: Tensor
+    place: Tensor
+    row: Callable[[Tensor, Tensor], Tensor]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        queries = self.queries[start:stop].clamp(min=0)
+        return self.row(queries[:, :, None], self.keys[:, None, :])
+
+
+def everything(
+    row: Callable[[Tensor, Tensor], Tensor], queries: int, keys: int, max_queries: int, device: torch.device
+) -> Blocks:
+    """Stretches of so many queries, each of which sees so many keys.
+
+    Args:
+        row: of the table of offsets, for each pair of a query and a key.
+        queries, keys: their numbers.
+        max_queries: the most queries of a stretch.
+        device: where they are.
+    """
+    places = torch.arange(queries, device=device)
+    size = max(1, min(max_queries, queries))
+    padded = torch.cat([places, places.new_full((-queries % size,), -1)]).view(-1, size)
+    return ComputedRows(padded, torch.arange(keys, device=device)[None], places, row)
+
+
+def longest_square(kernel_size: int | None, window_shape: WindowShape) -> int | None:
+    """The square of the longest offset that a ball may have, in steps; None for a box."""
+    form = form_of(window_shape)
+    if kernel_size is None or form == "square":
+        return None
+    # Without a number it is the disc whose diameter is the width of the window: its edge lies half a step outside.
+    number = form.partition(" ")[2]
+    return int(number) if number else kernel_size**2 // 4
+
+
+def ravel(shape: tuple[int, ...], axes: list[Tensor]) -> Tensor:
+    """From the coordinates of tiles along each axis, ``(T_i, n_i)``, the positions ``(T, n)``; -1 off the grid."""
+    tiles = torch.zeros(1, 1, dtype=torch.long)
+    inside = torch.ones(1, 1, dtype=torch.bool)
+    for n, axis in zip(shape, axes, strict=True):
+        on_grid = (axis >= 0) & (axis < n)
+        tiles = (tiles[:, None, :, None] * n + axis[None, :, None, :]).flatten(2).flatten(0, 1)
+        inside = (inside[:, None, :, None] & on_grid[None, :, None, :]).flatten(2).flatten(0, 1)
+    return tiles.masked_fill(~inside, -1)
+
+
+def indices(axes: list[Tensor]) -> Tensor:
+    """All combinations of the entries of the axes, the last one fastest: ``(product of lengths, number of axes)``."""
+    if not axes:
+        return torch.zeros(1, 0, dtype=torch.long)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+
+def to_space(index: Tensor) -> Tensor:
+    """From steps along the axes of a tensor to vectors of R^d."""
+    sign = torch.full((index.shape[-1],), -1.0, dtype=index.dtype)
+    sign[:1] = 1.0
+    return index.flip(-1) * sign
