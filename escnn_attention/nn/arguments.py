@@ -88,30 +88,31 @@ def check_pointwise(name: str, field_type: FieldType, why: str, instead: str = "
         )
 
 
-def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module) -> GeometricTensor:
+def check_field(x: Any, in_type: FieldType, layer: torch.nn.Module, argument: str = "input") -> GeometricTensor:
     """``x``, if it is a feature field of type ``in_type``, on a grid or at points.
 
     Args:
         x: what a layer was given.
         in_type: what it needs.
         layer: the layer, whose precision ``x`` has to have.
+        argument: its name.
     """
     name = type(layer).__name__
     if not isinstance(x, GeometricTensor):
-        raise TypeError(f"input: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
+        raise TypeError(f"{argument}: {name} got {type(x).__name__}, needed an escnn.nn.GeometricTensor")
     if x.type is not in_type and x.type.gspace != in_type.gspace:
         raise ValueError(
-            f"input: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
+            f"{argument}: {name} got a tensor on the gspace {x.type.gspace.name}, needed one on {in_type.gspace.name}"
         )
     if x.type is not in_type and x.type != in_type:
-        raise ValueError(f"input: {name} got a tensor of type {x.type}, needed {in_type}")
+        raise ValueError(f"{argument}: {name} got a tensor of type {x.type}, needed {in_type}")
     if x.coords is None and 0 in x.tensor.shape:
         check_grid(x.tensor.shape[2:])
-    _check_precision(x, layer)
+    _check_precision(x, layer, argument)
     return x
 
 
-def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
+def _check_precision(x: GeometricTensor, layer: torch.nn.Module, argument: str) -> None:
     """The layer has parameters of the precision of ``x``, or none, or autocast chooses the precision."""
     if _has_first_of(layer, x.tensor.dtype):
         return
@@ -124,8 +125,8 @@ def _check_precision(x: GeometricTensor, layer: torch.nn.Module) -> None:
         got, needed = (str(dtype).removeprefix("torch.") for dtype in (x.tensor.dtype, other))
         layer_instead = f", or the layer with .to(torch.{got})" if x.tensor.is_floating_point() else ""
         raise TypeError(
-            f"input: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the tensor "
-            f"with .to(torch.{needed}){layer_instead}"
+            f"{argument}: {type(layer).__name__} got a tensor of {got}, but its parameters are {needed}; convert the "
+            f"tensor with .to(torch.{needed}){layer_instead}"
         )
 
 

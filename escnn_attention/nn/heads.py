@@ -14,7 +14,7 @@ from escnn_attention.functional import KeyMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.groups.fibers import Fibers, frames, invariant_vectors, mass
 from escnn_attention.nn.arguments import check_regular, choose_head_fields
-from escnn_attention.plain.projections import FromPoses, HeadModule, ProjectionKind, Scalars, ToPoses
+from escnn_attention.plain.projections import FromPoses, ProjectionKind, Scalars, ScoredHeads, ToPoses
 
 __all__ = [
     "Heads",
@@ -27,7 +27,7 @@ __all__ = [
     "normalised_needs",
 ]
 
-_Module = TypeVar("_Module", bound=HeadModule)
+_Module = TypeVar("_Module", bound=ScoredHeads)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,17 @@ class Heads:
         Those of ``scalars`` are the same from every pose.
         """
         number, options = made_for(needs, self.number, self.channels, self.bias)
+        return self._project(in_type, number, options, scalars)
+
+    def read_one(self, in_type: FieldType, biased: int, *, scalars: bool = False) -> ToPoses | Scalars:
+        """The projection of any fields to queries, keys or values alone, of which so many of a head have a bias."""
+        options: dict[str, Any] = {"groups": self.number}
+        if self.bias:
+            whole = biased == self.channels
+            options |= {"bias": self.fields} if whole else {"last_bias": (self.number, biased)}
+        return self._project(in_type, self.fields, options, scalars)
+
+    def _project(self, in_type: FieldType, number: int, options: dict[str, Any], scalars: bool) -> ToPoses | Scalars:
         if scalars:
             return Scalars(in_type.size, number, **options)
         if self.projection == "pointwise":

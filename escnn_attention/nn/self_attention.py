@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from escnn.group import GroupElement
+from escnn.gspaces import GSpace
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 from typing_extensions import Unpack
@@ -48,7 +49,9 @@ __all__ = [
     "LiftingSelfAttention",
     "bind",
     "check_shared",
+    "flat_positions",
     "has_pose_term",
+    "pose_indices",
     "query_weight",
     "sees_scalars",
     "tables_of",
@@ -151,6 +154,50 @@ def _orbits(heads: Heads, window: Window, num_poses: int) -> Orbits | None:
         return Orbits(window, np.eye(group.dimension)[None], tuple(range(num_poses)), ball)
     own = int(group.quotient[0, 0]) if num_poses > 1 else 0
     return Orbits(window, group.action, (own,), ball)
+
+
+def flat_positions(positions: Sequence[Sequence[int]] | Tensor, shape: Sequence[int]) -> Tensor:
+    """The numbers of positions of a grid, of ``(n, d)`` indices along its axes; negative ones count from the end.
+
+    Raises:
+        ValueError: they have other axes, or there is none of the positions.
+    """
+    index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
+    if index.shape[1] != len(shape):
+        raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
+    size = torch.tensor(shape, dtype=torch.long)
+    if ((index < -size) | (index >= size)).any():
+        raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
+    flat = torch.zeros(len(index), dtype=torch.long)
+    for axis, n in enumerate(shape):
+        flat = flat * n + index[:, axis] % n
+    return flat
+
+
+def pose_indices(
+    poses: Sequence[int | GroupElement] | None, space: GSpace, samples: Samples | None
+) -> list[int] | None:
+    """The indices of poses, given as elements or as indices; None for all.
+
+    Raises:
+        ValueError: there is no such pose.
+    """
+    if poses is None:
+        return None
+    group = fibers(space, samples)
+
+    def index_of(pose: int | GroupElement) -> int:
+        if isinstance(pose, GroupElement):
+            if pose.group != space.fibergroup:
+                raise ValueError(f"poses: got an element of {pose.group.name}, needed {space.fibergroup.name}")
+            if pose not in group.elements:
+                raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
+            return group.index(pose)
+        if not 0 <= pose < group.order:
+            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
+        return int(pose)
+
+    return [index_of(pose) for pose in poses]
 
 
 class GroupSelfAttention(MaskedModule):
@@ -357,29 +404,8 @@ class GroupSelfAttention(MaskedModule):
             torch.Size([1, 2, 1, 2, 1, 4, 5, 5])
         """
         x = check_input(input, self.in_type, self)
-        shape = x.tensor.shape[2:]
-        index = torch.as_tensor(positions, dtype=torch.long).reshape(len(positions), -1)
-        if index.shape[1] != len(shape):
-            raise ValueError(f"positions: got {index.shape[1]} indices each, needed {len(shape)}")
-        size = torch.tensor(shape, dtype=torch.long)
-        if ((index < -size) | (index >= size)).any():
-            raise ValueError(f"positions: got {index.tolist()}, needed indices into a grid of shape {tuple(shape)}")
-        flat = torch.zeros(len(index), dtype=torch.long)
-        for axis, n in enumerate(shape):
-            flat = flat * n + index[:, axis] % n
-        return self.plain.attention_maps(x.tensor, flat, None if poses is None else [self._pose(h) for h in poses])
-
-    def _pose(self, pose: int | GroupElement) -> int:
-        group = fibers(self.space, self.samples)
-        if isinstance(pose, GroupElement):
-            if pose.group != self.space.fibergroup:
-                raise ValueError(f"poses: got an element of {pose.group.name}, needed {self.space.fibergroup.name}")
-            if pose not in group.elements:
-                raise ValueError(f"poses: got {pose}, which is none of the {group.order} samples of {pose.group.name}")
-            return group.index(pose)
-        if not 0 <= pose < group.order:
-            raise ValueError(f"poses: got {pose}, needed an index from 0 to {group.order - 1}")
-        return int(pose)
+        flat = flat_positions(positions, x.tensor.shape[2:])
+        return self.plain.attention_maps(x.tensor, flat, pose_indices(poses, self.space, self.samples))
 
     def extra_repr(self) -> str:
         core = self.plain

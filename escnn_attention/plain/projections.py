@@ -32,6 +32,7 @@ __all__ = [
     "QueryKeyNorm",
     "Registers",
     "Scalars",
+    "ScoredHeads",
     "Segment",
     "ToPoses",
     "padded",
@@ -361,7 +362,41 @@ def _apart(made: Tensor, by_position: bool) -> list[Tensor]:
     return [t.movedim(2, 0) for t in made.movedim((0, 1), (2, 3)).unbind(2)]
 
 
-class HeadModule(ExactBuffers):
+class ScoredHeads(ExactBuffers):
+    """A module with heads whose queries and keys may be normalised, and whose keys and values may have registers.
+
+    Attributes:
+        num_heads: M.
+        qk_norm, registers: the modules that do so; None without.
+    """
+
+    num_heads: int
+    qk_norm: QueryKeyNorm | None
+    registers: Registers | None
+
+    @property
+    def channels(self) -> int:
+        """C, the channels of a head."""
+        raise NotImplementedError
+
+    def add_registers(self, number: int) -> None:
+        """Have so many keys and values besides those of the features, from now on."""
+        self.registers = Registers(self.num_heads, self.channels, number)
+
+    def normalise_scores(self) -> None:
+        """Normalise queries and keys, from now on."""
+        self.qk_norm = QueryKeyNorm(self.num_heads, self.channels)
+
+    def complete(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``(M, B, N, P, C)``, normalised and with registers where there are some."""
+        if self.qk_norm is not None:
+            queries, keys = self.qk_norm(queries, keys)
+        if self.registers is not None:
+            keys, values = self.registers(keys, values)
+        return queries, keys, values
+
+
+class HeadModule(ScoredHeads):
     """A module with heads: the projection of features to queries, values and keys, and the encoding that reads them.
 
     Args:
@@ -389,18 +424,11 @@ class HeadModule(ExactBuffers):
         self.encoding: Any = encoding
         self.needs = needs
         self.num_heads = project_in.groups // len(needs.fields)
-        self.qk_norm: QueryKeyNorm | None = None
-        self.registers: Registers | None = None
+        self.qk_norm = self.registers = None
 
-    def add_registers(self, number: int) -> None:
-        """Have so many keys and values besides those of the features, from now on."""
-        channels = len(self.project_in.weight) // self.project_in.groups
-        self.registers = Registers(self.num_heads, channels, number)
-
-    def normalise_scores(self) -> None:
-        """Normalise queries and keys, from now on."""
-        channels = len(self.project_in.weight) // self.project_in.groups
-        self.qk_norm = QueryKeyNorm(self.num_heads, channels)
+    @property
+    def channels(self) -> int:
+        return len(self.project_in.weight) // self.project_in.groups
 
     def to_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of features ``(B, *space, in)`` at N positions, each ``(M, B, N, P, C)``.
@@ -414,8 +442,4 @@ class HeadModule(ExactBuffers):
         # Queries that nobody reads only say how many there are.
         queries = fields["queries"] if self.needs.queries else values.detach()
         keys = fields["keys"] if self.needs.keys else values.new_ones(1).expand_as(values)
-        if self.qk_norm is not None:
-            queries, keys = self.qk_norm(queries, keys)
-        if self.registers is not None:
-            keys, values = self.registers(keys, values)
-        return queries, keys, values
+        return self.complete(queries, keys, values)

@@ -20,7 +20,7 @@ from escnn_attention.groups.random_transformation import LieElement, RandomTrans
 from escnn_attention.plain.buffers import ExactBuffers
 from escnn_attention.plain.projections import FromPoses, HeadModule, Scalars, ToPoses
 
-__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "rows_of"]
+__all__ = ["AttentionMode", "GroupTables", "SelfAttention", "fields_of", "hidden", "maps_of", "rows_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,13 +137,12 @@ class SelfAttention(HeadModule):
             assert self.transformation is not None
             x = self.transformation.inputs(x, element, inverse=True)
         call = self.call(x, positions, element)
-        y = ON_GRIDS.compute(call if mask is None else replace(call, bias=_hidden(call.bias, mask)), self.backend)
+        y = ON_GRIDS.compute(call if mask is None else replace(call, bias=hidden(call.bias, mask)), self.backend)
         if self.shared_scores:
             y = y.unflatten(-1, (len(self.inverse_action), -1)).squeeze(3)
         if self.query_weight != 1:
             y = self.query_weight * y
-        y = self.project_out(y)
-        y = y.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 2 else y.squeeze(1)
+        y = fields_of(self.project_out(y), x.shape[2:])
         if element is not None:
             assert self.transformation is not None
             y = self.transformation.outputs(y, element)
@@ -154,9 +153,7 @@ class SelfAttention(HeadModule):
         if self.shared_scores and poses is not None:
             poses = [0] * len(poses)  # all alike
         chosen = None if poses is None else torch.tensor(poses, device=x.device)
-        p = probabilities(self.call(x, self.positions(x)), queries.to(x.device), chosen)
-        p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.
-        return p.reshape(*p.shape[:6], *x.shape[2:])
+        return maps_of(self.call(x, self.positions(x)), queries, chosen, x.shape[2:])
 
     def call(self, x: Tensor, positions: Grid, element: LieElement | None = None) -> GridCall:
         """The attention to compute, of features ``(B, in, *space)`` at the given positions."""
@@ -184,7 +181,7 @@ class SelfAttention(HeadModule):
         return positional_bias(self.encoding, positions, inverse, self.quotient, self.relative, self.log_measure)
 
 
-def _hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:
+def hidden(bias: PositionalBias, mask: Tensor) -> PositionalBias:
     """The bias with a measure of zero for the positions that a mask ``(B, N)`` hides, for each image its own."""
     measure = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf).unsqueeze(1)
     return replace(bias, log_measure=measure if bias.log_measure is None else bias.log_measure + measure)
@@ -199,6 +196,18 @@ def register_tables(module: ExactBuffers, tables: GroupTables) -> None:
     module.register_exact("log_measure", tables.log_measure)
 
 
+def maps_of(call: GridCall, queries: Tensor, poses: Tensor | None, space: Sequence[int]) -> Tensor:
+    """The probabilities of queries and poses, ``(B, M, poses, queries, query poses, key poses, *space)``."""
+    p = probabilities(call, queries.to(call.q.device), poses)
+    p = p.permute(1, 0, 3, 2, 4, 6, 5)  # From heads, images, queries, output and query poses, keys, key poses.
+    return p.reshape(*p.shape[:6], *space)
+
+
 def rows_of(x: Tensor) -> Tensor:
     """Features ``(B, in, *space)`` as rows of channels, one a position: ``(B, *space, in)``, of one without a space."""
     return x.movedim(1, -1) if x.dim() > 2 else x.unsqueeze(1)
+
+
+def fields_of(y: Tensor, space: Sequence[int]) -> Tensor:
+    """Rows of channels ``(B, N, out)`` as features ``(B, out, *space)``, the inverse of :func:`rows_of`."""
+    return y.transpose(1, 2).unflatten(2, tuple(space)) if len(space) else y.squeeze(1)
