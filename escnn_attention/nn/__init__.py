@@ -2,6 +2,7 @@
 
 from escnn_attention.nn.attentive import AttentionMaps, AttentiveConv, FeatureAttention, PoseAttention
 from escnn_attention.nn.convolution import attention_from_convolution
+from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.cuda_graphs import CudaGraphs
 from escnn_attention.nn.dilation import (
     DilationLiftingSelfAttention,
@@ -40,6 +41,7 @@ __all__ = [
     "FieldLayerNorm",
     "FieldLinear",
     "FrameLift",
+    "GroupCrossAttention",
     "GroupSelfAttention",
     "HalvingPool",
     "LayerScale",

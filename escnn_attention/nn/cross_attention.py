@@ -1,0 +1,428 @@
+"""Cross-attention: the features of one set attend to those of another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from escnn.group import GroupElement
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
+from torch import Tensor
+from typing_extensions import Unpack
+
+from escnn_attention._checks import check_length, check_option, check_probability
+from escnn_attention.encodings import Encoding, as_encoding
+from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
+from escnn_attention.geometry.windows import Window
+from escnn_attention.groups.fibers import Fibers, fibers
+from escnn_attention.groups.samples import Samples, as_samples
+from escnn_attention.groups.sequences import SpaceTime
+from escnn_attention.nn.arguments import (
+    HeadOptions,
+    check_field,
+    check_options,
+    check_shape,
+    check_type,
+    choose_window,
+    option_names,
+)
+from escnn_attention.nn.heads import Heads, check_registers, finished, is_scalar, normalised_needs
+from escnn_attention.nn.self_attention import (
+    bind,
+    flat_positions,
+    has_pose_term,
+    pose_indices,
+    query_weight,
+    sees_scalars,
+    tables_of,
+)
+from escnn_attention.plain.cross_attention import MOST_STEPS, CrossAttention, Places, Projections
+from escnn_attention.plain.self_attention import AttentionMode
+
+__all__ = ["GroupCrossAttention"]
+
+
+class GroupCrossAttention(EquivariantModule):
+    r"""Cross-attention: the features of one set attend to those of another, over one fiber group H.
+
+    For every output pose h, query :math:`(x, \tilde h)` and key :math:`(x', \hat h)`, with heads of C channels:
+
+    .. math::
+        s_h(x, \tilde h; x', \hat h) &= \langle q(x, \tilde h),\; k(x', \hat h)
+            + \rho(h^{-1}\Delta,\, h^{-1}\hat h) \rangle / \sqrt C \\
+        \mathrm{out}(x, h) &= \sum_{\tilde h \in Q(h)} \; \sum_{(x', \hat h) \in N(x, \tilde h)}
+            \mathrm{softmax}_{(x', \hat h)}(s_h) \; v(x', \hat h)
+
+    It is :class:`GroupSelfAttention` with queries from one set, and keys and values from another: with the same
+    features for both, and the same weights, the outputs are equal. Queries, keys and values are regular fields,
+    computed by all equivariant pointwise maps from fields of any types. If an element of H transforms queries, keys and
+    values, it transforms the output; the layer is exactly equivariant.
+
+    The offset :math:`\Delta` depends on where the two sets are:
+
+    - Both are grids of the same gspace, which share their centre. Then :math:`\Delta = x' - x`. Grids of other sizes
+      have the same extent: the distance of neighbouring positions is inversely proportional to their number, unless
+      ``spacing`` says otherwise. ``kernel_size`` is a window about the place of the query.
+    - They are of different gspaces, such as the tokens of a sequence and an image. A query has no place among the keys.
+      :math:`\Delta = x'` is the place of the key relative to the centre of its own grid, in units of half the longest
+      side. With ``encoding="none"``, the default there, the keys are a set.
+
+    Args:
+        query_type: the type of the queries: any fields, over any gspace.
+        key_type: the type of the keys: any fields, over any gspace with the same fiber group.
+        out_type: the type of the output, over the gspace of ``query_type``.
+        num_heads: the number of heads.
+        kernel_size: the odd width of the window in positions of the grid of the keys; None for all keys. A window needs
+            grids of the same gspace.
+        value_type: the type of the values, over the gspace of ``key_type``; None for ``key_type``.
+        query, keys: which poses attend to which, as in :class:`GroupSelfAttention`.
+        encoding: the positional encoding, as in :class:`GroupSelfAttention`; one that reads queries and keys. By
+            default ``"mlp"`` between grids, and ``"none"`` between sequences and between different gspaces.
+        window: as in :class:`GroupSelfAttention`.
+        spacing: the distance of neighbouring keys, in steps of the grid of the queries: a number, such as 2 for keys
+            that a stride of 2 has left; None for grids of the same extent.
+        dropout, backend, samples: as in :class:`GroupSelfAttention`.
+        options: ``head_fields``, ``projection``, ``bias``, ``qk_norm`` and ``registers`` as in
+            :class:`GroupSelfAttention`.
+
+    Attributes:
+        query_type, key_type, value_type, out_type: the types.
+        num_heads: the number of heads.
+        head_fields: the number C of regular fields of a head.
+        plain: the torch module that does the work on tensors.
+
+    Shape:
+        ``(B, query_type.size, *space)`` and ``(B, key_type.size, *key_space)`` to ``(B, out_type.size, *space)``.
+
+    Raises:
+        TypeError: a type or number is none, or there is no such option.
+        ValueError: different fiber groups, another gspace of ``out_type`` or ``value_type``, a window between different
+            gspaces, an encoding without queries or keys, and what :class:`GroupSelfAttention` raises.
+        NotImplementedError: the fiber group is continuous and there are no samples.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import GroupCrossAttention, sequence_space
+        >>> from escnn import gspaces, nn
+        >>> plane = gspaces.rot2dOnR2(4)
+        >>> tokens = sequence_space(plane.fibergroup)
+        >>> action, image = nn.FieldType(tokens, 2 * [tokens.irrep(1)]), nn.FieldType(plane, 4 * [plane.regular_repr])
+        >>> layer = GroupCrossAttention(action, image, action, num_heads=2, head_fields=4, encoding="mlp")
+        >>> layer(action(torch.randn(1, 4, 7)), image(torch.randn(1, 16, 9, 9))).shape  # 7 tokens, 81 positions
+        torch.Size([1, 4, 7])
+
+    Source: Vaswani et al., "Attention Is All You Need", NeurIPS 2017, Section 3.2.3, for attention of a decoder to an
+    encoder; Romero and Cordonnier, "Group Equivariant Stand-Alone Self-Attention For Vision", ICLR 2021, Eq. 16, for
+    attention of poses.
+    """
+
+    plain: CrossAttention
+
+    def __init__(
+        self,
+        query_type: FieldType,
+        key_type: FieldType,
+        out_type: FieldType,
+        num_heads: int = 1,
+        kernel_size: int | None = None,
+        *,
+        value_type: FieldType | None = None,
+        query: QueryMode = "own",
+        keys: KeyMode = "all",
+        encoding: Encoding | str | None = None,
+        window: str = "auto",
+        spacing: float | None = None,
+        dropout: float = 0.0,
+        backend: str = "auto",
+        samples: Samples | int | None = None,
+        **options: Unpack[HeadOptions],
+    ):
+        super().__init__()
+        check_options(type(self).__name__, options, option_names(GroupCrossAttention))
+        value_type = key_type if value_type is None else value_type
+        _check_types(query_type, key_type, value_type, out_type)
+        given: dict[str, Any] = {**options}
+        qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
+        check_option("query", query, ("own", "all"))
+        check_option("keys", keys, ("all", "own"))
+        one_space = query_type.gspace == key_type.gspace
+        group = _group_of(query_type.gspace, key_type.gspace, as_samples(samples))
+        heads = Heads.choose(out_type, num_heads, group, **given)
+        bound = _choose_encoding(encoding, query_type.gspace, one_space)
+        needs = normalised_needs(qk_norm, bound, heads.channels, group.dimension)
+        _check_needs(bound, needs.queries and needs.keys)
+        check_registers(registers, keys, bound)
+        # Keys and values that all poses have alike need none, nor do queries that look at such keys, or at all poses.
+        lifts = (
+            is_scalar(value_type) and heads.projection == "group" and sees_scalars(key_type, bound, heads, query, keys)
+        )
+        asks_alike = heads.projection == "group" and group.order > 1 and is_scalar(query_type)
+        asks_alike = asks_alike and (lifts or (keys == "all" and not bound.absolute))
+        num_poses = 1 if keys == "own" and not bound.absolute else group.order + registers
+        poses = has_pose_term(bound, query, keys, lifts=lifts)
+        seen = _choose_window(group, key_type, kernel_size, window, one_space)
+        plain = CrossAttention(
+            Projections(
+                heads.read_one(query_type, heads.channels, scalars=asks_alike),
+                heads.read_one(key_type, needs.key_bias, scalars=lifts),
+                heads.read_one(value_type, heads.channels, scalars=lifts),
+                heads.write(out_type),
+            ),
+            bind(bound, heads, seen, num_poses, poses=poses),
+            tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts),
+            Places(one_space, seen, _choose_spacing(spacing, one_space)),
+            AttentionMode(query, keys, check_probability("dropout", dropout), ON_GRIDS.check(backend)),
+            query_weight=query_weight(out_type, group, query, lifts=asks_alike),
+        )
+        self.query_type, self.key_type, self.value_type = query_type, key_type, value_type
+        self.in_type, self.out_type, self.space = query_type, out_type, query_type.gspace
+        self.plain = finished(plain, qk_norm, registers)
+        self.num_heads, self.head_fields = heads.number, heads.channels
+        self.samples = group.samples
+
+    def forward(
+        self,
+        queries: GeometricTensor,
+        keys: GeometricTensor,
+        values: GeometricTensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> GeometricTensor:
+        """Apply the layer to two sets of features.
+
+        Args:
+            queries: features of type ``query_type``, on a grid.
+            keys: features of type ``key_type``, on a grid, of as many images.
+            values: features of type ``value_type`` where the keys are; None for those of the keys.
+            key_padding_mask: ``(B, *key_space)``, True for keys that are to be ignored, whatever they hold, as in
+                ``torch.nn.MultiheadAttention``. Where all keys are ignored, queries attend to zeros.
+
+        Returns:
+            features of type ``out_type`` where the queries are.
+
+        Raises:
+            TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
+            ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,
+                a mask of another shape.
+        """
+        x, y, z = self._check_sets(queries, keys, values)
+        mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
+        return GeometricTensor(self.plain(x, y, z, mask), self.out_type)
+
+    def attention_maps(
+        self,
+        queries: GeometricTensor,
+        keys: GeometricTensor,
+        positions: Sequence[Sequence[int]] | Tensor,
+        poses: Sequence[int | GroupElement] | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        r"""The attention of chosen queries.
+
+        Args:
+            queries, keys, key_padding_mask: as in :meth:`forward`.
+            positions: ``(n, d)``, the positions of the queries, as indices along the axes of their grid; negative ones
+                count from the end.
+            poses: the output poses h, as elements or as their indices; all by default.
+
+        Returns:
+            Probabilities ``(B, num_heads, poses, positions, query poses, key poses, *key_space)``, as those of
+            :meth:`GroupSelfAttention.attention_maps`. Each map sums to 1 over the key poses and the space of the keys.
+
+        Raises:
+            TypeError, ValueError: as :meth:`forward`; a position or pose that does not exist.
+
+        Example:
+            >>> import torch
+            >>> from escnn_attention import GroupCrossAttention
+            >>> from escnn import gspaces, nn
+            >>> g = gspaces.rot2dOnR2(4)
+            >>> fields = nn.FieldType(g, 2 * [g.regular_repr])
+            >>> layer = GroupCrossAttention(fields, fields, fields, num_heads=2, kernel_size=3)
+            >>> fine, coarse = fields(torch.randn(1, 8, 8, 8)), fields(torch.randn(1, 8, 4, 4))
+            >>> layer.attention_maps(fine, coarse, positions=[(2, 2), (0, 7)], poses=[0]).shape
+            torch.Size([1, 2, 1, 2, 1, 4, 4, 4])
+        """
+        x, y = self._check_queries_and_keys(queries, keys)
+        # Whatever values are, they are attended to alike.
+        z = None if self.value_type == self.key_type else y.new_zeros(len(y), self.value_type.size, *y.shape[2:])
+        mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
+        flat = flat_positions(positions, x.shape[2:])
+        return self.plain.attention_maps((x, y, z), flat, pose_indices(poses, self.space, self.samples), mask)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for queries of this shape."""
+        batch, _, *space = check_shape(input_shape, self.query_type, type(self).__name__)
+        return (batch, self.out_type.size, *space)
+
+    def check_equivariance(self, atol: float = 1e-7, rtol: float = 1e-5) -> list[tuple[Any, float]]:
+        """Check on random features that the layer commutes with every element that maps both grids onto themselves.
+
+        Args:
+            atol: the largest absolute error, in float64.
+            rtol: the largest error relative to the output.
+
+        Returns:
+            each element with the mean of its absolute errors.
+
+        Raises:
+            AssertionError: an error is too large.
+        """
+        layer, errors = copy.deepcopy(self).double().eval(), []
+        types = (self.query_type, self.key_type, self.value_type)
+        inputs = [t(torch.randn(2, t.size, *[4] * t.gspace.dimensionality, dtype=torch.float64)) for t in types]
+        with torch.no_grad():
+            y = layer(*inputs)
+            limit = atol + rtol * float(y.tensor.abs().max())
+            for element in self.space.fibergroup.testing_elements():
+                if not all(_keeps_grids(t.gspace, element) for t in types):
+                    continue
+                error = (layer(*(x.transform(element) for x in inputs)).tensor - y.transform(element).tensor).abs()
+                assert error.max() <= limit, f"{element}: the error is {error.max():.2e}, more than {limit:.2e}"
+                errors.append((element, float(error.mean())))
+        return errors
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode.
+
+        It maps ``(queries, keys, values=None, key_padding_mask=None)``, tensors, to the tensor of the output, gives the
+        same values and needs no escnn, neither to run nor to be loaded.
+        """
+        self.eval()
+        return copy.deepcopy(self.plain).eval()
+
+    def _check_queries_and_keys(self, queries: Any, keys: Any) -> tuple[Tensor, Tensor]:
+        """The tensors of queries and keys, if they fit the layer and each other."""
+        x = _check_set(queries, self.query_type, self, "queries")
+        y = _check_set(keys, self.key_type, self, "keys")
+        if len(x) != len(y):
+            raise ValueError(f"keys: got {len(y)} images, and there are {len(x)} of queries; needed as many")
+        return x, y
+
+    def _check_sets(self, queries: Any, keys: Any, values: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tensors of queries, keys and values, if they fit the layer and each other."""
+        x, y = self._check_queries_and_keys(queries, keys)
+        if values is None and self.value_type == self.key_type:
+            return x, y, None
+        if values is None:
+            raise ValueError(f"values: got None, needed features of type {self.value_type}; keys are of another type")
+        z = _check_set(values, self.value_type, self, "values")
+        if len(z) != len(y) or z.shape[2:] != y.shape[2:]:
+            shape = (len(y), self.value_type.size, *y.shape[2:])
+            raise ValueError(f"values: got shape {tuple(z.shape)}, needed {shape}, where the keys are")
+        return x, y, z
+
+    def extra_repr(self) -> str:
+        core, window = self.plain, self.plain.window
+        kernel = "global" if window.kernel_size is None else f"kernel_size={window.kernel_size} ({window.shape})"
+        parts = [f"{self.query_type}, {self.key_type} -> {self.out_type}", f"num_heads={self.num_heads}"]
+        parts += [f"head_fields={self.head_fields}", kernel, f"query={core.query!r}", f"keys={core.keys!r}"]
+        parts.append(f"encoding={type(core.encoding).__name__}({core.encoding.extra_repr()})")
+        if core.dropout:
+            parts.append(f"dropout={core.dropout}")
+        return ", ".join([*parts, f"backend={core.backend!r}"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def _check_types(query_type: Any, key_type: Any, value_type: Any, out_type: Any) -> None:
+    """All are types over one fiber group; the output is where the queries are, values are where the keys are."""
+    given = {"query_type": query_type, "key_type": key_type, "value_type": value_type, "out_type": out_type}
+    for name, value in given.items():
+        check_type(name, value)
+    asking, asked = query_type.gspace, key_type.gspace
+    if asking.fibergroup != asked.fibergroup:
+        raise ValueError(
+            f"key_type: its fiber group is {asked.fibergroup.name}, needed that of query_type, {asking.fibergroup.name}"
+        )
+    for name, other, gspace in (("value_type", "key_type", asked), ("out_type", "query_type", asking)):
+        if given[name].gspace != gspace:
+            raise ValueError(f"{name}: its gspace is {given[name].gspace.name}, needed that of {other}, {gspace.name}")
+
+
+def _group_of(asking: GSpace, asked: GSpace, samples: Samples | None) -> Fibers:
+    """The tables of the fiber group, with its action on the space of the keys."""
+    group = fibers(asked, samples)
+    if group.samples is not None and group.samples.turn == "random":
+        raise ValueError('samples: got turn="random", which cross-attention does not have; needed turn="fixed"')
+    return group
+
+
+def _is_sequence(gspace: GSpace) -> bool:
+    return isinstance(gspace, SpaceTime) and gspace.base.dimensionality == 0
+
+
+def _choose_encoding(encoding: Encoding | str | None, asking: GSpace, one_space: bool) -> Encoding:
+    """The encoding; by default that of offsets where there are some in space."""
+    if encoding is None and (not one_space or _is_sequence(asking)):
+        return as_encoding("none")
+    return as_encoding(encoding)
+
+
+def _check_needs(encoding: Encoding, reads_both: bool) -> None:
+    if encoding.has_start or not reads_both:
+        raise ValueError(
+            f"encoding: got {type(encoding).__name__}, whose scores do not read queries and keys as they are; needed "
+            "mlp, separable, fourier, rotary, absolute, none or an Encoding that does"
+        )
+
+
+def _choose_window(group: Fibers, key_type: FieldType, kernel_size: int | None, window: str, one_space: bool) -> Window:
+    """The window that is asked for, if queries have a place among the keys."""
+    if kernel_size is not None and not one_space:
+        raise ValueError(
+            f"kernel_size: got {kernel_size}, but queries have no place in {key_type.gspace.name}, the gspace of the "
+            "keys; needed None, or keys of the gspace of the queries"
+        )
+    return choose_window(group, key_type, kernel_size, window, 1)
+
+
+def _choose_spacing(spacing: float | None, one_space: bool) -> tuple[int, int] | None:
+    """The spacings of queries and keys, in the largest unit that both have."""
+    if spacing is None:
+        return None
+    if not one_space:
+        raise ValueError(f"spacing: got {spacing!r}, but queries and keys are of different gspaces; leave it at None")
+    step = check_length("spacing", spacing)
+    found = Fraction(step).limit_denominator(MOST_STEPS)
+    if abs(float(found) - step) > 1e-6 or not 0 < found <= MOST_STEPS:
+        raise ValueError(
+            f"spacing: got {spacing!r}, needed a ratio of whole numbers from 1 to {MOST_STEPS}, such as 2 or 0.5"
+        )
+    return found.denominator, found.numerator
+
+
+def _check_set(x: Any, needed: FieldType, layer: GroupCrossAttention, name: str) -> Tensor:
+    """The tensor of ``x``, if it is a feature field of this type on a grid."""
+    x = check_field(x, needed, layer, name)
+    if x.coords is not None:
+        raise ValueError(
+            f"{name}: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of "
+            f"shape (batch, {needed.size}{', space' * needed.gspace.dimensionality})"
+        )
+    tensor: Tensor = x.tensor
+    return tensor
+
+
+def _check_padding(mask: Any, keys: Tensor) -> Tensor:
+    """``mask``, if it says of every key whether it is to be ignored."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"key_padding_mask: got {got}, needed a tensor of torch.bool, True for keys to ignore")
+    needed = (len(keys), *keys.shape[2:])
+    if mask.shape != needed:
+        raise ValueError(f"key_padding_mask: got shape {tuple(mask.shape)}, needed {needed}")
+    return mask
+
+
+def _keeps_grids(gspace: GSpace, element: GroupElement) -> bool:
+    """Whether an element maps a grid with sides of equal length onto itself."""
+    if not gspace.dimensionality:
+        return True
+    matrix = np.abs(np.asarray(gspace.basespace_action(element)))
+    return bool(np.allclose(matrix, matrix.round(), atol=1e-6))

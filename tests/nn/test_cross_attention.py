@@ -1,0 +1,557 @@
+"""Cross-attention between sequences and grids: equivariance, the formula, and what it shares with self-attention."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from escnn_attention import (
+    ConvolutionalEncoding,
+    GroupCrossAttention,
+    GroupSelfAttention,
+    RotaryEncoding,
+    Samples,
+    sequence_space,
+    space_time,
+)
+from escnn_attention.functional import ON_GRIDS
+from escnn_attention.functional.grid.native import why_not_built
+from escnn_attention.functional.rotate import rotate
+from escnn_attention.geometry.grid import Grid
+from escnn_attention.geometry.grid_pair import GridPair
+from escnn_attention.groups.fibers import fibers
+from escnn_attention.plain import cross_attention
+from tests import spaces
+from tests.layers import drawn
+from tests.nn.attention import ENCODINGS
+from tests.spaces import field_types, generators, grid_generators, mixed, random_field, regular, scalars
+
+C4, D4, D6 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4), gspaces.flipRot2dOnR2(6)
+COMPILED = () if why_not_built(torch.float64) else ("native",)
+TOLERANCE = 1e-10
+
+
+def sequence(space):
+    return sequence_space(space.fibergroup)
+
+
+def error_of(layer, *inputs, elements=None):
+    """The largest relative equivariance error for elements that transform queries, keys and values."""
+    elements = elements or generators(layer.space)
+    with torch.no_grad():
+        y = layer(*inputs)
+        errors = [
+            (layer(*(x.transform(g) for x in inputs)).tensor - y.transform(g).tensor).norm() / spaces.size_of(y.tensor)
+            for g in elements
+        ]
+    return max(e.item() for e in errors)
+
+
+PLACES = {
+    "C4": lambda: gspaces.rot2dOnR2(4),
+    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "mirror": gspaces.mirOnR3,
+    "octahedral": gspaces.octaOnR3,
+}
+
+
+@st.composite
+def sets(draw, space):
+    """A sequence or a grid of a gspace, of any fields."""
+    kind = draw(st.sampled_from(["sequence", "grid", "grid"]))
+    gspace = sequence(space) if kind == "sequence" else space
+    most = 5 if gspace.dimensionality == 1 else 4 if gspace.dimensionality == 2 else 2
+    size = draw(st.integers(1, most))
+    return draw(field_types(gspace)), (size,) * gspace.dimensionality
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(list(PLACES)), st.data())
+def test_equivariant(name, data):
+    """From any fields of one set to any fields of another, in any mode."""
+    space = PLACES[name]()
+    (query_type, shape), (key_type, key_shape) = data.draw(sets(space)), data.draw(sets(space))
+    out_type, value_type = data.draw(field_types(query_type.gspace)), data.draw(field_types(key_type.gspace))
+    modes = {"query": data.draw(st.sampled_from(["own", "all"])), "keys": data.draw(st.sampled_from(["all", "own"]))}
+    if name == "octahedral":
+        modes["query"] = "own"
+    encoding = data.draw(st.sampled_from(ENCODINGS))
+    options = {"qk_norm": data.draw(st.booleans()), "registers": 0 if modes["keys"] == "own" else 2}
+    layer = drawn(
+        GroupCrossAttention(
+            *(query_type, key_type, out_type, 2),
+            value_type=value_type,
+            head_fields=4,
+            encoding=encoding,
+            **modes,
+            **options,
+        )
+    )
+    inputs = [random_field(t, *s) for t, s in ((query_type, shape), (key_type, key_shape), (value_type, key_shape))]
+    assert error_of(layer, *inputs) < TOLERANCE
+    outputs = dict.fromkeys(("reference", "blocked", "auto"))
+    for backend in outputs:
+        layer.plain.backend = backend
+        outputs[backend] = layer(*inputs).tensor
+        torch.testing.assert_close(outputs[backend], outputs["reference"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(layer.export()(*(x.tensor for x in inputs)), outputs["auto"])
+
+
+def test_sequences_of_fields_of_eight_rotations():
+    space = gspaces.rot2dOnR2(8)
+    tokens = sequence(space)
+    actions, hidden = FieldType(tokens, [tokens.irrep(1), tokens.irrep(3), tokens.trivial_repr]), regular(tokens, 2)
+    layer = drawn(GroupCrossAttention(actions, hidden, mixed(tokens), head_fields=4))
+    assert layer.plain.encoding.form is None
+    assert error_of(layer, random_field(actions, 5), random_field(hidden, 7)) < TOLERANCE
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("space", [spaces.PLANE[n]() for n in ("C3", "C8", "D6")], ids=["C3", "C8", "D6"])
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "absolute"])
+@pytest.mark.parametrize("size", [None, 3])
+def test_equivariant_to_elements_that_turn_the_grids(space, encoding, size):
+    """Features on two turned grids are the transformed features."""
+    fields = mixed(space)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, 1, size, head_fields=4, encoding=encoding))
+    x, y = random_field(fields, 3, 4), random_field(fields, 6, 8)
+    tables = fibers(space)
+
+    def output(x, y, g):
+        frame = torch.tensor(tables.action[tables.elements.index(g)])
+        grids = [
+            Grid(shape, layer.plain.window, dtype=torch.float64, frame=frame, spacing=spacing)
+            for shape, spacing in (((3, 4), 2), ((6, 8), 1))
+        ]
+        call = layer.plain.call(x.tensor, y.tensor, None, tuple(grids))
+        return layer.plain.output(ON_GRIDS.compute(call), (3, 4))
+
+    with torch.no_grad():
+        expected = layer(x, y)
+        torch.testing.assert_close(output(x, y, space.fibergroup.identity), expected.tensor)
+        for g in generators(space):
+            found = output(x.transform_fibers(g), y.transform_fibers(g), g)
+            assert (found - expected.transform_fibers(g).tensor).norm() < TOLERANCE * expected.tensor.norm()
+
+
+def spoilt_action(layer, _):
+    layer.plain.inverse_action[:] = torch.eye(layer.plain.inverse_action.shape[-1])
+
+
+def spoilt_centre(_, monkeypatch):
+    def shifted(*grids):
+        pair = GridPair(*grids)
+        pair.offsets = pair.offsets + 0.3
+        return pair
+
+    monkeypatch.setattr(cross_attention, "GridPair", shifted)
+
+
+def spoilt_poses(layer, _):
+    layer.plain.quotient = layer.plain.quotient.flip(1)
+
+
+@pytest.mark.parametrize("spoil", [spoilt_action, spoilt_centre, spoilt_poses])
+@pytest.mark.parametrize("query_space", [sequence(D4), D4], ids=["sequence", "grid"])
+def test_what_is_not_equivariant_is_noticed(spoil, query_space, monkeypatch):
+    query_type, key_type = mixed(query_space), mixed(D4)
+    layer = drawn(GroupCrossAttention(query_type, key_type, query_type, head_fields=4, encoding="mlp"))
+    x, y = random_field(query_type, *spaces.shape_of(query_space, 2)), random_field(key_type, 4, 4)
+    assert error_of(layer, x, y) < TOLERANCE
+    assert layer.check_equivariance()
+    spoil(layer, monkeypatch)
+    assert error_of(layer, x, y) > 1e-4
+
+
+def with_weights_of(own, *types, **options):
+    """A cross-attention with the weights of a self-attention."""
+    layer = GroupCrossAttention(*types, own.num_heads, head_fields=own.head_fields, **options).double().eval()
+    core, rows = layer.plain, len(layer.plain.project_queries.weight)
+    with torch.no_grad():
+        weights = own.plain.project_in.weight.split(rows)
+        for project, weight in zip(
+            (core.project_queries, core.project_values, core.project_keys), weights, strict=True
+        ):
+            project.weight.copy_(weight)
+        bias = own.plain.project_in.bias
+        if bias is not None:
+            parts = bias.split([rows, rows, len(bias) - 2 * rows])
+            for project, part in zip(
+                (core.project_queries, core.project_values, core.project_keys), parts, strict=True
+            ):
+                assert (project.bias is None) == (not len(part))
+                if len(part):
+                    project.bias.copy_(part)
+        core.project_out.load_state_dict(own.plain.project_out.state_dict())
+        core.encoding.load_state_dict(own.plain.encoding.state_dict())
+        for name in ("qk_norm", "registers"):
+            if getattr(core, name) is not None:
+                getattr(core, name).load_state_dict(getattr(own.plain, name).state_dict())
+    return layer
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("size", [3, None])
+@pytest.mark.parametrize("modes", [("own", "all"), ("own", "own"), ("all", "all"), ("all", "own")], ids="-".join)
+@pytest.mark.parametrize("kind", ["mixed", "scalars", "pointwise", "normalised"])
+def test_self_attention_is_the_case_of_one_set(encoding, size, modes, kind):
+    fields = {"mixed": mixed(C4), "scalars": scalars(C4, 3)}.get(kind, regular(C4, 2))
+    extra = {"pointwise": {"projection": "pointwise"}, "normalised": {"qk_norm": True, "registers": 2}}.get(kind, {})
+    if modes[1] == "own":
+        extra.pop("registers", None)
+    options = {"encoding": encoding, "query": modes[0], "keys": modes[1], **extra}
+    out_type = fields if kind == "pointwise" else mixed(C4)
+    own = drawn(GroupSelfAttention(fields, out_type, 2, size, head_fields=4, **options))
+    layer = with_weights_of(own, fields, fields, out_type, kernel_size=size, **options)
+    x = random_field(fields, 4, 4)
+    torch.testing.assert_close(layer(x, x).tensor, own(x).tensor, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(x, x, x).tensor, own(x).tensor, rtol=1e-12, atol=1e-12)
+    mask = torch.rand(2, 4, 4) < 0.3
+    mask[:, 0, 0] = False
+    hidden = layer(x, x, key_padding_mask=mask).tensor
+    torch.testing.assert_close(hidden.masked_fill(mask[:, None], 0.0), own(x, ~mask).tensor)
+    with torch.no_grad():
+        layer.plain.project_keys.weight.mul_(1.1)
+    assert (layer(x, x).tensor - own(x).tensor).abs().max() > 1e-6
+
+
+def written_out(layer, queries, keys, offset, seen=lambda delta: True):
+    """The layer by its formula: a loop over images, heads, queries, poses and keys.
+
+    Args:
+        layer: with an encoding that is added to the keys, or rotary.
+        queries, keys: tensors.
+        offset: of a position of the keys from one of the queries, as a vector in space, in the unit of the encoding.
+        seen: whether a query sees a key at an offset.
+    """
+    core, tables = layer.plain, fibers(layer.key_type.gspace)
+    q, k, v = core.to_heads(*(x.movedim(1, -1) for x in (queries, keys)), None)
+    heads, batch, number, query_poses, channels = q.shape
+    encoding, out = core.encoding, q.new_zeros(heads, batch, number, tables.order, channels)
+    table, rotations = encoding.poses(), encoding.rotations()
+    for m, b, x, h in itertools.product(range(heads), range(batch), range(number), range(tables.order)):
+        back = torch.tensor(tables.inverse_action[h])
+        for other in [h] if layer.plain.query == "own" else range(query_poses):
+            scores, found = [], []
+            for y, p in itertools.product(range(k.shape[2]), range(k.shape[3])):
+                if core.keys == "own" and k.shape[3] > 1 and p != other:
+                    continue
+                delta = offset(x, y)
+                if not seen(delta):
+                    continue
+                key = k[m, b, y, p]
+                if table is not None and k.shape[3] > 1:
+                    key = key + table[m % len(table), int(tables.quotient[h, p])]
+                if rotations is not None:
+                    key = rotate(key, rotations[m] @ (back @ delta))
+                elif encoding.form is not None:
+                    values = encoding.offsets((back @ delta).unsqueeze(0))
+                    key = key + values[m % len(values), 0]
+                scores.append(q[m, b, x, other] @ key / math.sqrt(channels))
+                found.append(v[m, b, y, p])
+            out[m, b, x, h] = out[m, b, x, h] + torch.stack(scores).softmax(0) @ torch.stack(found)
+    return core.output(out, queries.shape[2:])
+
+
+def centred(shape, spacing=1):
+    """The positions ``(N, d)`` in space relative to the centre."""
+    places = torch.tensor(list(itertools.product(*map(range, shape))), dtype=torch.float64)
+    places = spacing * (places - (torch.tensor(shape) - 1) / 2)
+    return places.flip(1) * torch.tensor([1.0, -1.0, -1.0])[: len(shape)]
+
+
+SETS = {
+    "sequence to grid": (sequence(C4), (2,), C4, (2, 3), None, 1.0),
+    "grid to coarse grid": (C4, (2, 4), C4, (1, 2), None, (2 * 0.5 + 1) / 1),
+    "window on a coarse grid": (C4, (2, 4), C4, (1, 2), 3, 2.0),
+    "window on a fine grid": (C4, (1, 2), C4, (2, 4), 3, 1.0),
+}
+
+
+def longest(asking, asked):
+    return float((asked - asking[:, None]).abs().max())
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("encoding", ["mlp", "fourier", "rotary", "none"])
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+def test_values_and_gradients_are_those_of_the_formula(name, encoding, modes):
+    query_space, shape, key_space, key_shape, size, unit = SETS[name]
+    query_type, key_type = mixed(query_space), mixed(key_space)
+    options = {"encoding": encoding, "query": modes[0], "keys": modes[1], "head_fields": 4}
+    layer = drawn(GroupCrossAttention(query_type, key_type, query_type, 1, size, **options))
+    x, y = (
+        random_field(t, *s, batch=1).tensor.requires_grad_() for t, s in ((query_type, shape), (key_type, key_shape))
+    )
+    if name == "sequence to grid":
+        asking, asked = torch.zeros(2, 2, dtype=torch.float64), centred(key_shape)
+    else:
+        ratio = key_shape[1] / shape[1]
+        asking, asked = centred(shape, max(1, ratio)), centred(key_shape, max(1, 1 / ratio))
+    step = max(1, shape[-1] / key_shape[-1]) if size else 1
+    unit = unit if size else max(1.0, longest(asking, asked))
+    inside = (lambda delta: bool((delta.abs() * unit < size * step / 2).all())) if size else (lambda delta: True)
+    expected = written_out(layer, x, y, lambda i, j: (asked[j] - asking[i]) / unit, inside)
+    found = layer(GeometricTensor(x, query_type), GeometricTensor(y, key_type)).tensor
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    weight = torch.randn_like(found)
+    wanted = [x, y, *layer.parameters()]
+    gradients = [torch.autograd.grad((z * weight).sum(), wanted, allow_unused=True) for z in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        a, b = (torch.zeros(()).double() if t is None else t for t in (a, b))
+        assert (a - b).norm() <= 1e-10 * (1 + b.norm())
+    with torch.no_grad():
+        wrong = written_out(layer, x, y, lambda i, j: (asked[j] - asking[i]) / unit + 0.2, lambda delta: True)
+        assert encoding == "none" or (found - wrong).abs().max() > 1e-5
+
+
+def test_hidden_keys_are_not_there():
+    """Whatever they hold; a sequence with hidden tokens is a shorter one."""
+    image, tokens = regular(C4, 2), regular(sequence(C4), 2)
+    layer = drawn(GroupCrossAttention(image, tokens, image, 2, head_fields=3, registers=1))
+    x, y = random_field(image, 3, 3), random_field(tokens, 5)
+    mask = torch.tensor([[False, False, False, True, True]]).expand(2, -1)
+    expected = layer(x, tokens(y.tensor[:, :, :3])).tensor
+    y.tensor[:, :, 3:] = torch.nan
+    y.tensor.requires_grad_()
+    found = layer(x, y, key_padding_mask=mask).tensor
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer(x, y, y, mask).tensor, expected)
+    (gradient,) = torch.autograd.grad(found.sum(), y.tensor)
+    assert gradient.isfinite().all()
+    assert not gradient[:, :, 3:].any()
+    assert layer(x, y).tensor.isnan().all()
+    none = torch.ones_like(mask)
+    assert layer(x, y, key_padding_mask=none).tensor.isfinite().all()
+
+
+def test_masks_commute_with_the_group():
+    tokens, image = mixed(sequence(D4)), mixed(D4)
+    layer = drawn(GroupCrossAttention(tokens, image, tokens, head_fields=3, encoding="fourier"))
+    x, y, mask = random_field(tokens, 2), random_field(image, 4, 4), torch.rand(2, 4, 4) < 0.4
+    expected = layer(x, y, key_padding_mask=mask)
+    marks = GeometricTensor(mask.double().unsqueeze(1), scalars(D4, 1))
+    for g in generators(D4):
+        turned = marks.transform(g).tensor.squeeze(1) > 0.5
+        found = layer(x.transform(g), y.transform(g), key_padding_mask=turned).tensor
+        torch.testing.assert_close(found, expected.transform(g).tensor)
+        wrong = layer(x.transform(g), y.transform(g), key_padding_mask=mask).tensor
+        assert torch.equal(turned, mask) or (wrong - found).abs().max() > 1e-6
+
+
+def test_images_over_time_and_without_a_base_space():
+    video, point = space_time(C4), gspaces.no_base_space(C4.fibergroup)
+    tokens, frames, invariants = regular(sequence(C4), 1), regular(video, 1), mixed(point)
+    layer = drawn(GroupCrossAttention(tokens, frames, tokens, head_fields=3, encoding="mlp"))
+    assert error_of(layer, random_field(tokens, 4), random_field(frames, 2, 3, 3)) < TOLERANCE
+    layer = drawn(GroupCrossAttention(invariants, frames, invariants, head_fields=3, encoding="mlp"))
+    x, y = random_field(invariants), random_field(frames, 2, 3, 3)
+    assert layer(x, y).shape == (2, invariants.size)
+    assert error_of(layer, x, y) < TOLERANCE
+    layer = drawn(GroupCrossAttention(tokens, invariants, tokens, head_fields=3))
+    z = random_field(tokens, 4)
+    assert error_of(layer, z, x) < TOLERANCE
+    mask = torch.tensor([False, True])
+    torch.testing.assert_close(layer(z, x, key_padding_mask=mask).tensor[0], layer(z, x).tensor[0])
+
+
+def test_samples_of_continuous_groups():
+    """Exact for the elements that permute the samples."""
+    space = gspaces.rot2dOnR2(-1, 3)
+    tokens, image = (
+        FieldType(sequence(space), [sequence(space).irrep(1)]),
+        FieldType(space, [space.irrep(1), space.irrep(0)]),
+    )
+    options = {"head_fields": 3, "encoding": "mlp", "samples": 8}
+    layer = drawn(GroupCrossAttention(tokens, image, tokens, **options))
+    quarter = space.fibergroup.element(math.pi / 2)
+    inputs = random_field(tokens, 3), random_field(image, 4, 4)
+    assert error_of(layer, *inputs, elements=[quarter]) < TOLERANCE
+    with pytest.raises(ValueError, match="samples: got turn"):
+        GroupCrossAttention(tokens, image, tokens, head_fields=3, samples=Samples(8, turn="random"))
+
+
+def test_grids_share_their_extent_or_have_a_spacing():
+    fields = regular(C4, 2)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=3))
+    x = random_field(fields, 8, 8)
+    for key_shape in ((8, 8), (4, 4), (16, 16), (12, 12)):
+        assert error_of(layer, x, random_field(fields, *key_shape), elements=grid_generators(C4)) < TOLERANCE
+    with pytest.raises(ValueError, match=r"keys: got grids of 8×8 and 4×2 .* the same ratio"):
+        layer(x, random_field(fields, 4, 2))
+    with pytest.raises(ValueError, match=r"keys: got grids of 9×9 and 20×20 .* whole numbers up to 16"):
+        layer(random_field(fields, 9, 9), random_field(fields, 20, 20))
+    strided = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=3, spacing=2))
+    y = random_field(fields, 9, 9)
+    keys = fields(y.tensor[:, :, ::2, ::2])
+    assert error_of(strided, y, keys, elements=grid_generators(C4)) < TOLERANCE
+    # Where queries stand on keys, windows of the coarse grid are those that its own queries have.
+    own = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=3))
+    own.load_state_dict(strided.state_dict())
+    torch.testing.assert_close(strided(y, keys).tensor[:, :, ::2, ::2], own(keys, keys).tensor)
+    narrow = drawn(GroupCrossAttention(fields, fields, fields, kernel_size=1))
+    with pytest.raises(ValueError, match=r"kernel_size: got 1, .* sees none; needed a larger window"):
+        narrow(x, random_field(fields, 16, 16))
+
+
+def test_without_places_any_grids_will_do():
+    fields = regular(C4, 2)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, encoding="none"))
+    x, y = random_field(fields, 3, 5), random_field(fields, 4, 2)
+    mixed_up = fields(y.tensor.flatten(2)[:, :, torch.randperm(8)].view_as(y.tensor))
+    torch.testing.assert_close(layer(x, y).tensor, layer(x, mixed_up).tensor)
+    placed = drawn(GroupCrossAttention(regular(sequence(C4), 2), fields, regular(sequence(C4), 2), encoding="mlp"))
+    z = random_field(placed.query_type, 3)
+    assert (placed(z, y).tensor - placed(z, mixed_up).tensor).abs().max() > 1e-4
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("encoding", ["mlp", "none", "rotary"])
+@pytest.mark.parametrize("query", ["own", "all"])
+def test_attention_maps(encoding, query):
+    tokens, image = mixed(sequence(C4)), mixed(C4)
+    values = regular(C4, 1)
+    layer = GroupCrossAttention(
+        tokens, image, tokens, 2, head_fields=4, value_type=values, encoding=encoding, query=query
+    )
+    layer = drawn(layer)
+    x, y = random_field(tokens, 5), random_field(image, 3, 4)
+    mask = torch.rand(2, 3, 4) < 0.3
+    maps = layer.attention_maps(x, y, [(1,), (-1,)], poses=[0, C4.fibergroup.element(1)], key_padding_mask=mask)
+    assert maps.shape == (2, 2, 2, 2, 1 if query == "own" else 4, 4, 3, 4)
+    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones(()).double().expand(maps.shape[:5]))
+    hidden = mask[:, None, None, None, None, None].expand_as(maps)
+    assert not maps[hidden].any()
+    assert maps[~hidden].all()
+
+
+def test_dropout_in_training_only():
+    tokens, image = regular(sequence(C4), 2), regular(C4, 2)
+    layer = drawn(GroupCrossAttention(tokens, image, tokens, dropout=0.5))
+    x, y = random_field(tokens, 3), random_field(image, 3, 3)
+    torch.testing.assert_close(layer(x, y).tensor, layer(x, y).tensor)
+    layer.train()
+    assert not torch.equal(layer(x, y).tensor, layer(x, y).tensor)
+
+
+def test_scalars_have_no_poses():
+    """What is the same in every pose is computed once, and the output is that of poses that are alike."""
+    tokens, image, hidden = scalars(sequence(D4), 3), scalars(D4, 2), mixed(sequence(D4))
+    layer = drawn(GroupCrossAttention(tokens, image, hidden, head_fields=3, encoding="mlp"))
+    x, y = random_field(tokens, 3), random_field(image, 4, 4)
+    q, k, v = layer.plain.to_heads(x.tensor.movedim(1, -1), y.tensor.movedim(1, -1), None)
+    assert [t.shape[3] for t in (q, k, v)] == [1, 1, 1]
+    assert error_of(layer, x, y) < TOLERANCE
+    layer = drawn(GroupCrossAttention(hidden, image, hidden, head_fields=3, encoding="mlp", query="all"))
+    z = random_field(hidden, 3)
+    q, k, v = layer.plain.to_heads(z.tensor.movedim(1, -1), y.tensor.movedim(1, -1), None)
+    assert [t.shape[3] for t in (q, k, v)] == [8, 1, 1]
+    assert error_of(layer, z, y) < TOLERANCE
+    layer = drawn(GroupCrossAttention(tokens, mixed(D4), hidden, head_fields=3, encoding="mlp", query="all"))
+    assert layer.plain.query == "all"
+    assert error_of(layer, x, random_field(mixed(D4), 4, 4)) < TOLERANCE
+
+
+def test_backends_agree():
+    tokens, image = regular(sequence(C4), 2), regular(C4, 2)
+    x, y = random_field(tokens, 3), random_field(image, 3, 3)
+    for encoding in ("none", "rotary", "absolute"):
+        layer = drawn(GroupCrossAttention(tokens, image, tokens, head_fields=4, encoding=encoding, query="all"))
+        expected = layer(x, y).tensor
+        for backend in ("reference", "blocked", *COMPILED):
+            layer.plain.backend = backend
+            torch.testing.assert_close(layer(x, y).tensor, expected)
+
+
+def test_programs():
+    """What ``torch.export`` writes down is the same, for any number of images."""
+    tokens, image = mixed(sequence(C4)), mixed(C4)
+    layer = drawn(GroupCrossAttention(tokens, image, tokens, 2, head_fields=3, encoding="mlp"))
+    coarse = drawn(GroupCrossAttention(image, image, image, 2, 3, head_fields=3))
+    for part, x, y in (
+        (layer, random_field(tokens, 4), random_field(image, 3, 3)),
+        (coarse, random_field(image, 4, 4), random_field(image, 2, 2)),
+    ):
+        plain, images = part.export(), torch.export.Dim("images", min=1)
+        mask = torch.rand(2, *y.shape[2:]) < 0.3
+        mask[:, 0, 0] = False
+        arguments, named = (x.tensor, y.tensor), {"key_padding_mask": mask}
+        shapes = {"queries": {0: images}, "keys": {0: images}, "key_padding_mask": {0: images}}
+        program = torch.export.export(plain, arguments, named, dynamic_shapes=shapes).module()
+        torch.testing.assert_close(program(*arguments, **named), plain(*arguments, **named))
+        more = [torch.cat([t, t, t]) for t in (*arguments, mask)]
+        found = program(*more[:2], key_padding_mask=more[2])
+        torch.testing.assert_close(found, plain(*more[:2], key_padding_mask=more[2]))
+
+
+def test_saved_and_copied():
+    tokens, image = mixed(sequence(C4)), mixed(C4)
+    layer, other = (GroupCrossAttention(tokens, image, tokens, head_fields=3).double() for _ in range(2))
+    other.load_state_dict(layer.state_dict())
+    x, y = random_field(tokens, 4), random_field(image, 3, 3)
+    assert torch.equal(layer(x, y).tensor, other(x, y).tensor)
+    assert "head_fields=3" in repr(layer)
+    assert layer.evaluate_output_shape((2, tokens.size, 4)) == (2, tokens.size, 4)
+
+
+def test_what_does_not_fit():
+    tokens, image = regular(sequence(C4), 2), regular(C4, 2)
+    for wrong, error, message in (
+        (lambda: GroupCrossAttention(tokens, regular(D4, 1), tokens), ValueError, "key_type: its fiber group is D4"),
+        (lambda: GroupCrossAttention(tokens, image, image), ValueError, "out_type: its gspace is"),
+        (lambda: GroupCrossAttention(tokens, image, tokens, value_type=tokens), ValueError, "value_type: its gspace"),
+        (lambda: GroupCrossAttention(tokens, 3, tokens), TypeError, "key_type: got int"),
+        (lambda: GroupCrossAttention(tokens, image, tokens, 1, 3), ValueError, "kernel_size: got 3, but queries"),
+        (lambda: GroupCrossAttention(tokens, image, tokens, spacing=2), ValueError, "spacing: got 2"),
+        (
+            lambda: GroupCrossAttention(image, image, image, spacing=0.013),
+            ValueError,
+            "spacing: got 0.013, needed a ratio",
+        ),
+        (lambda: GroupCrossAttention(image, image, image, spacing="2"), ValueError, "spacing: got '2'"),
+        (lambda: GroupCrossAttention(image, image, image, backend="fast"), ValueError, "backend: got 'fast'"),
+        (
+            lambda: GroupCrossAttention(image, image, image, heads=2),
+            TypeError,
+            "heads: GroupCrossAttention has no such",
+        ),
+        (
+            lambda: GroupCrossAttention(image, image, image, 1, 3, encoding=ConvolutionalEncoding()),
+            ValueError,
+            "encoding: got ConvolutionalEncoding",
+        ),
+        (
+            lambda: GroupCrossAttention(
+                image, image, image, encoding=RotaryEncoding(constant_keys=True), head_fields=4
+            ),
+            ValueError,
+            "encoding: got RotaryEncoding",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()
+    layer = GroupCrossAttention(tokens, image, tokens).double()
+    x, y = random_field(tokens, 3), random_field(image, 4, 4)
+    mask = torch.zeros(2, 4, 4, dtype=torch.bool)
+    for call, error, message in (
+        (lambda: layer(x.tensor, y), TypeError, "queries: GroupCrossAttention got Tensor"),
+        (lambda: layer(x, x), ValueError, "keys: GroupCrossAttention got a tensor on the gspace"),
+        (lambda: layer(x, random_field(image, 4, 4, batch=3)), ValueError, "keys: got 3 images, and there are 2"),
+        (lambda: layer(x, y, random_field(image, 3, 3)), ValueError, "values: got shape .* needed .2, 8, 4, 4."),
+        (lambda: layer(x, image(y.tensor.float())), TypeError, "keys: .* got a tensor of float32"),
+        (lambda: layer(x, y, key_padding_mask=mask.float()), TypeError, "key_padding_mask: got torch.float32"),
+        (lambda: layer(x, y, key_padding_mask=mask[:, 0]), ValueError, "key_padding_mask: got shape .2, 4., needed"),
+        (lambda: layer.attention_maps(x, y, [(0, 0)]), ValueError, "positions: got 2 indices each, needed 1"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    apart = GroupCrossAttention(tokens, image, tokens, value_type=scalars(C4, 1)).double()
+    with pytest.raises(ValueError, match="values: got None, needed features of type"):
+        apart(x, y)
