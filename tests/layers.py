@@ -22,6 +22,7 @@ FIELDS, SCALARS, SCALES = spaces.regular(D4, 2), spaces.scalars(D4, 2), ea.Scale
 EDGES = torch.tensor([[0, 1, 2, 2, 4, 5, 6, 7, 8, 1], [1, 2, 0, 3, 5, 6, 7, 8, 4, 1]])
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
 TABLES = torch.linspace(-1, 1, 50).view(2, 5, 5, 1)
+CONDITION = torch.linspace(-1, 1, 6).view(2, 3)
 MASK = torch.tensor([True, True, True, False, True, True, True, False, True])
 
 
@@ -134,6 +135,10 @@ CASES = {
     "AttentiveConv, channel": Case(lambda: ea.AttentiveConv(FIELDS, FIELDS, 3, spatial=False, ratio=1)),
     "AttentiveConv, spatial": Case(lambda: ea.AttentiveConv(SCALARS, FIELDS, 3, channel=False)),
     "AntialiasedPool": Case(lambda: ea.AntialiasedPool(FIELDS)),
+    "ConditionedFieldNorm": Case(
+        lambda: ea.ConditionedFieldNorm(spaces.mixed(D4), 3), arguments={"condition": CONDITION}
+    ),
+    "ConditionedGate": Case(lambda: ea.ConditionedGate(FIELDS, 3), arguments={"condition": CONDITION}),
     "Crop": Case(lambda: ea.Crop(FIELDS, 1)),
     "DilationLiftingSelfAttention": Case(lambda: ea.DilationLiftingSelfAttention(SCALARS, FIELDS, SCALES, 1, 3)),
     "DilationSelfAttention": Case(lambda: ea.DilationSelfAttention(FIELDS, FIELDS, SCALES, 1, 3), shape=(2, 9, 9)),

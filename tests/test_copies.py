@@ -9,7 +9,7 @@ import torch
 from escnn.nn import GeometricTensor
 
 from escnn_attention.models import HamiltonianNetwork
-from tests.layers import CASES, Case
+from tests.layers import CASES, Case, there
 
 EXPORTED = [name for name, case in CASES.items() if not case.training and name != "HamiltonianNetwork"]
 
@@ -43,6 +43,11 @@ def of_state(module: torch.nn.Module, case: Case) -> torch.nn.Module:
     return new
 
 
+def arguments(case: Case) -> dict:
+    """The other arguments of a case, in the precision of its features."""
+    return {name: there(value, torch.empty(0, dtype=torch.float64)) for name, value in case.arguments.items()}
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled, saved, of_state])
 @pytest.mark.parametrize("name", CASES)
@@ -68,7 +73,7 @@ def test_exports_compute_the_same_and_hold_no_module_of_escnn(name):
     assert not exported.training
     assert not module.training  # escnn's convention
     assert not any(type(part).__module__.startswith("escnn.") for part in exported.modules())
-    torch.testing.assert_close(exported(*case.inputs(module), **case.arguments), output(case, module.eval()))
+    torch.testing.assert_close(exported(*case.inputs(module), **arguments(case)), output(case, module.eval()))
 
 
 @pytest.mark.sampled
@@ -79,5 +84,5 @@ def test_shapes_are_known_before(name):
     assert not isinstance(module, HamiltonianNetwork)
     torch.manual_seed(2)
     x = case.inputs(module)
-    y = module(GeometricTensor(x[0], module.in_type, *x[1:]), **case.arguments)
+    y = module(GeometricTensor(x[0], module.in_type, *x[1:]), **arguments(case))
     assert module.evaluate_output_shape(tuple(x[0].shape)) == tuple(y.shape)

@@ -60,7 +60,7 @@ def fake(output: Function, module: nn.Module, inputs: list[Tensor]) -> None:
     """Without numbers, where none decide what is done: neighbours, random rotations, escnn's bases."""
     if len(inputs) > 1 or module.training or isinstance(module, _WITH_BASES):
         return
-    with FakeTensorMode() as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         fakes = {name: mode.from_tensor(t) for name, t in tensors.items()}
         inputs = [mode.from_tensor(t) for t in inputs]
@@ -132,16 +132,21 @@ def _gradients(loss: Function, weights: dict[str, Tensor], inputs: list[Tensor])
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted, strict=True)]
 
 
+def _takes_features_alone(module: nn.Module, inputs: list[Tensor]) -> bool:
+    """Whether the export of a module takes one tensor, for which its mode is right."""
+    return len(inputs) == 1 and not module.training and getattr(module, "condition", None) is None
+
+
 def exported(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
     """A layer on grids by ``torch.export``."""
-    if len(inputs) > 1 or module.training:
+    if not _takes_features_alone(module, inputs):
         return None
     plain = copy.deepcopy(module).export()
     return torch.export.export(plain, tuple(inputs)).module()(*inputs)
 
 
 def compiled(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor | None:
-    if len(inputs) > 1 or module.training:
+    if not _takes_features_alone(module, inputs):
         return None
     torch._dynamo.reset()
     return torch.compile(copy.deepcopy(module).export(), backend="aot_eager")(*inputs)

@@ -1,6 +1,7 @@
 """The equivariant modules, one concept a file."""
 
 from escnn_attention.nn.attentive import AttentionMaps, AttentiveConv, FeatureAttention, PoseAttention
+from escnn_attention.nn.conditioning import ConditionedFieldNorm, ConditionedGate
 from escnn_attention.nn.convolution import attention_from_convolution
 from escnn_attention.nn.cross_attention import GroupCrossAttention
 from escnn_attention.nn.cuda_graphs import CudaGraphs
@@ -31,6 +32,8 @@ __all__ = [
     "AttentionMaps",
     "AttentionPool",
     "AttentiveConv",
+    "ConditionedFieldNorm",
+    "ConditionedGate",
     "Crop",
     "CudaGraphs",
     "DilationLiftingSelfAttention",
