@@ -221,6 +221,12 @@ CASES = {
             last_activation=True,
         )
     ),
+    "PointTransformerBlock, condition": on_points(
+        lambda: ea.PointTransformerBlock(FIELDS, SCALARS, num_heads=2, drop_path=0.1, condition=3),
+        batch=BATCH,
+        mask=MASK,
+        condition=CONDITION,
+    ),
     "PoseAttention": Case(lambda: ea.PoseAttention(FIELDS)),
     "PoseFeedForward": Case(lambda: ea.PoseFeedForward(FIELDS, FIELDS, 2)),
     "PositionEmbedding": Case(lambda: ea.PositionEmbedding(spaces.mixed(D4), channels=3)),
@@ -239,6 +245,10 @@ CASES = {
         lambda: ea.TransformerBlock(
             FIELDS, FIELDS, 2, 3, layer_scale=0.1, drop_path=0.1, norm_kind="rms", norm="pre", qk_norm=True
         )
+    ),
+    "TransformerBlock, condition": Case(
+        lambda: ea.TransformerBlock(FIELDS, spaces.mixed(D4), 2, 3, norm="pre", head_fields=3, condition=3),
+        arguments={"condition": CONDITION},
     ),
     "TransformerBlock": Case(lambda: ea.TransformerBlock(FIELDS, FIELDS, 2, 3)),
     "attention_from_convolution": Case(from_convolution),

@@ -324,7 +324,8 @@ def _check_equivariant(pool: Pool | None, head: _Head) -> None:
 
 def _options(attention: Mapping[str, Any] | None) -> dict[str, Any]:
     options = dict(attention or {})
-    known = [n for n in block_options() if n not in _EXPLICIT]
+    # The network has no condition to call its blocks with.
+    known = [n for n in block_options() if n not in (*_EXPLICIT, "condition")]
     for name in options:
         if name not in known:
             own = ", an argument of the network itself" if name in _EXPLICIT else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from escnn.nn import FieldType, GeometricTensor
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor
 
 from escnn_attention._checks import check_int
@@ -14,11 +16,18 @@ from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.groups.fibers import invariant_vectors
 from escnn_attention.nn.arguments import check_field, check_input, check_type
 from escnn_attention.nn.module import PlainModule
-from escnn_attention.nn.norms import FieldLayerNorm, field_of_channels
+from escnn_attention.nn.norms import BlockNorm, FieldLayerNorm, field_of_channels, norm_of
 from escnn_attention.plain.conditioning import ConditionedNorm, Modulation
 from escnn_attention.plain.norms import NormKind, NormScope
 
-__all__ = ["ConditionedFieldNorm", "ConditionedGate", "check_condition"]
+__all__ = [
+    "ConditionedFieldNorm",
+    "ConditionedGate",
+    "block_norms",
+    "check_condition",
+    "check_condition_size",
+    "condition_of",
+]
 
 
 class _Conditioned(PlainModule):
@@ -241,3 +250,34 @@ def _check_numbers(condition: Tensor, x: Tensor) -> None:
         raise ValueError(f"condition: got a tensor on {condition.device}, needed one on {x.device}, as input is")
     if condition.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
         raise TypeError(f"condition: got {condition.dtype}, needed {x.dtype}, as input has")
+
+
+def check_condition_size(condition: Any, norm_kind: BlockNorm | None, norm: str = "pre") -> int | None:
+    """The number of components of a condition, if a block with such norms can have one; None without."""
+    if condition is None:
+        return None
+    if norm != "pre" or norm_kind == "batch":
+        got = f"norm={norm!r}" if norm != "pre" else 'norm_kind="batch"'
+        raise ValueError(f'condition: got {condition!r} with {got}, needed norm="pre" with layer norms')
+    return check_int("condition", condition)
+
+
+def block_norms(
+    kind: BlockNorm | None, scope: NormScope, eps: float, condition: int | None
+) -> Callable[[FieldType], EquivariantModule]:
+    """What makes the norms of a block, of given types."""
+    if condition is None or kind == "batch":
+        return partial(norm_of, kind=kind, scope=scope, eps=eps)
+    return partial(ConditionedFieldNorm, n=condition, scope=scope, kind=kind, eps=eps)
+
+
+def condition_of(
+    block: EquivariantModule, size: int | None, condition: Any, x: GeometricTensor, batch: Tensor | None = None
+) -> Tensor:
+    """The tensor of the condition of a block, if it needs one and got one that fits its features."""
+    name = type(block).__name__
+    if size is None:
+        raise ValueError(f"condition: {name} got one and has none; leave it out, or make the block with condition=n")
+    if condition is None:
+        raise ValueError(f"condition: {name} got None, needed vectors of {size} components: it has condition={size}")
+    return check_condition(condition, size, x, batch)

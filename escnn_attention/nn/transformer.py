@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from escnn.group import GroupElement
@@ -35,8 +34,15 @@ from escnn_attention.nn.arguments import (
     choose_attention,
     option_names,
 )
+from escnn_attention.nn.conditioning import (
+    ConditionedFieldNorm,
+    ConditionedGate,
+    block_norms,
+    check_condition_size,
+    condition_of,
+)
 from escnn_attention.nn.module import GridModule
-from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind, norm_of
+from escnn_attention.nn.norms import BlockNorm, FieldBatchNorm, FieldLayerNorm, check_norm_kind
 from escnn_attention.nn.point_attention import PointAttentiveConv, PointSelfAttention
 from escnn_attention.nn.point_module import PointModule, check_cloud
 from escnn_attention.nn.pointwise import (
@@ -51,8 +57,11 @@ from escnn_attention.nn.pointwise import (
 )
 from escnn_attention.nn.resample import Crop
 from escnn_attention.nn.self_attention import GroupSelfAttention
+from escnn_attention.plain.blocks import ConditionedPointTransformerBlock as PlainConditionedPointBlock
+from escnn_attention.plain.blocks import ConditionedTransformerBlock as PlainConditionedBlock
 from escnn_attention.plain.blocks import PointTransformerBlock as PlainPointTransformerBlock
 from escnn_attention.plain.blocks import TransformerBlock as PlainTransformerBlock
+from escnn_attention.plain.blocks import conditioned_present
 from escnn_attention.plain.norms import NormScope
 from escnn_attention.plain.point_attention import PointModule as PlainPointModule
 from escnn_attention.plain.point_attention import compute_present
@@ -117,9 +126,18 @@ class TransformerBlock(GridModule):
         drop_path: the probability with which a branch is left out in training, for a sample as a whole
             (:class:`DropPath`).
         crop: the margin to take off every side of the grid once y is there, as the published GSA-Nets do.
-        options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
-            ``samples`` of the attention and of the pointwise network; and the other options of
-            :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding`` and ``qk_norm``.
+        options: ``condition``, as below; ``attention_dropout``, the dropout of the attention probabilities;
+            ``projection``, ``bias`` and ``samples`` of the attention and of the pointwise network; and the other
+            options of :class:`GroupSelfAttention`, such as ``head_fields``, ``query``, ``keys``, ``encoding`` and
+            ``qk_norm``.
+
+    With ``condition=n`` and ``norm="pre"`` the block is that of adaLN-Zero. It is called with vectors c of n
+    invariants, each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate` :math:`g_i(c)` multiplies
+    each branch. It is its shortcut at first.
+
+    .. math::
+        y &= \mathrm{shortcut}(x) + g_1(c)\,\mathrm{Dropout}(\mathrm{Attention}(\mathrm{LN}(x; c))) \\
+        z &= y + g_2(c)\,\mathrm{Dropout}(W_2\,\sigma(W_1\,\mathrm{LN}(y; c)))
 
     Shape:
         ``(B, in_type.size, *space)`` to ``(B, out_type.size, *(n - 2 * crop for n in space))``.
@@ -140,10 +158,16 @@ class TransformerBlock(GridModule):
         >>> convolution = AttentiveConv(fields, fields, kernel_size=3, padding=1)
         >>> TransformerBlock(fields, fields, attention=convolution)(fields(torch.randn(1, 32, 9, 9))).shape
         torch.Size([1, 32, 9, 9])
+        >>> block = TransformerBlock(fields, fields, 2, kernel_size=5, norm="pre", condition=16)
+        >>> block(fields(torch.randn(3, 32, 9, 9)), condition=torch.randn(3, 16)).shape
+        torch.Size([3, 32, 9, 9])
 
     Source: Romero and Cordonnier, ICLR 2021, Figure F.1; Xiong et al., "On Layer Normalization in the Transformer
-    Architecture", ICML 2020, for the pre-norm.
+    Architecture", ICML 2020, for the pre-norm; Peebles and Xie, "Scalable Diffusion Models with Transformers", ICCV
+    2023, for adaLN-Zero.
     """
+
+    condition: int | None
 
     def __init__(
         self,
@@ -171,9 +195,11 @@ class TransformerBlock(GridModule):
         dropout = check_probability("dropout", dropout)
         check_options(type(self).__name__, options, grid_block_options())
         attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
+        self.condition = check_condition_size(options.pop("condition", None), norm_kind, norm)
         shared = {name: options.pop(name) for name in SHARED if name in options}
         kind = check_norm_kind(norm_kind, norm_scope)
-        norm_for = partial(norm_of, kind=kind, scope=_choose_scope(norm, norm_scope, in_type, out_type), eps=norm_eps)
+        scope = _choose_scope(norm, norm_scope, in_type, out_type)
+        norm_for = block_norms(kind, scope, norm_eps, self.condition)
         self.norm = norm
         if attention is None:
             layer: EquivariantModule = GroupSelfAttention(
@@ -189,7 +215,13 @@ class TransformerBlock(GridModule):
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         feed_forward = _feed_forward(out_type, norm, norm_for, hidden_fields, nonlinear, **shared)
         nonlinearity = [activation_of(in_type, activation)] if norm == "gsa" else []
-        self.before = SequentialModule(norm_for(in_type), *nonlinearity)
+        if self.condition is None:
+            self.before: EquivariantModule = SequentialModule(norm_for(in_type), *nonlinearity)
+        else:
+            self.before = norm_for(in_type)
+            self.feed_forward_norm, *feed_forward = feed_forward
+            self.attention_gate = ConditionedGate(out_type, self.condition)
+            self.feed_forward_gate = ConditionedGate(out_type, self.condition)
         self.attention = layer
         after = [norm_for(out_type), activation_of(out_type, activation)] if norm == "gsa" else []
         self.after = SequentialModule(*after, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale, drop_path))
@@ -198,31 +230,48 @@ class TransformerBlock(GridModule):
         tail = [dropout_of(out_type, dropout)] if norm == "pre" else []
         self.feed_forward = SequentialModule(*feed_forward, *tail, *ends_of(out_type, layer_scale, drop_path))
 
-    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
+    def forward(
+        self,
+        input: GeometricTensor,
+        mask: Tensor | None = None,
+        condition: Tensor | GeometricTensor | None = None,
+    ) -> GeometricTensor:
         """Apply the block.
 
         Args:
             input: features of type ``in_type`` on a grid.
             mask: ``(B, *space)``, False for positions that are not there: see :meth:`GroupSelfAttention.forward`. With
                 norms at each position by itself.
+            condition: of a block with a ``condition`` n: ``(B, n)``, or for each position ``(B, n, *space)`` or n
+                trivial fields on the grid, where no margin is taken off.
 
         Returns:
             features of type ``out_type``, on the same grid but for its margin.
 
         Raises:
-            TypeError: ``input`` is not a GeometricTensor.
+            TypeError: ``input`` is not a GeometricTensor, or ``condition`` no tensor of its precision.
             ValueError: it has another gspace or type, lies on scattered points, or nothing is left of it by ``crop``;
-                a mask of another shape, or for norms over positions.
+                a mask of another shape, or for norms over positions; a condition of another shape, one for a block
+                that has none, or none for one that has.
         """
         x = check_input(input, self.in_type, self)
         if mask is not None:
             check_mask(mask, x.tensor)
             for norm in self.modules():
-                if isinstance(norm, FieldBatchNorm) or (isinstance(norm, FieldLayerNorm) and not norm.pointwise):
+                layer_norm = isinstance(norm, (FieldLayerNorm, ConditionedFieldNorm))
+                if isinstance(norm, FieldBatchNorm) or (layer_norm and not norm.pointwise):
                     raise ValueError(
                         'mask: got one, and norms of this block are over positions; needed norm_scope="position"'
                     )
-        return GeometricTensor(on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask), self.out_type)
+        if condition is None and self.condition is None:
+            return GeometricTensor(on_tensors(self, PlainTransformerBlock.forward, x.tensor, mask), self.out_type)
+        rows = condition_of(self, self.condition, condition, x)
+        if self.crop.margin and rows.dim() > 2:
+            raise ValueError(
+                f"condition: got one for each position, of which crop={self.crop.margin} takes some off; needed "
+                f"{(x.shape[0], self.condition)}"
+            )
+        return GeometricTensor(on_tensors(self, PlainConditionedBlock.forward, x.tensor, rows, mask), self.out_type)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output for an input of this shape."""
@@ -233,8 +282,10 @@ class TransformerBlock(GridModule):
         input: GeometricTensor,
         positions: Sequence[Sequence[int]] | Tensor,
         poses: Sequence[int | GroupElement] | None = None,
+        *,
+        condition: Tensor | GeometricTensor | None = None,
     ) -> Tensor:
-        """The attention of chosen queries of the block, for an input of the block.
+        """The attention of chosen queries of the block, for an input, and a condition, of the block.
 
         See :meth:`GroupSelfAttention.attention_maps`.
 
@@ -244,19 +295,26 @@ class TransformerBlock(GridModule):
         x = check_input(input, self.in_type, self)
         if not isinstance(self.attention, GroupSelfAttention):
             raise TypeError(f"attention: {type(self.attention).__name__} has no such maps, needed GroupSelfAttention")
-        return self.attention.attention_maps(self.before(x), positions, poses)
+        if condition is None and self.condition is None:
+            return self.attention.attention_maps(self.before(x), positions, poses)
+        normed = self.before(x, condition_of(self, self.condition, condition, x))
+        return self.attention.attention_maps(normed, positions, poses)
 
     def export(self) -> torch.nn.Module:
-        """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`."""
-        return exported_parts(self, PlainTransformerBlock)
+        """A copy as a plain torch module in eval mode: see :meth:`GroupSelfAttention.export`.
+
+        That of a block with a condition maps ``(x, condition, mask=None)`` to features.
+        """
+        return exported_parts(self, PlainTransformerBlock if self.condition is None else PlainConditionedBlock)
 
     def extra_repr(self) -> str:
-        return f"norm={self.norm!r}, crop={self.crop.margin}"
+        condition = "" if self.condition is None else f", condition={self.condition}"
+        return f"norm={self.norm!r}, crop={self.crop.margin}{condition}"
 
 
 def grid_block_options() -> list[str]:
     """The names of all options of a :class:`TransformerBlock`, those of its attention included."""
-    own = [*option_names(TransformerBlock), "attention_dropout"]
+    own = [*option_names(TransformerBlock), "attention_dropout", "condition"]
     return [*own, *(n for n in option_names(GroupSelfAttention) if n not in own)]
 
 
@@ -272,7 +330,8 @@ def each_block(block: Mapping[str, Any] | None, blocks: int, taken: Collection[s
         TypeError: there is no such option, or the network has an argument for it.
     """
     options = dict(block or {})
-    check_options("block", options, [n for n in grid_block_options() if n not in taken])
+    # A network has no condition to call its blocks with.
+    check_options("block", options, [n for n in grid_block_options() if n not in (*taken, "condition")])
     rates = depth_rates(options.pop("drop_path", 0.0), blocks)
     return [{**options, "drop_path": rate} if rate else options for rate in rates]
 
@@ -335,10 +394,12 @@ class PointBlock(PointModule):
 
     Attributes:
         plain_type: the plain module with the same parts, whose computation it is.
+        condition: the number of components of the condition; None for a block without.
     """
 
-    plain_type: ClassVar[type[PlainPointModule]] = PlainPointTransformerBlock
+    plain_type: type[PlainPointModule] | type[PlainConditionedPointBlock] = PlainPointTransformerBlock
     attention: EquivariantModule
+    condition: int | None = None
 
     def forward(
         self,
@@ -349,15 +410,25 @@ class PointBlock(PointModule):
         mask: Tensor | None = None,
         measure: Tensor | None = None,
         edge_attr: Tensor | None = None,
+        condition: Tensor | GeometricTensor | None = None,
     ) -> GeometricTensor:
-        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`.
+        """Apply the block; the arguments are those of :meth:`PointSelfAttention.forward`, and a condition.
 
         The output at points that a mask hides is zero.
+
+        A block with a ``condition`` n needs one: ``(clouds, n)`` with ``batch``, ``(1, n)`` for a single cloud, or
+        ``(N, n)``, one for each point; or n trivial fields at the points. A tensor with as many rows as there are
+        points has one for each point. Errors are those of :meth:`ConditionedFieldNorm.forward`.
         """
         x = check_points(x, self.in_type, self)
         if mask is not None:
             kept(check_cloud, x.coords, edge_index, batch, mask, measure, edge_attr)
-        y = compute_present(self._compute, x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+        arguments = (x.tensor, x.coords, edge_index, batch, mask, measure, edge_attr)
+        if condition is None and self.condition is None:
+            y = compute_present(self._compute, *arguments)
+        else:
+            rows = condition_of(self, self.condition, condition, x, batch)
+            y = conditioned_present(self._compute, *arguments, condition=rows)
         return GeometricTensor(y, self.out_type, x.coords)
 
     def _compute(self, x: Tensor, coords: Tensor, *others: Tensor | None) -> Tensor:
@@ -407,6 +478,9 @@ class PointTransformerBlock(PointBlock):
         layer_scale: the gains at first of a :class:`LayerScale` at the end of both branches; None for no gains.
         drop_path: the probability with which a branch is left out in training, for a cloud as a whole
             (:class:`DropPath`).
+        condition: None, or a number n: the block is then that of adaLN-Zero, is called with vectors of n invariants and
+            is its shortcut at first. Each LN is a :class:`ConditionedFieldNorm`, and a :class:`ConditionedGate`
+            multiplies each branch, as in :class:`TransformerBlock`.
         options: ``attention_dropout``, the dropout of the attention probabilities; ``projection``, ``bias`` and
             ``samples`` of the attention and of the pointwise network; and the other options of
             :class:`PointSelfAttention`, such as ``head_fields``, ``radius``, ``encoding`` and ``edge_dim``. With
@@ -449,10 +523,12 @@ class PointTransformerBlock(PointBlock):
         norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
+        condition: int | None = None,
         **options: Any,
     ):
         super().__init__(check_type("in_type", in_type), check_type("out_type", out_type))
         dropout = check_probability("dropout", dropout)
+        self.condition = check_condition_size(condition, norm_kind)
         check_options(type(self).__name__, options, block_options())
         attention_dropout = check_probability("attention_dropout", options.pop("attention_dropout", 0.0))
         shared: dict[str, Any] = {name: options.pop(name) for name in SHARED if name in options}
@@ -473,7 +549,7 @@ class PointTransformerBlock(PointBlock):
         check_int("hidden_fields", hidden_fields)
         nonlinear: dict[str, Any] = {"activation": activation, "last_activation": last_activation}
         network = pointwise_network(out_type, hidden_fields, **shared, **nonlinear)
-        norm_for = partial(norm_of, kind=check_norm_kind(norm_kind), eps=norm_eps)
+        norm_for = block_norms(check_norm_kind(norm_kind), "position", norm_eps, condition)
         gains = ends_of(out_type, layer_scale)
         self.attention = layer
         self.norm = norm_for(in_type)
@@ -481,8 +557,14 @@ class PointTransformerBlock(PointBlock):
         if gains:
             self.after = SequentialModule(self.after, *gains)
         self.shortcut = shortcut_of(in_type, out_type, shared.get("projection", "group"))
+        last_norm = [norm_for(out_type)]
+        if condition is not None:
+            self.plain_type = PlainConditionedPointBlock
+            self.feed_forward_norm = last_norm.pop()
+            self.attention_gate = ConditionedGate(out_type, condition)
+            self.feed_forward_gate = ConditionedGate(out_type, condition)
         self.feed_forward = SequentialModule(
-            norm_for(out_type), *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
+            *last_norm, *network, dropout_of(out_type, dropout), *ends_of(out_type, layer_scale)
         )
         self.drop_path = DropPath(out_type, check_probability("drop_path", drop_path))
 

@@ -2,12 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from escnn import group, gspaces
 from escnn.nn import FieldType, GeometricTensor
 
-from escnn_attention import ConditionedFieldNorm, ConditionedGate, FieldLayerNorm, sequence_space
+from escnn_attention import (
+    ConditionedFieldNorm,
+    ConditionedGate,
+    FieldLayerNorm,
+    PointTransformerBlock,
+    TransformerBlock,
+    sequence_space,
+)
 from tests import spaces
 
 C4, D4 = gspaces.rot2dOnR2(4), gspaces.flipRot2dOnR2(4)
@@ -288,3 +296,267 @@ def test_repr():
     fields = spaces.regular(C4, 2)
     assert repr(ConditionedFieldNorm(fields, 5)).endswith("n=5, scope='position', eps=1e-05)")
     assert repr(ConditionedGate(fields, 5)).endswith("n=5)")
+
+
+def perturbed(module):
+    """With weights that are all in use, and of the size that they have."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double().eval()
+
+
+def block_on(fields, out=None, **options):
+    """A block that attends to all positions, between few heads."""
+    options = {"norm": "pre", "kernel_size": None, "head_fields": 2, "hidden_fields": 1, "condition": N, **options}
+    return TransformerBlock(fields, out or fields, **options)
+
+
+def grid_error(block, x, condition):
+    return spaces.grid_error(lambda x: block(x, condition=condition), x)
+
+
+BLOCKS = {
+    "C4": (lambda: C4, (4, 4), {}),
+    "D4": (lambda: D4, (3, 3), {"kernel_size": 3}),
+    "C8 sequences": (lambda: sequence_space(group.cyclic_group(8)), (6,), {"kernel_size": 3}),
+    "octahedral": (gspaces.octaOnR3, (2, 2, 2), {"encoding": "none"}),
+    "icosahedral sequences": (lambda: sequence_space(group.ico_group()), (3,), {}),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_equivariant_for_any_weights(name):
+    make, shape, options = BLOCKS[name]
+    gspace = make()
+    fields, out = mixture(gspace), mixture(gspace)
+    block, x = perturbed(block_on(fields, out, **options)), spaces.random_field(fields, *shape)
+    condition = torch.randn(2, N).double()
+    assert grid_error(block, x, condition) < 1e-10
+    assert (block(x, condition=condition).tensor - block(x, condition=-condition).tensor).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("part", ["before", "attention_gate", "feed_forward_norm", "feed_forward_gate"])
+def test_a_scale_for_each_pose_in_a_block_would_break_it(part):
+    """The negative control."""
+    fields = spaces.regular(C4, 2)
+    block, x, condition = perturbed(block_on(fields)), spaces.random_field(fields, 4, 4), torch.randn(2, N).double()
+    assert grid_error(block, x, condition) < 1e-10
+    plain = getattr(block, part).plain
+    plain = plain if "gate" in part else plain.modulation
+    plain.field, plain.fields, plain.invariants = torch.arange(8), 8, None
+    plain.linear = drawn(torch.nn.Linear(N, 8))
+    assert grid_error(block, x, condition) > 1e-3
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_at_first_a_block_is_its_shortcut(same):
+    fields = spaces.regular(C4, 2)
+    out = fields if same else FieldType(C4, 2 * [C4.irrep(1)])
+    x = spaces.random_field(fields, 4, 4, dtype=torch.float32)
+    block = block_on(fields, out)
+    assert torch.equal(block(x, condition=torch.randn(2, N)).tensor, block.shortcut(x).tensor)
+    points = GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
+    block = PointTransformerBlock(fields, out, condition=N)
+    y = block(points, batch=BATCH, condition=torch.randn(3, N))
+    assert torch.equal(y.tensor, block.shortcut(points).tensor)
+
+
+@pytest.mark.parametrize("at_positions", [False, True])
+def test_a_block_is_the_formula(at_positions):
+    """With gates and norms written out, and gradients."""
+    fields = spaces.regular(C4, 2)
+    block, x = perturbed(block_on(fields, layer_scale=0.5)), spaces.random_field(fields, 3, 3)
+    condition = torch.randn(2, N, *((3, 3) if at_positions else ())).double()
+    x.tensor.requires_grad_()
+
+    def numbers(part):
+        linear = getattr(part.plain, "modulation", part.plain).linear
+        full = condition if at_positions else condition[..., None, None]
+        return torch.einsum("ri,bihw->brhw", linear.weight, full) + linear.bias[:, None, None]
+
+    def each(values):
+        """Of every field, for its poses."""
+        return values.repeat_interleave(4, 1)
+
+    def normed(part, y):
+        centred = y - y.mean(1, keepdim=True)
+        shape, all_numbers = (centred.square().mean(1, keepdim=True) + 1e-5).sqrt(), numbers(part)
+        return fields((1 + each(all_numbers[:, :2])) * centred / shape + each(all_numbers[:, 2:]))
+
+    attended = block.after(block.attention(normed(block.before, x.tensor))).tensor
+    y = x.tensor + each(numbers(block.attention_gate)) * attended
+    branch = block.feed_forward(normed(block.feed_forward_norm, y)).tensor
+    expected = y + each(numbers(block.feed_forward_gate)) * branch
+    given = GeometricTensor(condition, spaces.scalars(C4, N)) if at_positions else condition
+    found = block(x, condition=given).tensor
+    torch.testing.assert_close(found, expected, **TIGHT)
+    wanted = [x.tensor, *block.parameters()]
+    gradients = [torch.autograd.grad(z.sin().sum(), wanted) for z in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_every_parameter_trains_once_gates_are_open():
+    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
+    block = perturbed(block_on(fields)).train()
+    (block(spaces.random_field(fields, 4, 4), condition=torch.randn(2, N).double()).tensor.sin().sum()).backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_masks_of_a_block():
+    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
+    block, x = perturbed(block_on(fields, kernel_size=3)), spaces.random_field(fields, 5, 5)
+    condition, mask = torch.randn(2, N).double(), torch.zeros(2, 5, 5, dtype=torch.bool)
+    mask[0, :3, :4] = mask[1, :, 1:] = True
+    y = block(x, mask, condition).tensor
+    assert not y.movedim(1, -1)[~mask].any()
+    alone = block(fields(x.tensor[:1, :, :3, :4]), condition=condition[:1]).tensor
+    torch.testing.assert_close(y[:1, :, :3, :4], alone)
+    torch.testing.assert_close(block.export()(x.tensor, condition, mask), y)
+    over_positions = block_on(fields, norm_scope="sample").double()
+    with pytest.raises(ValueError, match="mask: got one, and norms of this block are over positions"):
+        over_positions(x, mask, condition)
+
+
+def test_crops_of_a_block():
+    fields = spaces.regular(C4, 2)
+    block, x = perturbed(block_on(fields, kernel_size=3, crop=1)), spaces.random_field(fields, 5, 5)
+    condition = torch.randn(2, N).double()
+    assert block(x, condition=condition).shape == (2, 8, 3, 3)
+    assert block(x, torch.ones(2, 5, 5, dtype=torch.bool), condition).shape == (2, 8, 3, 3)
+    with pytest.raises(ValueError, match=r"condition: got one for each position, of which crop=1"):
+        block(x, condition=torch.randn(2, N, 5, 5).double())
+
+
+def test_attention_maps_of_a_block():
+    fields = spaces.regular(C4, 2)
+    block, x, condition = perturbed(block_on(fields)), spaces.random_field(fields, 3, 3), torch.randn(2, N).double()
+    maps = block.attention_maps(x, [(1, 1)], condition=condition)
+    torch.testing.assert_close(maps, block.attention.attention_maps(block.before(x, condition), [(1, 1)]))
+    with pytest.raises(ValueError, match="condition: TransformerBlock got None"):
+        block.attention_maps(x, [(1, 1)])
+
+
+@pytest.mark.sampled(1, of="exported files")
+def test_files_of_a_block(tmp_path):
+    """A program and what ONNX is made of it, of any number of images."""
+    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr])
+    block = perturbed(block_on(fields, kernel_size=3)).float()
+    plain, free = block.export(), {0: torch.export.Dim("batch", max=99)}
+    x, condition = torch.randn(3, fields.size, 4, 4), torch.randn(3, N)
+    program = torch.export.export(plain, (x[:2], condition[:2]), dynamic_shapes=(free, free), strict=False)
+    torch.export.save(program, tmp_path / "block.pt2")
+    expected = block(fields(x), condition=condition).tensor
+    loaded = torch.export.load(tmp_path / "block.pt2").module()
+    torch.testing.assert_close(loaded(x, condition), expected, rtol=1e-5, atol=1e-5)
+    session = pytest.importorskip("onnxruntime").InferenceSession(
+        torch.onnx.export(program, dynamo=True, verbose=False).model_proto.SerializeToString()
+    )
+    names = [argument.name for argument in session.get_inputs()]
+    (found,) = session.run(None, dict(zip(names, (x.numpy(), condition.numpy()), strict=True)))
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["C4", "octahedral", "icosahedral"])
+def test_blocks_at_points_are_equivariant_for_any_weights(name):
+    gspace = {"C4": lambda: C4, "octahedral": gspaces.octaOnR3, "icosahedral": gspaces.icoOnR3}[name]()
+    fields, d = mixture(gspace), gspace.dimensionality
+    if name == "icosahedral":
+        fields = FieldType(gspace, [gspace.trivial_repr, *gspace.fibergroup.irreps()[1:3]])
+    block = perturbed(PointTransformerBlock(fields, fields, head_fields=d + 1, hidden_fields=1, condition=N))
+    x = GeometricTensor(torch.randn(6, fields.size).double(), fields, torch.randn(6, d).double())
+    scalars = GeometricTensor(torch.randn(6, N).double(), spaces.scalars(gspace, N), x.coords)
+    for condition in (torch.randn(3, N).double(), scalars):
+        y = block(x, batch=BATCH, condition=condition)
+        for g in spaces.generators(gspace):
+            turned = condition.transform(g) if isinstance(condition, GeometricTensor) else condition
+            z = block(x.transform(g), batch=BATCH, condition=turned).tensor
+            assert (z - y.transform_fibers(g).tensor).abs().max() < 1e-10
+    block.attention_gate.plain.field = torch.arange(fields.size) % block.attention_gate.plain.fields
+    y = block(x, batch=BATCH, condition=scalars)
+    errors = [
+        block(x.transform(g), batch=BATCH, condition=scalars.transform(g)).tensor - y.transform_fibers(g).tensor
+        for g in spaces.generators(gspace)
+    ]
+    assert max(float(e.detach().abs().max()) for e in errors) > 1e-3  # the negative control
+
+
+def test_blocks_at_points_by_cloud_by_point_and_masked():
+    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1)])
+    block = perturbed(PointTransformerBlock(fields, fields, num_heads=1, head_fields=2, hidden_fields=1, condition=N))
+    x = GeometricTensor(torch.randn(6, 6).double(), fields, torch.randn(6, 2).double())
+    condition = torch.randn(3, N).double()
+    y = block(x, batch=BATCH, condition=condition).tensor
+    for cloud in range(3):
+        here = cloud == BATCH
+        part = GeometricTensor(x.tensor[here], fields, x.coords[here])
+        torch.testing.assert_close(block(part, condition=condition[[cloud]]).tensor, y[here])
+        if cloud == 1:
+            torch.testing.assert_close(block(part, condition=condition[BATCH][here]).tensor, y[here])
+    plain = block.export()
+    for rows in (condition, condition[BATCH]):
+        torch.testing.assert_close(block(x, batch=BATCH, condition=rows).tensor, y)
+        torch.testing.assert_close(plain(x.tensor, x.coords, batch=BATCH, condition=rows), y)
+    mask = torch.tensor([True, True, True, False, True, True])
+    spoilt = GeometricTensor(torch.where(mask[:, None], x.tensor, torch.nan), fields, x.coords)
+    less = GeometricTensor(x.tensor[mask], fields, x.coords[mask])
+    expected = block(less, batch=BATCH[mask], condition=condition).tensor
+    for rows in (condition, condition[BATCH]):
+        found = block(spoilt, batch=BATCH, mask=mask, condition=rows).tensor
+        torch.testing.assert_close(found[mask], expected)
+        assert not found[~mask].any()
+        torch.testing.assert_close(plain(spoilt.tensor, x.coords, batch=BATCH, mask=mask, condition=rows), found)
+    single = block(spoilt, mask=mask, condition=condition[:1]).tensor
+    torch.testing.assert_close(single[mask], block(less, condition=condition[:1]).tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"norm": "gsa"}, "condition: got 5 with norm='gsa', needed norm=\"pre\""),
+        ({"norm_kind": "batch"}, 'condition: got 5 with norm_kind="batch"'),
+        ({"condition": 0}, "condition: got 0, needed at least 1"),
+    ],
+)
+def test_blocks_that_can_have_no_condition(options, match):
+    with pytest.raises(ValueError, match=match):
+        block_on(spaces.regular(C4, 2), **options)
+    if "norm" not in options:
+        with pytest.raises(ValueError, match=match):
+            PointTransformerBlock(spaces.regular(C4, 2), spaces.regular(C4, 2), **{"condition": N, **options})
+
+
+def test_conditions_that_are_missing_or_too_many():
+    fields = spaces.regular(C4, 2)
+    x, points = fields(torch.randn(2, 8, 3, 3)), GeometricTensor(torch.randn(6, 8), fields, torch.randn(6, 2))
+    c = torch.randn(2, N)
+    with pytest.raises(ValueError, match="condition: TransformerBlock got None, needed vectors of 5"):
+        block_on(fields)(x)
+    with pytest.raises(ValueError, match="condition: TransformerBlock got one and has none"):
+        block_on(fields, condition=None)(x, condition=c)
+    with pytest.raises(ValueError, match="condition: PointTransformerBlock got None, needed vectors of 5"):
+        PointTransformerBlock(fields, fields, condition=N)(points)
+    with pytest.raises(ValueError, match="condition: PointTransformerBlock got one and has none"):
+        PointTransformerBlock(fields, fields)(points, condition=c)
+    with pytest.raises(ValueError, match="condition: got None, and the norms of this block need one"):
+        PointTransformerBlock(fields, fields, condition=N).export()(points.tensor, points.coords)
+    with pytest.raises(ValueError, match=r"condition: got shape \(2, 4\)"):
+        block_on(fields)(x, condition=torch.randn(2, 4))
+
+
+def test_networks_without_a_condition_refuse_blocks_with_one():
+    from escnn_attention.models import HybridNet, PointTransformer
+
+    with pytest.raises(TypeError, match="condition: block has no such option"):
+        HybridNet(C4, 1, 2, widths=(2, 2), convolutions=(1, 0), attention=(0, 1), block={"condition": 3})
+    with pytest.raises(TypeError, match="attention: got 'condition'"):
+        PointTransformer(C4, 2, 1, fields=2, num_blocks=1, num_heads=1, attention={"condition": 3})
+
+
+def test_blocks_without_a_condition_are_what_they_were():
+    fields = spaces.regular(C4, 2)
+    names = [name for name, _ in block_on(fields, condition=None).named_parameters()]
+    assert names[0] == "before.0.plain.weight"
+    assert not [name for name in names if "gate" in name or "linear" in name]
