@@ -261,6 +261,9 @@ CASES = {
     "HybridNet": Case(
         lambda: models.HybridNet(C4, 2, 3, widths=(2, 3), convolutions=(1, 1), attention=(0, 1), num_heads=1)
     ),
+    "FieldUNet": Case(
+        lambda: models.FieldUNet(C4, 2, FieldType(C4, [C4.irrep(1)]), widths=(2, 3), attention=(0, 1), num_heads=1)
+    ),
     "ResNet44": Case(
         lambda: models.ResNet44(C4, 2, 3, width=(1, 2, 3), blocks=1, attention="features"), shape=(2, 16, 16)
     ),

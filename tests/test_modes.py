@@ -28,7 +28,14 @@ Function = Callable[..., Tensor]
 
 # Networks with steerable convolutions, whose modules escnn tells apart by the numbers of their bases: functions of
 # their weights are for exports.
-_WITH_BASES = (models.AllCNNC, models.GroupCNN, models.GroupDenseNet, models.HybridNet, models.ResNet44)
+_WITH_BASES = (
+    models.AllCNNC,
+    models.FieldUNet,
+    models.GroupCNN,
+    models.GroupDenseNet,
+    models.HybridNet,
+    models.ResNet44,
+)
 
 
 def eager(output: Function, module: nn.Module, inputs: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from escnn.nn import (
@@ -27,6 +27,8 @@ from escnn_attention.exporting.mode import for_package
 from escnn_attention.exporting.packaged import linked, why_not_linked
 
 __all__ = ["compile_package", "exported", "exported_parts", "on_tensors"]
+
+_T = TypeVar("_T")
 
 
 def exported(module: EquivariantModule) -> torch.nn.Module:
@@ -95,8 +97,8 @@ def exported_parts(module: torch.nn.Module, plain_type: type[torch.nn.Module]) -
 
 
 def on_tensors(
-    module: torch.nn.Module, computation: Callable[..., Tensor], *arguments: Any, coords: Tensor | None = None
-) -> Tensor:
+    module: torch.nn.Module, computation: Callable[..., _T], *arguments: Any, coords: Tensor | None = None
+) -> _T:
     """The result of a method of a plain module, with the equivariant parts of ``module`` in place of its own.
 
     Args:

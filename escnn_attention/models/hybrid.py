@@ -23,7 +23,7 @@ from escnn_attention.nn.transformer import TransformerBlock, each_block
 from escnn_attention.plain.resample import AntialiasedPool as PlainAntialiasedPool
 from escnn_attention.plain.resample import PoolKind
 
-__all__ = ["CNN", "HybridNet"]
+__all__ = ["CNN", "HybridNet", "check_odd_widths", "steerable_convolution"]
 
 
 class HybridNet(EquivariantClassifier):
@@ -120,12 +120,12 @@ class HybridNet(EquivariantClassifier):
                 own = {"head_fields": -(-width // num_heads), **next(blocks)}
                 stages[name] = TransformerBlock(fields, wider, num_heads, kernel_size, **own)
             elif stages:
-                stages[name] = _convolution(fields, wider, conv_kernel)
+                stages[name] = steerable_convolution(fields, wider, conv_kernel)
             elif isinstance(stem, Mapping):
                 stages["lifting"] = _lifting(fields, wider, stem, options)
             else:
                 check_odd_widths(stem=stem)
-                stages[name] = _convolution(fields, wider, stem)
+                stages[name] = steerable_convolution(fields, wider, stem)
             fields = wider
         if attention[-1] and last_norm:
             stages["norm"] = norm_of(fields, check_norm_kind(options.get("norm_kind")))
@@ -189,7 +189,8 @@ def _last_stages(
     return stages
 
 
-def _convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
+def steerable_convolution(in_type: FieldType, out_type: FieldType, kernel_size: int) -> SequentialModule:
+    """A convolution of escnn that keeps the grid, batch norm and ReLU."""
     # Without recompute=True equal convolutions share a basis, and a change of precision would affect other networks.
     options = {"padding": kernel_size // 2, "bias": False, "recompute": True}
     convolution = _CONVOLUTIONS[in_type.gspace.dimensionality](in_type, out_type, kernel_size, **options)

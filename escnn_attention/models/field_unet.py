@@ -1,0 +1,229 @@
+"""U-shaped networks from fields to fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from escnn.gspaces import GSpace
+from escnn.nn import EquivariantModule, FieldType, GeometricTensor, SequentialModule
+from torch import Tensor
+
+from escnn_attention._checks import check_bool, check_int, check_ints, check_sequence
+from escnn_attention.exporting.modules import exported_parts, on_tensors
+from escnn_attention.models.classifier import images_of
+from escnn_attention.models.convolutions import image_type
+from escnn_attention.models.hybrid import check_odd_widths, steerable_convolution
+from escnn_attention.models.pretrained import PretrainedMixin
+from escnn_attention.nn.module import GridModule
+from escnn_attention.nn.pointwise import PoseLinear
+from escnn_attention.nn.resample import AntialiasedPool, HalvingPool
+from escnn_attention.nn.transformer import TransformerBlock, each_block
+from escnn_attention.plain.field_unet import UNet, Upsample
+
+__all__ = ["FeatureInfo", "FieldUNet"]
+
+
+class FeatureInfo(list[dict[str, Any]]):
+    """What a backbone gives at each level, the finest first, in the form of timm's ``feature_info``.
+
+    Each entry has ``num_chs``, the number of channels; ``reduction``, how many positions of the input along an axis
+    become one; and ``module``, the name of the layers.
+
+    Example:
+        >>> from escnn_attention.models import FieldUNet
+        >>> from escnn import gspaces
+        >>> backbone = FieldUNet(gspaces.rot2dOnR2(4), 3, None, widths=(2, 4), attention=(0, 0), features_only=True)
+        >>> backbone.feature_info.channels(), backbone.feature_info.reduction()
+        ([8, 16], [1, 2])
+    """
+
+    def channels(self) -> list[int]:
+        """The number of channels at each level."""
+        return [level["num_chs"] for level in self]
+
+    def reduction(self) -> list[int]:
+        """How many positions of the input along an axis become one, at each level."""
+        return [level["reduction"] for level in self]
+
+
+class FieldUNet(PretrainedMixin, GridModule):
+    r"""A U-shaped network from any fields to any fields on the same grid: segmentation, flows, dense regression.
+
+    An encoder of levels, each on half as many positions along every axis as the one above, and a decoder back:
+
+    .. math::
+        e_l &= E_l(\mathrm{pool}(e_{l-1})), \qquad d_L = e_L \\
+        d_l &= D_l(e_l \oplus \mathrm{up}(d_{l+1})), \qquad y = W d_1
+
+    :math:`E_l` and :math:`D_l` are steerable convolutions (with batch norm and ReLU) and then
+    :class:`TransformerBlock`\ s, between regular fields; W is an equivariant linear map at every position. Attention at
+    the coarse levels, where positions are few, sees the whole image at little cost.
+
+    Pooling and linear interpolation are symmetric about the centre of the grid, so that the network commutes with every
+    element of the fiber group that maps the grid onto itself, at every size. It commutes with translations, away from
+    the border, by multiples of :math:`2^{L-1}` positions.
+
+    Args:
+        gspace: the symmetry, of the plane or of space.
+        in_type: the type of the input: any fields, or a number of scalars.
+        out_type: the type of the output, likewise: scores of classes are scalars, velocities are vectors. None with
+            ``features_only``.
+        widths: the number of regular fields at each level, the finest first.
+        convolutions: the number of convolutions at each level, of the encoder and of the decoder.
+        attention: the number of attention blocks behind them, likewise.
+        conv_kernel: the odd width of the convolutions.
+        num_heads: the number of heads of the blocks.
+        kernel_size: the width of their windows; None for global attention.
+        block: further options of every :class:`TransformerBlock`, such as ``encoding``, ``keys``, ``dropout`` and
+            ``drop_path`` (of the last block; from 0 of the first it rises by equal steps). By default ``norm`` is
+            ``"pre"``, and ``head_fields`` the width divided by the number of heads, rounded up.
+        antialiased: whether the grid is halved by :class:`AntialiasedPool`, a blur, or by the means of
+            :class:`HalvingPool`.
+        features_only: whether the network gives the features of the decoder at all levels, the finest first, and has
+            ``feature_info``, as a backbone of timm.
+
+    Attributes:
+        feature_info: the channels and the reduction at each level.
+
+    Shape:
+        ``(B, in_type.size, *space)`` to ``(B, out_type.size, *space)``. A tensor gives a tensor, a ``GeometricTensor``
+        gives one.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: a type over another gspace, lists whose lengths do not agree, a level with nothing in it, an even
+            width of a kernel; on application, a grid that cannot be halved so often.
+        NotImplementedError: the fiber group is continuous.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention import assert_equivariant
+        >>> from escnn_attention.models import FieldUNet
+        >>> from escnn import gspaces, nn
+        >>> g = gspaces.rot2dOnR2(4)
+        >>> velocity = nn.FieldType(g, [g.irrep(1)])
+        >>> network = FieldUNet(g, velocity, velocity, widths=(2, 4), attention=(0, 1), num_heads=2)
+        >>> network(velocity(torch.randn(1, 2, 8, 8))).shape
+        torch.Size([1, 2, 8, 8])
+        >>> assert_equivariant(network, (1, 2, 9, 9), tolerance=1e-5)
+
+    Source: Ronneberger et al., "U-Net", MICCAI 2015; with attention at the coarse levels Dhariwal and Nichol,
+    "Diffusion Models Beat GANs on Image Synthesis", NeurIPS 2021; with steerable convolutions Weiler and Cesa, 2019.
+    """
+
+    def __init__(
+        self,
+        gspace: GSpace,
+        in_type: FieldType | int,
+        out_type: FieldType | int | None,
+        *,
+        widths: Sequence[int] = (8, 16, 32),
+        convolutions: Sequence[int] | int = 2,
+        attention: Sequence[int] = (0, 0, 1),
+        conv_kernel: int = 3,
+        num_heads: int = 4,
+        kernel_size: int | None = None,
+        block: Mapping[str, Any] | None = None,
+        antialiased: bool = True,
+        features_only: bool = False,
+    ):
+        given = _field_type("in_type", in_type, gspace)
+        regular = gspace.regular_repr
+        number = len(check_sequence("widths", widths, "one number for each level"))
+        check_ints("widths", widths, max(1, number), "one for each level")
+        blocks = check_ints("attention", attention, number, "one for each level", least=0)
+        convs = number * (convolutions,) if isinstance(convolutions, int) else convolutions
+        convs = check_ints("convolutions", convs, number, "one for each level", least=0)
+        for level, counts in enumerate(zip(convs, blocks, strict=True), start=1):
+            if not any(counts):
+                raise ValueError(f"convolutions, attention: level {level} has neither, needed one of them")
+        check_odd_widths(conv_kernel=conv_kernel)
+        check_int("num_heads", num_heads)
+        if check_bool("features_only", features_only) == (out_type is not None):
+            raise ValueError(
+                f"out_type: got {out_type!r} with features_only={features_only}, needed a type of the output, or None "
+                "with features_only=True"
+            )
+        types = [FieldType(gspace, width * [regular]) for width in widths]
+        target = types[0] if out_type is None else _field_type("out_type", out_type, gspace)
+        super().__init__(given, target)
+        self.gspace = gspace
+        taken = ("samples", "attention", "condition")
+        options = iter(each_block({"norm": "pre", **(block or {})}, 2 * sum(blocks) - blocks[-1], taken))
+        shared: dict[str, Any] = {"num_heads": num_heads, "kernel_size": kernel_size}
+
+        def layers(source: FieldType, level: int) -> SequentialModule:
+            wide, modules = types[level], list[EquivariantModule]()
+            for _ in range(convs[level]):
+                modules.append(steerable_convolution(source, wide, conv_kernel))
+                source = wide
+            for _ in range(blocks[level]):
+                own = {"head_fields": -(-len(wide) // num_heads), **shared, **next(options)}
+                modules.append(TransformerBlock(source, wide, **own))
+                source = wide
+            return SequentialModule(*modules)
+
+        sources = [given, *types[:-1]]
+        self.encoder = torch.nn.ModuleList(layers(source, level) for level, source in enumerate(sources))
+        halve = AntialiasedPool if check_bool("antialiased", antialiased) else HalvingPool
+        self.pools = torch.nn.ModuleList(halve(fields, "avg") for fields in types[:-1])
+        self.decoder = torch.nn.ModuleList(
+            layers(types[level] + types[level + 1], level) for level in reversed(range(number - 1))
+        )
+        self.upsample = Upsample()
+        self.head = None if features_only else PoseLinear(types[0], target)
+        self.feature_info = FeatureInfo(
+            {
+                "num_chs": fields.size,
+                "reduction": 2**level,
+                "module": f"decoder.{number - 2 - level}" if level < number - 1 else f"encoder.{level}",
+            }
+            for level, fields in enumerate(types)
+        )
+        self._types = types
+
+    def forward(self, input: GeometricTensor | Tensor) -> Any:
+        """The output, a ``GeometricTensor`` or a tensor as the input; with ``features_only`` a list of them.
+
+        Raises:
+            TypeError: a tensor of another precision than the network.
+            ValueError: a tensor of another type or shape, or a grid that cannot be halved so often.
+        """
+        x = images_of(input, self.in_type, self)
+        self.evaluate_output_shape(tuple(x.shape))
+        y = on_tensors(self, UNet.forward, x.tensor)
+        if isinstance(input, Tensor):
+            return y
+        if isinstance(y, Tensor):
+            return GeometricTensor(y, self.out_type)
+        return [GeometricTensor(t, fields) for t, fields in zip(y, self._types, strict=True)]
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output for an input of this shape, with the same grid."""
+        shape = super().evaluate_output_shape(input_shape)
+        space, least = shape[2:], 2 ** (len(self._types) - 1)
+        if min(space) < least:
+            raise ValueError(
+                f"input: a grid of {'×'.join(map(str, space))} cannot be halved {len(self._types) - 1} times, needed "
+                f"{least} positions or more along every axis"
+            )
+        return shape
+
+    def export(self) -> torch.nn.Module:
+        """A copy as a plain torch module in eval mode, on tensors ``(B, in_type.size, *space)``.
+
+        It gives the same values and needs no escnn, neither to run nor to be loaded.
+        """
+        return exported_parts(self, UNet)
+
+
+def _field_type(name: str, value: Any, gspace: GSpace) -> FieldType:
+    """A type over a gspace, or so many scalars."""
+    if not isinstance(value, FieldType):
+        return image_type(gspace, check_int(name, value))
+    image_type(gspace, 1)
+    if value.gspace != gspace:
+        raise ValueError(f"{name}: got a type over {value.gspace.name}, needed one over {gspace.name}")
+    return value

@@ -1,0 +1,137 @@
+"""U-shaped networks of fields."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from escnn import gspaces
+from escnn.nn import FieldType, GeometricTensor
+from torch.utils.checkpoint import checkpoint
+
+from escnn_attention import equivariance_report
+from escnn_attention.models import FieldUNet, from_pretrained
+from escnn_attention.plain.field_unet import Upsample
+
+SPACES = {
+    "C4": lambda: gspaces.rot2dOnR2(4),
+    "D4": lambda: gspaces.flipRot2dOnR2(4),
+    "mirror": gspaces.flip2dOnR2,
+    "octahedral": gspaces.octaOnR3,
+}
+SMALL = {"widths": (1, 2), "convolutions": 1, "attention": (0, 1), "num_heads": 1}
+
+
+def vectors(space):
+    return FieldType(space, [space.trivial_repr, space.basespace_action])
+
+
+def network_on(space, **options):
+    torch.manual_seed(0)
+    return FieldUNet(space, vectors(space), vectors(space), **{**SMALL, **options}).double().eval()
+
+
+def error_of(network, size):
+    shape = (2, network.in_type.size, *network.gspace.dimensionality * [size])
+    return equivariance_report(network, shape, layers=False).relative_error
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("size", [4, 5, 6, 7])
+@pytest.mark.parametrize("antialiased", [True, False])
+def test_attention_alone_is_exact_at_every_size(space, size, antialiased):
+    network = network_on(SPACES[space](), convolutions=0, attention=(1, 1), kernel_size=3, antialiased=antialiased)
+    assert error_of(network, size) < 1e-10
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("size", [4, 5, 6, 7])
+def test_with_convolutions(space, size):
+    # escnn's convolutions hold their bases in float32.
+    assert error_of(network_on(SPACES[space]()), size) < 1e-5
+
+
+def test_an_interpolation_from_one_corner_is_not_equivariant(monkeypatch):
+    network = network_on(gspaces.rot2dOnR2(4), convolutions=0, attention=(1, 1))
+    plain = Upsample.forward
+    monkeypatch.setattr(Upsample, "forward", lambda self, x, like: plain(self, x, like).roll(1, 2))
+    assert error_of(network, 8) > 1e-3
+
+
+def test_the_layers_are_joined_as_documented():
+    network = network_on(gspaces.rot2dOnR2(4), widths=(1, 2, 1), attention=(0, 1, 1))
+    x = network.in_type(torch.randn(2, 3, 9, 8).double())
+    fine = network.encoder[0](x)
+    middle = network.encoder[1](network.pools[0](fine))
+    coarse = network.encoder[2](network.pools[1](middle))
+    assert coarse.shape[2:] == (2, 2)
+    for skip, layers in zip((middle, fine), network.decoder, strict=True):
+        up = torch.nn.functional.interpolate(coarse.tensor, skip.shape[2:], mode="bilinear")
+        joined = torch.cat([skip.tensor, up], dim=1)
+        coarse = layers(GeometricTensor(joined, skip.type + coarse.type))
+    torch.testing.assert_close(network(x).tensor, network.head(coarse).tensor)
+    torch.testing.assert_close(network(x.tensor), network.head(coarse).tensor)
+
+
+def test_gradients_with_checkpointing():
+    network = network_on(gspaces.rot2dOnR2(4)).train()
+    x = torch.randn(2, 3, 6, 6).double().requires_grad_()
+    grads = [
+        torch.autograd.grad(f(x).square().sum(), [x, *network.parameters()])
+        for f in (network, lambda x: checkpoint(network, x, use_reentrant=False))
+    ]
+    torch.testing.assert_close(*grads)
+
+
+def test_features_of_a_backbone():
+    space = gspaces.rot2dOnR2(4)
+    backbone = FieldUNet(space, 3, None, widths=(1, 2, 4), attention=(0, 0, 1), num_heads=2, features_only=True)
+    x = torch.randn(2, 3, 8, 8)
+    maps = backbone(x)
+    assert [m.shape[1] for m in maps] == backbone.feature_info.channels() == [4, 8, 16]
+    assert [8 // m.shape[2] for m in maps] == backbone.feature_info.reduction() == [1, 2, 4]
+    fields = backbone(backbone.in_type(x))
+    assert [f.type.size for f in fields] == [4, 8, 16]
+    names = dict(backbone.named_modules())
+    assert [names[level["module"]][-1].out_type.size for level in backbone.feature_info] == [4, 8, 16]
+
+
+def test_saved_and_loaded(tmp_path):
+    network = network_on(gspaces.flipRot2dOnR2(4)).float()
+    network.save_pretrained(tmp_path)
+    x = torch.randn(1, 3, 5, 6)
+    torch.testing.assert_close(from_pretrained(tmp_path).eval()(x), network(x))
+
+
+@pytest.mark.parametrize("space", ["C4", "octahedral"])
+def test_exports(space):
+    network = network_on(SPACES[space]()).float()
+    plain = network.export()
+    x = torch.randn(2, network.in_type.size, *network.gspace.dimensionality * [6])
+    torch.testing.assert_close(plain(x), network(x))
+    program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    more = torch.randn(3, *x.shape[1:])
+    torch.testing.assert_close(program.module()(more), network(more), rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_fit():
+    space = gspaces.rot2dOnR2(4)
+    other = vectors(gspaces.rot2dOnR2(8))
+    for arguments, options, error, message in (
+        ((1, other), {}, ValueError, "out_type: .* C4"),
+        ((1, None), {}, ValueError, "out_type: .* features_only"),
+        ((1, 1), {"features_only": True}, ValueError, "out_type"),
+        ((1, 1), {"attention": (1,)}, ValueError, "attention: .* needed 2"),
+        ((1, 1), {"convolutions": (1, 0), "attention": (0, 0)}, ValueError, "level 2"),
+        ((1, 1), {"conv_kernel": 4}, ValueError, "conv_kernel: .* odd"),
+        ((1, 1), {"widths": ()}, ValueError, "widths"),
+        ((1, 1), {"block": {"condition": 3}}, TypeError, "condition"),
+        (("image", 1), {}, TypeError, "in_type: .* integer"),
+    ):
+        with pytest.raises(error, match=message):
+            FieldUNet(space, *arguments, **{**SMALL, **options})
+    with pytest.raises(ValueError, match="input: a grid of 1×8"):
+        network_on(space)(torch.randn(1, 3, 1, 8).double())
+    with pytest.raises(NotImplementedError):
+        FieldUNet(gspaces.rot2dOnR2(-1), 1, 1)
