@@ -185,6 +185,7 @@ CASES = {
     "PointSelfAttention, all": on_points(points(query="all")),
     "PointSelfAttention, radius": on_points(points(radius=1.5), batch=BATCH, mask=MASK),
     "PointSelfAttention, cutoff": on_points(points(radius=1.5, cutoff=True), batch=BATCH, mask=MASK),
+    "PointSelfAttention, period": on_points(points(radius=1.2, cutoff=True, period=2.5), batch=BATCH, mask=MASK),
     "PointSelfAttention, neighbours": on_points(points(num_neighbours=3, space=ON_R3), batch=BATCH, mask=MASK),
     "PointSelfAttention, edges": on_points(points("separable"), edge_index=EDGES),
     "PointSelfAttention, features of edges": on_points(

@@ -138,7 +138,7 @@ def _by_rule(places: Tensor, clouds: Chunk, rule: Neighbourhood) -> Chunk:
     x = rule.precise(places)
     # What is done to all pairs costs the most. A ball needs no masks of these: what fills up is far from all points,
     # and points are near themselves, also those that are nowhere, whose outputs say so then.
-    ball = few is None and rule.metric is None
+    ball = few is None and rule.metric is None and rule.period is None
     if ball:
         x = torch.where(x.isfinite(), x, _FAR)
     # Every coordinate by itself, so that numbers of pairs lie side by side.

@@ -30,6 +30,7 @@ __all__ = [
     "Neighbourhood",
     "Neighbours",
     "WholeClouds",
+    "nearest_image",
     "numbers_if_one",
     "numbers_of",
     "stretches",
@@ -228,11 +229,14 @@ class Neighbourhood:
             distance any is taken.
         metric: the distance of points ``(..., d)`` that broadcast against each other, ``(...)``; None for that of their
             coordinates.
+        period: of each coordinate, where the distance is that of the nearest images in a periodic box; None elsewhere,
+            and with a metric.
     """
 
     radius: float | None = None
     num_neighbours: int | None = None
     metric: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)
+    period: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def is_global(self) -> bool:
@@ -286,19 +290,27 @@ class Neighbourhood:
         if self.metric is not None:
             return self.metric(query, key).square()
         # One by one: what is compiled takes many sums of a few numbers at a time then.
-        squares = ((k - q).square() for q, k in zip(query.unbind(-1), key.unbind(-1), strict=True))
-        return functools.reduce(torch.add, squares)
+        offsets = (k - q for q, k in zip(query.unbind(-1), key.unbind(-1), strict=True))
+        if self.period is not None:
+            offsets = (nearest_image(*pair) for pair in zip(offsets, self.period, strict=True))
+        return functools.reduce(torch.add, (offset.square() for offset in offsets))
 
     def _by_tree(self, x: Tensor, cloud: Tensor) -> Tensor:
         if not len(x):
             return cloud.new_zeros(2, 0)
         points = _array_of("coords", x.double())
+        box = None
+        if self.period is not None:
+            sides = np.array(self.period)
+            points = points - sides * np.floor(points / sides)
+            points = np.where((points < 0) | (points >= sides), 0.0, points)  # whatever rounding says
+            box = np.append(sides, 0.0)  # none along the axis of the clouds
         extent = float(np.ptp(points, axis=0).max(initial=0.0)) * max(1, points.shape[1]) ** 0.5
         clouds = _array_of("batch", cloud.unique(return_inverse=True)[1])
         # Clouds side by side along one more axis, so far apart that all points of a cloud are nearer than any other.
         apart = 2 * max(extent, self.radius or 0.0, 1.0)
         points = np.concatenate([points, apart * clouds[:, None]], axis=1)
-        tree = cKDTree(points)
+        tree = cKDTree(points, boxsize=box)
         if self.num_neighbours is None:
             assert self.radius is not None
             pairs = torch.from_numpy(tree.query_pairs(self.radius, output_type="ndarray").astype(np.int64)).T
@@ -353,6 +365,26 @@ class Neighbourhood:
 
 # The distances that are worked out at once on a GPU.
 _DISTANCES = 2**22
+
+
+def nearest_image(offset: Tensor, period: tuple[float, ...] | float | None) -> Tensor:
+    """The shortest of the offsets ``(..., d)`` between the images of two points in a periodic box.
+
+    Args:
+        offset: between any two images.
+        period: of all coordinates, or of each; None for the offset itself.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.neighbours import nearest_image
+        >>> nearest_image(torch.tensor([4.0, -4.0, 11.0]), 5.0)
+        tensor([-1.,  1.,  1.])
+    """
+    if period is None:
+        return offset
+    if isinstance(period, tuple):
+        return torch.stack([nearest_image(x, p) for x, p in zip(offset.unbind(-1), period, strict=True)], dim=-1)
+    return offset - period * (offset / period).round()
 
 
 def numbers_of(name: str, values: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,8 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from escnn_attention._checks import check_length, check_option
+from escnn_attention._checks import check_length, check_option, check_sequence
+from escnn_attention.geometry.neighbours import nearest_image
 
 __all__ = [
     "MOTION_SIZES",
@@ -33,6 +34,7 @@ __all__ = [
     "Relation",
     "dim_of_motions",
     "inverse_of_v",
+    "periods_of",
     "product",
     "quotient",
     "rotate",
@@ -62,6 +64,9 @@ class Relation(ABC):
     sees_poses: bool = False
     """Whether it is a function of the pose of the key as well, and not of positions alone."""
 
+    period: tuple[float, ...] | float | None = None
+    """The period of all coordinates, or of each, modulo which neighbours are searched, too; None for space itself."""
+
     @abstractmethod
     def size(self, dim: int) -> int:
         """The number of coordinates of the relation between points of R^dim.
@@ -83,6 +88,10 @@ class Relation(ABC):
         """Coordinates ``(..., d)`` in units of a length."""
         return coords / length
 
+    def in_units(self, length: float) -> Relation:
+        """The relation between coordinates in units of a length, as :meth:`scaled` gives them; by default itself."""
+        return self
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -92,20 +101,62 @@ class Offset(Relation):
 
     With the trivial fiber group these are the translations T(d) alone.
 
+    In a periodic box with sides :math:`L_i` it is the shortest of the offsets between the images of both points,
+    :math:`\delta_i - L_i \operatorname{round}(\delta_i / L_i)`: points that differ by whole periods are the same. It
+    jumps where a coordinate of the offset is half a period, and there is one of the two shortest.
+
+    Args:
+        period: the side of the box, or those along the axes of the coordinates; None for space itself.
+
+    Raises:
+        TypeError: the period is neither a number nor a sequence of numbers.
+        ValueError: a period is not positive, or there are not as many as axes.
+
     Example:
         >>> import torch
         >>> from escnn_attention import Offset
-        >>> Offset()(torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0]))
-        tensor([2., 4.])
+        >>> query, key = torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])
+        >>> Offset()(query, key), Offset(period=5.0)(query, key), Offset(period=(5.0, 100.0))(query, key)
+        (tensor([2., 4.]), tensor([ 2., -1.]), tensor([2., 4.]))
     """
 
     is_offset = True
 
+    def __init__(self, period: float | Sequence[float] | None = None):
+        if period is None or isinstance(period, (int, float)):
+            self.period = None if period is None else check_length("period", period)
+        else:
+            check_sequence("period", period, "of the sides of a box, or needed a number")
+            self.period = tuple(check_length("period", side) for side in period)
+
     def size(self, dim: int) -> int:
+        periods_of(self.period, dim)
         return dim
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
-        return key - query
+        return nearest_image(key - query, self.period)
+
+    def in_units(self, length: float) -> Relation:
+        if self.period is None or length == 1:
+            return self
+        periods = self.period
+        return Offset(tuple(side / length for side in periods) if isinstance(periods, tuple) else periods / length)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.period is None else f'period={self.period}'})"
+
+
+def periods_of(period: tuple[float, ...] | float | None, dim: int) -> tuple[float, ...] | None:
+    """The periods of the coordinates of R^dim; None where there are none.
+
+    Raises:
+        ValueError: there are not as many as axes.
+    """
+    if period is None or isinstance(period, (int, float)):
+        return None if period is None else dim * (float(period),)
+    if len(period) != dim:
+        raise ValueError(f"period: got {len(period)} sides of a box, needed a number or {dim} of them, one an axis")
+    return tuple(map(float, period))
 
 
 class Pair(Relation):

@@ -165,6 +165,8 @@ class PointTransformer(CloudNetwork):
         options = _options(attention)
         if chosen is not None:
             options["samples"] = chosen
+        if positions and (options.get("period") or getattr(relation, "period", None)) is not None:
+            raise ValueError("positions: got True in a periodic box, where clouds have no mean; needed False")
         self.positions = _length(options) if positions else None
         first = self.in_type + _named(gspace, "vector") if positions else self.in_type
         pointwise = options.get("projection") == "pointwise" and chosen is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import torch
@@ -262,6 +262,7 @@ class PointOptions(HeadOptions, total=False):
     """Options of attention between points besides those of its heads: see :class:`PointSelfAttention`."""
 
     cutoff: bool | Callable[[torch.Tensor], torch.Tensor]
+    period: float | Sequence[float] | None
 
 
 _OPTIONS = {f"Unpack[{kind.__name__}]": kind for kind in (HeadOptions, PointOptions)}

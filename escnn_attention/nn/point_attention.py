@@ -17,7 +17,7 @@ from escnn_attention.encodings.pair_kernel import PairKernel
 from escnn_attention.functional import KeyMode, QueryMode
 from escnn_attention.functional.call import Normalization
 from escnn_attention.geometry.neighbours import Neighbourhood
-from escnn_attention.geometry.relations import Offset, Relation
+from escnn_attention.geometry.relations import Offset, Relation, periods_of
 from escnn_attention.groups.fibers import Fibers, fibers, mass
 from escnn_attention.groups.lie_algebra import random_transformation
 from escnn_attention.groups.samples import Samples, as_samples
@@ -67,6 +67,10 @@ class PointSelfAttention(PointLayer):
             vanish at t = 1, or a function of :math:`t = r / \mathrm{radius}` in [0, 1] that is 0 at 1, such as a module
             (each layer has a copy). The measure :math:`\mu_j` becomes :math:`\mu_j\, u(r_{ij} / \mathrm{radius})`, with
             the distance that ``radius`` is one of. Numbers below 0 count as 0.
+        period: the side of a periodic box, or its sides along the axes of the coordinates: points that differ by whole
+            periods are the same, and :math:`\Delta` is the shortest of the offsets between their images, by which
+            neighbours are searched, too. The fiber group has to map the box onto itself, and a ``radius`` is at most
+            half a side. None for space itself.
         query, keys, projection, dropout, qk_norm, registers: as in :class:`GroupSelfAttention`; what
             an encoding or kernel sees of a register is its number and, as of the features, the relation of the points.
         shared_scores: as in :class:`GroupSelfAttention`, between offsets (``relation=None``).
@@ -96,7 +100,8 @@ class PointSelfAttention(PointLayer):
     Raises:
         TypeError: a type or number is none.
         ValueError: another gspace, one without a base space, heads that do not divide the fields, an unknown option, a
-            ``cutoff`` without a ``radius`` or that is not 0 there.
+            ``cutoff`` without a ``radius`` or that is not 0 there, a ``period`` of a box that the fiber group does not
+            map onto itself, that a ``radius`` does not fit into, or with a rotary or absolute encoding.
         NotImplementedError: the fiber group is continuous, and there are no ``samples``.
 
     Example:
@@ -141,13 +146,15 @@ class PointSelfAttention(PointLayer):
         check_options(type(self).__name__, options, option_names(PointSelfAttention))
         check_types(in_type, out_type)
         check_points_mode(query, normalization, keys, backend)
-        relation = self._check_space(in_type, relation)
-        group = fibers(in_type.gspace, as_samples(samples))
         given: dict[str, Any] = {**options}
+        relation = self._check_space(in_type, relation, given.pop("period", None))
+        group = fibers(in_type.gspace, as_samples(samples))
+        check_box(relation, group, in_type.gspace.name)
         qk_norm, registers = given.pop("qk_norm", False), given.pop("registers", 0)
         cutoff = given.pop("cutoff", False)
         heads = Heads.choose(out_type, num_heads, group, **given)
-        kernel, rule = _choose_encoding(encoding, relation), choose_neighbourhood(radius, num_neighbours, relation)
+        kernel = _choose_encoding(encoding, relation)
+        rule = choose_neighbourhood(radius, num_neighbours, relation, group.dimension)
         lifts = not check_shared(shared_scores, query, keys, kernel, group) and _lifts(in_type, heads, relation)
         needs = normalised_needs(qk_norm, kernel, heads.channels, group.dimension, normalization)
         tables = _tables(group, lifts, check_registers(registers, keys, kernel))
@@ -180,7 +187,7 @@ class PointSelfAttention(PointLayer):
         )
         super().__init__(in_type, out_type, finished(plain, qk_norm, registers), heads.channels)
 
-    def _check_space(self, in_type: FieldType, relation: Relation | None) -> Relation:
+    def _check_space(self, in_type: FieldType, relation: Relation | None, period: Any) -> Relation:
         """The relation, by default the offset, of points of a space that there is."""
         if in_type.gspace.dimensionality == 0:
             raise ValueError(
@@ -189,7 +196,11 @@ class PointSelfAttention(PointLayer):
             )
         if relation is not None and not isinstance(relation, Relation):
             raise TypeError(f"relation: got {type(relation).__name__}, needed a Relation or None")
-        return relation or Offset()
+        if period is None:
+            return relation or Offset()
+        if relation is not None and repr(relation) not in (repr(Offset()), repr(Offset(period))):
+            raise ValueError(f"period: got {period} with relation={relation}, needed the offset, relation=None")
+        return Offset(period)
 
     def _values(self, size: int, heads: Heads, num_poses: int, relative: np.ndarray | None) -> ConvolvedValues | None:
         """The kernel of values of ``num_poses`` poses, as a function of ``size`` numbers; None without a kernel."""
@@ -221,9 +232,9 @@ class PointAttentiveConv(PointSelfAttention):
         in_type, out_type, num_heads: as in :class:`PointSelfAttention`.
         kernel_features: the number of functions :math:`\phi_f`.
         encoding: as in :class:`PointSelfAttention`, but neither rotary nor absolute.
-        options: ``head_fields``, ``radius``, ``num_neighbours``, ``cutoff``, ``query``, ``relation``,
-            ``length_scale``, ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``, ``edge_dim``,
-            ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
+        options: ``head_fields``, ``radius``, ``num_neighbours``, ``cutoff``, ``period``, ``query``,
+            ``relation``, ``length_scale``, ``normalization``, ``projection``, ``dropout``, ``qk_norm``, ``registers``,
+            ``edge_dim``, ``bias`` and ``samples`` as in :class:`PointSelfAttention`.
 
     Shape:
         ``(N, in_type.size)`` with ``coords`` ``(N, d)`` to ``(N, out_type.size)`` with the same coordinates.
@@ -268,13 +279,48 @@ class PointAttentiveConv(PointSelfAttention):
 
 
 def choose_neighbourhood(
-    radius: float | None, num_neighbours: int | None, relation: Relation | None = None
+    radius: float | None, num_neighbours: int | None, relation: Relation, dim: int
 ) -> Neighbourhood:
-    """The rule by which points are neighbours, by the metric of the relation where it has one."""
+    """The rule by which points of R^dim are neighbours, by the metric or the period of the relation where it has one.
+
+    Raises:
+        TypeError, ValueError: it is none; a ``radius`` is longer than half a period.
+    """
     if num_neighbours is not None:
         check_int("num_neighbours", num_neighbours)
-    metric = None if relation is None else relation.metric
-    return Neighbourhood(None if radius is None else check_length("radius", radius), num_neighbours, metric)
+    periods = periods_of(relation.period, dim)
+    if radius is not None and periods is not None and check_length("radius", radius) > min(periods) / 2:
+        raise ValueError(
+            f"radius: got {radius} in a periodic box of sides {periods}, where several images of a point may lie "
+            f"within it; needed at most half a side, {min(periods) / 2:g}"
+        )
+    metric = relation.metric
+    return Neighbourhood(
+        None if radius is None else check_length("radius", radius),
+        num_neighbours,
+        metric,
+        periods if metric is None else None,
+    )
+
+
+def check_box(relation: Relation, group: Fibers, name: str) -> None:
+    """The fiber group maps the periodic box of a relation onto itself, if there is one.
+
+    Raises:
+        ValueError: it does not, or there are not as many periods as axes.
+    """
+    periods = periods_of(relation.period, group.dimension)
+    if periods is None:
+        return
+    sides = np.array(periods)
+    # What an element makes of the side along each axis, in periods: whole numbers.
+    images = group.action * sides / sides[:, None]
+    if group.samples is not None or not np.allclose(images, images.round(), atol=1e-9):
+        raise ValueError(
+            f"period: got a box of sides {periods}, which the fiber group of {name} does not map onto itself; needed "
+            "equal sides along axes that the group exchanges, and a finite group of quarter turns, reflections and "
+            "inversions along the axes of the box"
+        )
 
 
 def choose_cutoff(cutoff: Any, rule: Neighbourhood) -> Cutoff | None:
@@ -345,9 +391,10 @@ def bind_kernel(
 def _choose_encoding(encoding: Encoding | PairKernel | str | None, relation: Relation) -> Encoding | PairKernel:
     """The encoding or kernel, if it can see this relation."""
     kernel = encoding if isinstance(encoding, PairKernel) else as_encoding(encoding)
-    if (kernel.absolute or kernel.rotates) and not isinstance(relation, Offset):
+    if (kernel.absolute or kernel.rotates) and (not isinstance(relation, Offset) or relation.period is not None):
+        name = "relation" if relation.period is None else "period"
         raise ValueError(
-            f"relation: got {relation}, but a {type(kernel).__name__} is a function of the positions themselves; "
+            f"{name}: got {relation}, but a {type(kernel).__name__} is a function of the positions themselves; "
             "leave it at None"
         )
     return kernel

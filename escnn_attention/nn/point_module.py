@@ -287,6 +287,8 @@ class PointLayer(PointModule):
         ]
         if core.cutoff is not None:
             parts.append(f"cutoff={core.cutoff.name}")
+        if core.relation.period is not None:
+            parts.append(f"period={core.relation.period}")
         parts.append(f"query={core.query!r}")
         if core.keys != "all":
             parts.append(f"keys={core.keys!r}")

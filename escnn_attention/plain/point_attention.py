@@ -282,7 +282,7 @@ class PointAttention(PointModule, HeadModule):
                 keys=keys,
                 log_measure=self._log_measure(measure),
                 halves=self._halves(),
-                offsets=self.sees_offsets,
+                offsets=self.sees_offsets and self.relation.period is None,
             )
             values = None if self.values is None else self.values.bind(self.quotient, self.relative)
             bias = self.encoding.pair_bias(tables)
@@ -303,13 +303,14 @@ class PointAttention(PointModule, HeadModule):
         seen = FromAllPoses(self.encoding, self.inverse_action)
         inverse = seen.identity
         tables = PairTables(
-            relate=SeenFromPoses(self.relation, inverse),
+            relate=SeenFromPoses(self.relation.in_units(self.length_scale), inverse),
             inverse_action=inverse,
             quotient=self.quotient.new_zeros(1, 1),
             relative=None,
             query="own",
             keys="all",
             log_measure=self._log_measure(measure),
+            offsets=self.relation.period is None,
         )
         return EncodingBias(seen, tables)
 
@@ -317,7 +318,7 @@ class PointAttention(PointModule, HeadModule):
         """The function of two points that the encoding gets."""
         if self.motion is not None and self.rotation is not None:
             return SeenMotion(self.motion, self.rotation)
-        return SeenFromPoses(self.relation, self.inverse_action)
+        return SeenFromPoses(self.relation.in_units(self.length_scale), self.inverse_action)
 
     @property
     def sees_offsets(self) -> bool:

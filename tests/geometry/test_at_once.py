@@ -54,6 +54,15 @@ def test_points_see_whom_the_lists_have_by_another_distance(rule):
     assert not torch.equal(found, times_seen([all_at_once(coords, None, BATCH, euclidean)], 6))
 
 
+@pytest.mark.parametrize("batch", [None, BATCH], ids=["one", "several"])
+@pytest.mark.parametrize(("radius", "number"), [(1.5, None), (None, 2), (1.5, 2)])
+def test_points_see_whom_the_lists_have_in_a_periodic_box(batch, radius, number):
+    rule = Neighbourhood(radius, number, period=(5.0, 3.0))
+    coords = COORDS + torch.randn(COORDS.shape)
+    found = times_seen([all_at_once(coords, None, batch, rule)], 6)
+    assert torch.equal(found, of_lists(coords, None, batch, rule))
+
+
 def test_edges_that_are_there_twice_and_queries_without_keys():
     edges = torch.tensor([[3, 0, 2, 0], [4, 1, 4, 1]])
     some = all_at_once(COORDS, edges, None, Neighbourhood(), numbered=True)

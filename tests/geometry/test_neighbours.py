@@ -73,6 +73,42 @@ def test_a_distance_of_ones_own(radius, nearest):
     assert "metric" not in repr(rule)
 
 
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_periodic_box_against_all_images(data):
+    number, dim = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 3))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    period = tuple(data.draw(st.sampled_from([1.0, 2.5, 4.0])) for _ in range(dim))
+    sides = torch.tensor(period, dtype=torch.float64)
+    coords = 3 * sides * torch.randn(number, dim, generator=generator, dtype=torch.float64)
+    batch = torch.randint(3, (number,), generator=generator)
+    within = coords - sides * (coords / sides).floor()
+    images = torch.cartesian_prod(*dim * [torch.arange(-1.0, 2.0)]).view(-1, dim).double() * sides
+    distance = (within[:, None, None] + images - within[None, :, None]).norm(dim=-1).amin(-1)
+    radius = data.draw(st.sampled_from([None, 0.2, 0.5])), data.draw(st.sampled_from([None, 1, 3, 30]))
+    rule = Neighbourhood(None if radius[0] is None else radius[0] * min(period), radius[1], period=period)
+    if rule.is_global:
+        return
+    expected = []
+    for i in range(number):
+        order = sorted((float(distance[i, j]), j) for j in range(number) if batch[i] == batch[j])
+        order = order[: rule.num_neighbours]
+        expected.append({j for d, j in order if rule.radius is None or d <= rule.radius})
+    assert listed(rule(coords, batch), number) == expected
+    assert listed(Lists(rule._by_distances(coords, batch), number), number) == expected
+    assert listed(rule.between(coords, batch, coords + 2 * sides, batch), number) == expected
+    assert "period" not in repr(rule)
+
+
+def test_points_on_the_faces_of_a_box_are_at_one_place():
+    """Rounding may take a coordinate below zero to a whole period, which is none within the box."""
+    coords = torch.tensor([[0.0], [5.0], [-1e-30], [-5.0], [2.5]], dtype=torch.float64)
+    for rule in (Neighbourhood(0.1, period=(5.0,)), Neighbourhood(None, 4, period=(5.0,))):
+        rows = listed(rule(coords), 5)
+        assert rows[:4] == [{0, 1, 2, 3}] * 4
+        assert listed(Neighbourhood(rule.radius, rule.num_neighbours)(coords), 5) != rows
+
+
 def test_a_point_is_its_own_neighbour_and_coordinates_may_repeat():
     coords = torch.zeros(3, 2)
     assert listed(Neighbourhood(radius=0.1)(coords), 3) == [{0, 1, 2}] * 3
@@ -101,14 +137,17 @@ def test_distances_a_few_at_a_time(monkeypatch):
             assert listed(Lists(rule._by_distances(coords, batch), 30), 30) == expected
 
 
-def test_distances_need_no_memory_for_all_pairs(monkeypatch):
+@pytest.mark.parametrize("period", [None, (2.0, 2.0)])
+def test_distances_need_no_memory_for_all_pairs(monkeypatch, period):
     """As many at once as are asked for, of a few queries each."""
     monkeypatch.setattr("escnn_attention.geometry.neighbours._DISTANCES", 1000)
     sizes = []
     monkeypatch.setattr(
         torch.Tensor, "topk", lambda x, *a, f=torch.Tensor.topk, **k: sizes.append(x.numel()) or f(x, *a, **k)
     )
-    Neighbourhood(num_neighbours=3)._by_distances(torch.randn(200, 2), torch.zeros(200, dtype=torch.long))
+    Neighbourhood(num_neighbours=3, period=period)._by_distances(
+        torch.randn(200, 2), torch.zeros(200, dtype=torch.long)
+    )
     assert max(sizes) <= 1000
     assert sum(sizes) == 200**2
 

@@ -16,6 +16,7 @@ from scipy.spatial.transform import Rotation
 from escnn_attention import LiftedMotion, LogMotion, LogPolar, Offset, Pair, PairKernel, PointSelfAttention, Relation
 from escnn_attention.geometry.relations import inverse_of_v, product, quotient, rotate, rotation_vector
 from escnn_attention.groups.fibers import fibers
+from escnn_attention.models.description import build, describe
 from tests import spaces
 from tests.nn.points import cloud, error_of
 
@@ -46,6 +47,33 @@ def test_what_they_are():
     angle = torch.atan2(y[:, 1], y[:, 0]) - torch.atan2(x[:, 1], x[:, 0])
     torch.testing.assert_close(ratio, (y.norm(dim=-1) / x.norm(dim=-1)).log())
     torch.testing.assert_close(torch.stack([cos, sin]), torch.stack([angle.cos(), angle.sin()]))
+
+
+def test_offsets_in_a_periodic_box_are_the_shortest():
+    x, y = 9 * torch.randn(2, 50, 2, dtype=torch.float64)
+    sides = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    relation = Offset(period=(2.0, 3.0))
+    images = torch.cartesian_prod(torch.arange(-30.0, 31), torch.arange(-30.0, 31)).double() * sides
+    offsets = (y - x)[:, None] + images
+    shortest = offsets[torch.arange(50), offsets.norm(dim=-1).argmin(1)]
+    torch.testing.assert_close(relation(x, y), shortest, rtol=0, atol=1e-12)
+    torch.testing.assert_close(relation(x + 4 * sides, y - 7 * sides), shortest, rtol=0, atol=1e-12)
+    torch.testing.assert_close(relation.in_units(0.5)(x / 0.5, y / 0.5), shortest / 0.5, rtol=0, atol=1e-11)
+    assert torch.equal(relation(y, x), -relation(x, y))
+    torch.testing.assert_close(Offset(period=2.0)(x, y), Offset(period=(2.0, 2.0))(x, y), rtol=0, atol=0)
+    assert not torch.allclose(Offset()(x, y), shortest)
+    assert (repr(relation), repr(Offset(2)), repr(Offset())) == (
+        "Offset(period=(2.0, 3.0))",
+        "Offset(period=2.0)",
+        "Offset()",
+    )
+    assert describe(relation)["init_args"] == {"period": [2.0, 3.0]}
+    assert repr(build(describe(relation))) == repr(relation)
+    for error, period in ((ValueError, 0.0), (ValueError, (1.0, -1.0)), (TypeError, "long"), (ValueError, (1.0, "a"))):
+        with pytest.raises(error, match="period"):
+            Offset(period=period)
+    with pytest.raises(ValueError, match="period: got 2 sides"):
+        relation.size(3)
 
 
 def test_log_polar_is_invariant_to_turns_and_scalings():

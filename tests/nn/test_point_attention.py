@@ -16,6 +16,7 @@ from escnn_attention import (
     FourierEncoding,
     LogPolar,
     MLPEncoding,
+    Offset,
     Pair,
     PairKernel,
     PointAttentiveConv,
@@ -23,6 +24,7 @@ from escnn_attention import (
     Samples,
 )
 from escnn_attention.groups.fibers import fibers
+from escnn_attention.models import PointTransformer
 from tests.nn.points import ENCODINGS, SPACES, cloud, error_of, mixed, worst_error
 
 
@@ -188,6 +190,129 @@ def test_bad_arguments():
         PairKernel("none", combine="product")
     with pytest.raises(ValueError, match="belongs to a layer"):
         PointSelfAttention(fields, fields, encoding=PairKernel().bind(2, 1, 2, 4))
+
+
+# A periodic box: the space, the sides, and whether the group maps the box onto itself.
+BOXES = {
+    "trivial": (gspaces.trivialOnR2, (2.0, 3.0), True),
+    "C2": (lambda: gspaces.rot2dOnR2(2), (2.0, 3.0), True),
+    "flip": (gspaces.flip2dOnR2, (2.0, 3.0), True),
+    "C4": (lambda: gspaces.rot2dOnR2(4), 2.5, True),
+    "D4": (lambda: gspaces.flipRot2dOnR2(4), 2.5, True),
+    "inversion": (gspaces.invOnR3, (2.0, 2.5, 3.0), True),
+    "C4 on R3": (lambda: gspaces.rot2dOnR3(4), (2.5, 2.5, 3.0), True),
+    "octahedral": (gspaces.octaOnR3, 2.5, True),
+    "C4, unequal": (lambda: gspaces.rot2dOnR2(4), (2.0, 3.0), False),
+    "C3": (lambda: gspaces.rot2dOnR2(3), 2.5, False),
+    "C8": (lambda: gspaces.rot2dOnR2(8), 2.5, False),
+    "flip about an odd axis": (lambda: gspaces.flip2dOnR2(axis=0.3), 2.5, False),
+    "C4 on R3, unequal": (lambda: gspaces.rot2dOnR3(4), (2.0, 3.0, 2.5), False),
+    "octahedral, unequal": (gspaces.octaOnR3, (2.5, 2.5, 3.0), False),
+    "SO(2)": (lambda: gspaces.rot2dOnR2(-1), 2.5, False),
+}
+PERIODIC = [name for name, (_, _, good) in BOXES.items() if good]
+RULES: list[dict] = [{"radius": 0.9}, {"num_neighbours": 4}, {"radius": 1.0, "cutoff": True}, {}]
+
+
+def in_box(name, kind, seed=0, number=16, **options):
+    """A layer in a periodic box, features at points in and out of the box, and its sides."""
+    make, period, _ = BOXES[name]
+    space = make()
+    fields = mixed(space)
+    torch.manual_seed(seed)
+    options = {"num_heads": 2, "head_fields": 2, "period": period, "length_scale": 0.7, **options}
+    layer = kind(fields, fields, **options).double()
+    x = cloud(fields, number, seed=seed, spread=3.0)
+    dim = space.dimensionality
+    return layer, x, torch.tensor(dim * [period] if isinstance(period, float) else period, dtype=torch.float64)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("kind", [PointSelfAttention, PointAttentiveConv])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("name", PERIODIC)
+def test_a_periodic_box(name, rule, kind):
+    """Equivariant to the group, and invariant to whole periods of every point and to translations of all."""
+    seed = int(torch.randint(2**16, ()))
+    for encoding in ("mlp", "fourier", PairKernel(hidden=3)):
+        layer, x, sides = in_box(name, kind, seed, encoding=encoding, **rule)
+        batch = torch.arange(16) % 2
+        y = layer(x, batch=batch).tensor
+        assert worst_error(layer, x, batch=batch) < 1e-10
+
+        def changed(coords, layer=layer, x=x, batch=batch, y=y):
+            moved = layer(GeometricTensor(x.tensor, x.type, coords), batch=batch).tensor
+            return float((moved - y).norm() / y.norm())
+
+        whole = torch.randint(-5, 6, x.coords.shape) * sides
+        assert changed(x.coords + whole) < 1e-10
+        assert changed(x.coords + torch.randn(len(sides)).double()) < 1e-10
+        assert changed(x.coords + whole + 0.1 * torch.randn(x.coords.shape).double()) > 1e-6
+    options = {"radius": None, "num_neighbours": None, "cutoff": False, **rule}
+    outside, *_ = in_box(name, kind, seed, encoding=PairKernel(hidden=3), **{**options, "period": None})
+    within = x.coords - sides * (x.coords / sides).floor()
+    y, z = (outside(GeometricTensor(x.tensor, x.type, at), batch=batch).tensor for at in (within, x.coords))
+    assert (z - y).norm() / y.norm() > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["auto", "neighbours", "reference"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_periodic_box_is_edges_to_the_nearest_images(rule, backend):
+    """The formula between images of points that lie side by side, with gradients of their coordinates."""
+    layer, x, sides = in_box("D4", PointSelfAttention, 3, number=5, backend=backend, encoding="mlp", **rule)
+    coords = x.coords.requires_grad_()
+    y = layer(GeometricTensor(x.tensor, x.type, coords)).tensor
+    weight = torch.randn(y.shape, dtype=y.dtype)
+    found = torch.autograd.grad((y * weight).sum(), coords)[0]
+    # One query at a time, with every other point moved to its nearest image, in space without a period.
+    plain, *_ = in_box("D4", PointSelfAttention, 3, period=None, encoding="mlp", **rule)
+    plain.load_state_dict(layer.state_dict())
+    rows = []
+    for i in range(len(coords)):
+        shift = ((coords - coords[i]) / sides).round().detach() * sides
+        rows.append(plain(GeometricTensor(x.tensor, x.type, coords - shift)).tensor[i])
+    expected = torch.stack(rows)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-11)
+    wanted = torch.autograd.grad((expected * weight).sum(), coords)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(plain(x).tensor, y)
+
+
+def test_a_relation_with_a_period_is_the_same():
+    for rule in RULES:
+        layer, x, _ = in_box("C4", PointSelfAttention, 1, **rule)
+        other, *_ = in_box("C4", PointSelfAttention, 1, **{**rule, "period": None, "relation": Offset(2.5)})
+        assert torch.equal(layer(x).tensor, other(x).tensor)
+        assert "period=2.5" in repr(layer)
+    assert "period" not in repr(in_box("C4", PointSelfAttention, period=None)[0])
+
+
+def test_boxes_that_there_are_not():
+    for name in BOXES.keys() - set(PERIODIC):
+        options = {"samples": 8} if name == "SO(2)" else {}
+        make, period, _ = BOXES[name]
+        space = make()
+        scalars = FieldType(space, [space.trivial_repr])
+        with pytest.raises(ValueError, match=r"period.*map onto itself"):
+            PointSelfAttention(scalars, scalars, head_fields=2, period=period, **options)
+    for error, message, options in (
+        (ValueError, "radius.*half a side, 1.25", {"radius": 1.3}),
+        (ValueError, "period.*3 sides", {"period": (2.5, 2.5, 2.5)}),
+        (ValueError, "period.*positive", {"period": -1.0}),
+        (TypeError, "period", {"period": "far"}),
+        (ValueError, "period.*Rotary.*None", {"encoding": "rotary"}),
+        (ValueError, "period.*Absolute.*None", {"encoding": "absolute"}),
+        (ValueError, "period.*relation=Pair", {"relation": Pair()}),
+        (ValueError, "period.*relation=Offset", {"relation": Offset(3.0)}),
+    ):
+        with pytest.raises(error, match=message):
+            in_box("C4", PointSelfAttention, **options)
+    layer, x, _ = in_box("C4", PointSelfAttention, radius=1.25)
+    assert layer(x).tensor.isfinite().all()
+    with pytest.raises(ValueError, match=r"positions.*periodic"):
+        PointTransformer(gspaces.rot2dOnR2(4), 2, 1, positions=True, attention={"period": 2.5})
+    with pytest.raises(ValueError, match=r"positions.*periodic"):
+        PointTransformer(gspaces.rot2dOnR2(4), 2, 1, positions=True, relation=Offset(2.5))
 
 
 CONTINUOUS = {
