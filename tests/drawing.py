@@ -304,6 +304,7 @@ def at_points(
     rule = draw.choice(["all", "all", "radius", "number", "both", "edges"])
     if rule in ("radius", "both"):
         options["radius"] = draw.uniform(0.5, 2.5)
+        options["cutoff"] = draw.yes()
     if rule in ("number", "both"):
         options["num_neighbours"] = draw.randint(1, 4)
     edges = neighbours(coords, batch, there, options.get("radius"), options.get("num_neighbours"))

@@ -100,7 +100,10 @@ def written_out(
                             pose = int(group.quotient[h, p])
                             seen = core.relation(a, b)
                             s = score(encoding, m, q[m, i, tilde], k[m, j, p], seen, pose, a, b, group, h, tilde)
-                            mass.append(1.0 if measure is None else float(measure[j]))
+                            mu = s.new_ones(()) if measure is None else measure[j].detach()
+                            if core.cutoff is not None:
+                                mu = mu * core.cutoff.function((x.coords[i] - x.coords[j]).norm() / core.cutoff.radius)
+                            mass.append(mu)
                             factor = 1.0
                             if edge_attr is not None:
                                 added, change = core.edge_readout[:, m] @ edge_attr[e]
@@ -113,7 +116,7 @@ def written_out(
                             values.append(value)
                     if not scores:
                         continue
-                    s, mu = torch.stack(scores), torch.tensor(mass, dtype=torch.float64)
+                    s, mu = torch.stack(scores), torch.stack(mass)
                     alpha = (s + mu.log()).softmax(0) if core.normalization == "softmax" else s * mu / mu.sum()
                     out[m, i, h] += alpha @ torch.stack(values)
     return core.project_out(out.unsqueeze(1)).squeeze(0)
