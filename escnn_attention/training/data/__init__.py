@@ -6,6 +6,7 @@ from escnn_attention.training.data.clouds.constellations import Constellations
 from escnn_attention.training.data.clouds.qm9 import QM9
 from escnn_attention.training.data.clouds.shapes import ModelNet40, SampledSolids
 from escnn_attention.training.data.clouds.springs import Springs
+from escnn_attention.training.data.images.canvas import DigitCanvas
 from escnn_attention.training.data.images.cifar10 import CIFAR10
 from escnn_attention.training.data.images.digits import Digits
 from escnn_attention.training.data.images.mnist import MNIST
@@ -19,6 +20,7 @@ __all__ = [
     "ChargedParticles",
     "Clouds",
     "Constellations",
+    "DigitCanvas",
     "Digits",
     "ModelNet40",
     "PatchCamelyon",

@@ -7,13 +7,17 @@ from typing import Literal
 from escnn_attention.training.modules.classifier import Classifier
 from escnn_attention.training.modules.points import PointClassifier, PointDynamics, PointForecast, PointRegression
 from escnn_attention.training.modules.scheduled import Scheduled
+from escnn_attention.training.modules.segmentation import SegmentationModule
 
 __all__ = ["TASKS", "Task"]
 
-Task = Literal["classification", "point-classification", "point-regression", "point-dynamics", "point-forecast"]
+Task = Literal[
+    "classification", "segmentation", "point-classification", "point-regression", "point-dynamics", "point-forecast"
+]
 
 TASKS: dict[str, type[Scheduled]] = {
     "classification": Classifier,
+    "segmentation": SegmentationModule,
     "point-classification": PointClassifier,
     "point-regression": PointRegression,
     "point-dynamics": PointDynamics,

@@ -1,0 +1,79 @@
+"""Canvases of several digits."""
+
+import pytest
+import torch
+
+from escnn_attention.training import DigitCanvas
+from escnn_attention.training.data.images.canvas import _rotated_classes
+from escnn_attention.training.data.images.digits import read
+from escnn_attention.training.errors import UserError
+
+FEW = {"num_train": 6, "num_valid": 2, "num_test": 3, "batch_size": 2}
+
+
+def canvases(part="train", **options):
+    data = DigitCanvas(**FEW, **options)
+    data.setup()
+    return data.source(part)
+
+
+def test_pixels_have_the_class_of_their_digit():
+    source, side = canvases(), 16
+    images, labels = read(side)["train"]
+    for image, classes in zip(source.images[:, 0], source.labels, strict=True):
+        found = 0
+        for kind in classes.unique().tolist():
+            if kind == 0:
+                continue
+            # Somewhere on the canvas there is an image of this class.
+            windows = image.unfold(0, side, 1).unfold(1, side, 1).flatten(0, 1)
+            marks = classes.unfold(0, side, 1).unfold(1, side, 1).flatten(0, 1)
+            for digit in torch.from_numpy(images[labels == kind - 1]):
+                same = (windows == digit).flatten(1).all(1)
+                for mark in marks[same]:
+                    assert torch.equal(mark, torch.where(2 * digit.long() >= 255, kind, 0))
+                    found += 1
+        assert found == 3
+
+
+def test_canvases_follow_from_the_seed():
+    first, second = canvases(), canvases()
+    assert torch.equal(first.images, second.images)
+    assert torch.equal(first.labels, second.labels)
+    assert not torch.equal(canvases(canvas_seed=1).images, first.images)
+
+
+def test_test_canvases_are_rotated_with_their_classes():
+    upright, rotated = canvases("test"), canvases("test", rotate_test=True)
+    assert not torch.equal(upright.images, rotated.images)
+    assert torch.equal(canvases(rotate_test=True).images, canvases().images)
+    # Bright pixels stay those of digits.
+    bright = rotated.images[:, 0].long() >= 160
+    assert (rotated.labels[bright] > 0).double().mean() > 0.95
+    assert (upright.labels[bright] > 0).double().mean() < 0.7
+
+
+def test_quarter_turns_of_classes_are_those_of_arrays():
+    labels = torch.randint(0, 11, (2, 9, 9))
+    turned = _rotated_classes(labels, torch.full((2,), torch.pi / 2, dtype=torch.float64))
+    assert torch.equal(turned, labels.rot90(1, (1, 2)))
+
+
+def test_batches():
+    data = DigitCanvas(**FEW)
+    data.setup("fit")
+    images, labels = next(iter(data.train_dataloader()))
+    assert images.shape == (2, 1, 48, 48)
+    assert labels.shape == (2, 48, 48)
+    assert labels.dtype == torch.long
+
+
+def test_what_does_not_fit():
+    with pytest.raises(UserError, match=r"size: .*larger"):
+        DigitCanvas(size=24)
+    with pytest.raises(UserError, match="source"):
+        DigitCanvas(source="letters")
+    with pytest.raises(UserError, match="rotate_train"):
+        DigitCanvas(rotate_train=90.0)
+    with pytest.raises(UserError, match="num_test"):
+        DigitCanvas(num_test=0)
