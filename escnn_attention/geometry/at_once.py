@@ -14,7 +14,7 @@ from torch import Tensor
 from escnn_attention.exporting.loops import name_sizes_apart
 from escnn_attention.geometry.neighbours import Chunk, Neighbourhood, stretches, where
 
-__all__ = ["Rows", "all_at_once"]
+__all__ = ["Rows", "all_at_once", "pairs_at_once"]
 
 _LEAST = 2
 """The length of the shortest groups: AOTInductor has to know that no axis has length 1, which it could expand."""
@@ -55,6 +55,30 @@ def all_at_once(
         return _by_edges(edge_index.long(), places.shape[0], numbered)
     clouds = _whole_clouds(places, batch)
     return clouds if rule.is_global else _by_rule(places, clouds, rule)
+
+
+def pairs_at_once(queries: Tensor, query_batch: Tensor | None, keys: Tensor, key_batch: Tensor | None) -> Chunk:
+    """All points in one chunk, each with the points of another cloud, that of the same number.
+
+    Args:
+        queries, keys: ``(N, d)`` and ``(N', d)``, the points.
+        query_batch, key_batch: the number of the cloud of each, below zero for those of none; None for a single cloud.
+
+    Example:
+        >>> import torch
+        >>> from escnn_attention.geometry.at_once import pairs_at_once
+        >>> some = pairs_at_once(torch.zeros(2, 1), torch.tensor([0, 1]), torch.zeros(3, 1), torch.tensor([1, 0, 1]))
+        >>> some.queries.flatten().tolist(), some.keys.tolist()
+        ([0, 1], [[1, -1], [0, 2]])
+    """
+    name_sizes_apart()
+    if query_batch is None and key_batch is None:
+        asking, asked = (torch.arange(t.shape[0], device=t.device).unsqueeze(0) for t in (queries, keys))
+        return Chunk(asking, asked, False, 0)
+    batches = ((queries, query_batch), (keys, key_batch))
+    asking, asked = (t.new_zeros(t.shape[0], dtype=torch.long) if batch is None else batch for t, batch in batches)
+    query, key = ((asking.unsqueeze(1) == asked) & (asked >= 0)).nonzero().unbind(1)
+    return _by_edges(torch.stack([key, query]), queries.shape[0], False)
 
 
 class Rows:

@@ -26,6 +26,7 @@ from escnn_attention.geometry.cache import constant_tables
 
 __all__ = [
     "Chunk",
+    "CloudPairs",
     "Lists",
     "Neighbourhood",
     "Neighbours",
@@ -193,6 +194,51 @@ class WholeClouds(Neighbours):
         return out
 
 
+class CloudPairs(Neighbours):
+    """Every point sees all points of another cloud, that of the same number.
+
+    Args:
+        queries, keys: ``(N,)`` and ``(N',)``, the number of the cloud of each point, in any order; below zero for
+            points of none.
+    """
+
+    def __init__(self, queries: Tensor, keys: Tensor):
+        names, number = torch.cat([queries, keys]).unique(return_inverse=True)
+        there = names >= 0
+        self._order, counts = [], []
+        for of_points in number.split([len(queries), len(keys)]):
+            self._order.append(of_points.argsort(stable=True))
+            counts.append(torch.bincount(of_points, minlength=len(names)))
+        self._starts = torch.stack([n.cumsum(0) - n for n in counts])
+        self._counts = torch.stack(counts)
+        both = where((counts[0] > 0) & (counts[1] > 0) & there)
+        # The largest first, so that those of a chunk are about as large.
+        self._clouds = both[self._counts[1, both].argsort(descending=True, stable=True)]
+
+    def _chunks(self, limit: int) -> list[Chunk]:
+        sizes = _array_of("batch", self._counts[:, self._clouds].T.contiguous()).tolist()
+        out, i = [], 0
+        while i < len(sizes):
+            j, (queries, keys) = i + 1, sizes[i]
+            pairs = queries * keys
+            while j < len(sizes):
+                most, left = max(queries, sizes[j][0]), pairs + sizes[j][0] * sizes[j][1]
+                if (j + 1 - i) * most * keys > min(limit, 2 * left):
+                    break
+                j, queries, pairs = j + 1, most, left
+            padded = pairs < (j - i) * queries * keys
+            out += self._chunk(self._clouds[i:j], queries, keys, limit, padded)
+            i = j
+        return out
+
+    def _chunk(self, clouds: Tensor, queries: int, keys: int, limit: int, padded: bool) -> list[Chunk]:
+        """Clouds of up to so many queries and keys, or where one is too much at once, some of its queries."""
+        starts, counts, longest = self._starts[:, clouds], self._counts[:, clouds], (queries, keys)
+        rows = [_rows(*of_set) for of_set in zip(self._order, starts, counts, longest, strict=True)]
+        size = queries if len(clouds) > 1 else max(1, min(queries, limit // keys))
+        return [Chunk(part, rows[1], padded) for part in rows[0].split(size, dim=1)]
+
+
 _MOST_SINGLE, _MOST_POINTS = 64, 2**16
 _single: dict[int, WholeClouds] = {}
 
@@ -275,6 +321,8 @@ class Neighbourhood:
         x, y = (numbers_of("coords", t) for t in (queries, keys))
         batches = ((query_batch, x), (key_batch, y))
         clouds = [t.new_zeros(len(t), dtype=torch.long) if batch is None else batch for batch, t in batches]
+        if self.is_global:
+            return CloudPairs(*clouds)
         return Lists(self._by_distances(x, clouds[0], y, clouds[1]), len(x), len(y))
 
     def precise(self, x: Tensor) -> Tensor:

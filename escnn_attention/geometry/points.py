@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from escnn_attention.exporting.mode import in_programs
-from escnn_attention.geometry.at_once import all_at_once
+from escnn_attention.geometry.at_once import all_at_once, pairs_at_once
 from escnn_attention.geometry.cache import cached, kept
 from escnn_attention.geometry.neighbours import Chunk, Lists, Neighbourhood, Neighbours, WholeClouds, stretches, where
 
@@ -81,9 +81,11 @@ class Points:
             return WholeClouds.single(self.number, self._places.device)
         return kept(WholeClouds, self.batch)
 
-    def at_once(self) -> Chunk:
-        """Which points each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
+    def at_once(self, keys: Points) -> Chunk:
+        """Which of the keys each point sees, in a single chunk: see :mod:`escnn_attention.geometry.at_once`."""
         numbered = self.edge_attr is not None
+        if keys is not self and self.edge_index is None:
+            return cached(pairs_at_once, self._places, self.batch, keys._places, keys.batch)
         return cached(all_at_once, self._places, self.edge_index, self.batch, self._rule, numbered)
 
     def places_of(self, keys: Points, some: Chunk) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,9 @@ from typing_extensions import Unpack
 
 from escnn_attention._checks import check_length, check_option, check_probability
 from escnn_attention.encodings import Encoding, as_encoding
-from escnn_attention.functional import ON_GRIDS, KeyMode, QueryMode
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, KeyMode, QueryMode
+from escnn_attention.geometry.cache import kept
+from escnn_attention.geometry.neighbours import numbers_of
 from escnn_attention.geometry.windows import Window
 from escnn_attention.groups.fibers import Fibers, fibers
 from escnn_attention.groups.samples import Samples, as_samples
@@ -32,6 +34,7 @@ from escnn_attention.nn.arguments import (
     option_names,
 )
 from escnn_attention.nn.heads import Heads, check_registers, finished, is_scalar, normalised_needs
+from escnn_attention.nn.point_module import check_cloud
 from escnn_attention.nn.self_attention import (
     bind,
     flat_positions,
@@ -68,9 +71,13 @@ class GroupCrossAttention(EquivariantModule):
     - Both are grids of the same gspace, which share their centre. Then :math:`\Delta = x' - x`. Grids of other sizes
       have the same extent: the distance of neighbouring positions is inversely proportional to their number, unless
       ``spacing`` says otherwise. ``kernel_size`` is a window about the place of the query.
+    - Both are points, ``coords`` of a GeometricTensor, or one of them is a grid, whose positions are points then, with
+      its centre at the origin and neighbouring positions 1 apart. Then :math:`\Delta = (x' - x) / \ell` with the
+      ``length_scale`` :math:`\ell`.
     - They are of different gspaces, such as the tokens of a sequence and an image. A query has no place among the keys.
       :math:`\Delta = x'` is the place of the key relative to the centre of its own grid, in units of half the longest
-      side. With ``encoding="none"``, the default there, the keys are a set.
+      side; of points it is their place relative to the mean of their cloud, in units of the ``length_scale``. With
+      ``encoding="none"``, the default there, the keys are a set.
 
     Args:
         query_type: the type of the queries: any fields, over any gspace.
@@ -86,6 +93,7 @@ class GroupCrossAttention(EquivariantModule):
         window: as in :class:`GroupSelfAttention`.
         spacing: the distance of neighbouring keys, in steps of the grid of the queries: a number, such as 2 for keys
             that a stride of 2 has left; None for grids of the same extent.
+        length_scale: the unit of length of the encoding between points, in the units of their coordinates.
         dropout, backend, samples: as in :class:`GroupSelfAttention`.
         options: ``head_fields``, ``projection``, ``bias``, ``qk_norm`` and ``registers`` as in
             :class:`GroupSelfAttention`.
@@ -98,6 +106,7 @@ class GroupCrossAttention(EquivariantModule):
 
     Shape:
         ``(B, query_type.size, *space)`` and ``(B, key_type.size, *key_space)`` to ``(B, out_type.size, *space)``.
+        Either may be at points, ``(N, query_type.size)`` or ``(N', key_type.size)`` with coordinates.
 
     Raises:
         TypeError: a type or number is none, or there is no such option.
@@ -137,6 +146,7 @@ class GroupCrossAttention(EquivariantModule):
         encoding: Encoding | str | None = None,
         window: str = "auto",
         spacing: float | None = None,
+        length_scale: float = 1.0,
         dropout: float = 0.0,
         backend: str = "auto",
         samples: Samples | int | None = None,
@@ -175,8 +185,8 @@ class GroupCrossAttention(EquivariantModule):
             ),
             bind(bound, heads, seen, num_poses, poses=poses),
             tables_of(group, num_poses, registers, poses=poses, weighs=keys == "all" and not lifts),
-            Places(one_space, seen, _choose_spacing(spacing, one_space)),
-            AttentionMode(query, keys, check_probability("dropout", dropout), ON_GRIDS.check(backend)),
+            Places(one_space, seen, _choose_spacing(spacing, one_space), check_length("length_scale", length_scale)),
+            AttentionMode(query, keys, check_probability("dropout", dropout), _check_backend(backend)),
             query_weight=query_weight(out_type, group, query, lifts=asks_alike),
         )
         self.query_type, self.key_type, self.value_type = query_type, key_type, value_type
@@ -191,15 +201,21 @@ class GroupCrossAttention(EquivariantModule):
         keys: GeometricTensor,
         values: GeometricTensor | None = None,
         key_padding_mask: Tensor | None = None,
+        *,
+        query_batch: Tensor | None = None,
+        key_batch: Tensor | None = None,
     ) -> GeometricTensor:
         """Apply the layer to two sets of features.
 
         Args:
-            queries: features of type ``query_type``, on a grid.
-            keys: features of type ``key_type``, on a grid, of as many images.
+            queries: features of type ``query_type``, on a grid, or at points: ``(N, query_type.size)`` with ``coords``.
+            keys: features of type ``key_type``, on a grid, of as many images, or at points.
             values: features of type ``value_type`` where the keys are; None for those of the keys.
-            key_padding_mask: ``(B, *key_space)``, True for keys that are to be ignored, whatever they hold, as in
-                ``torch.nn.MultiheadAttention``. Where all keys are ignored, queries attend to zeros.
+            key_padding_mask: ``(B, *key_space)``, or ``(N',)`` for points; True for keys that are to be ignored,
+                whatever they hold, as in ``torch.nn.MultiheadAttention``. Where all keys are ignored, queries attend to
+                zeros on grids, and to nothing at points.
+            query_batch, key_batch: ``(N,)`` and ``(N',)``, for points the number of the cloud of each; queries attend
+                to keys of the same number, image number b of a grid to cloud number b. None for a single cloud.
 
         Returns:
             features of type ``out_type`` where the queries are.
@@ -207,11 +223,17 @@ class GroupCrossAttention(EquivariantModule):
         Raises:
             TypeError: an argument is no GeometricTensor, of another precision, or the mask is no tensor of bool.
             ValueError: another type, other numbers of images, values on another grid, grids whose sizes have no ratio,
-                a mask of another shape.
+                a mask of another shape; a window between points, or clouds that do not fit the images.
         """
         x, y, z = self._check_sets(queries, keys, values)
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
-        return GeometricTensor(self.plain(x, y, z, mask), self.out_type)
+        sets, batches = (queries, keys), (query_batch, key_batch)
+        if queries.coords is None and keys.coords is None:
+            _check_no_batch(batches)
+            return GeometricTensor(self.plain(x, y, z, mask), self.out_type)
+        self._check_points(sets, batches, mask)
+        out = self.plain(x, y, z, mask, queries.coords, keys.coords, *batches)
+        return GeometricTensor(out, self.out_type, queries.coords)
 
     def attention_maps(
         self,
@@ -248,6 +270,8 @@ class GroupCrossAttention(EquivariantModule):
             torch.Size([1, 2, 1, 2, 1, 4, 4, 4])
         """
         x, y = self._check_queries_and_keys(queries, keys)
+        if queries.coords is not None or keys.coords is not None:
+            raise ValueError("queries: attention_maps got scattered points (coords are set), needed features on grids")
         # Whatever values are, they are attended to alike.
         z = None if self.value_type == self.key_type else y.new_zeros(len(y), self.value_type.size, *y.shape[2:])
         mask = None if key_padding_mask is None else _check_padding(key_padding_mask, y)
@@ -289,8 +313,9 @@ class GroupCrossAttention(EquivariantModule):
     def export(self) -> torch.nn.Module:
         """A copy as a plain torch module in eval mode.
 
-        It maps ``(queries, keys, values=None, key_padding_mask=None)``, tensors, to the tensor of the output, gives the
-        same values and needs no escnn, neither to run nor to be loaded.
+        It maps ``(queries, keys, values=None, key_padding_mask=None, query_coords=None, key_coords=None,
+        query_batch=None, key_batch=None)``, tensors, to the tensor of the output, gives the same values and needs no
+        escnn, neither to run nor to be loaded.
         """
         self.eval()
         return copy.deepcopy(self.plain).eval()
@@ -299,7 +324,7 @@ class GroupCrossAttention(EquivariantModule):
         """The tensors of queries and keys, if they fit the layer and each other."""
         x = _check_set(queries, self.query_type, self, "queries")
         y = _check_set(keys, self.key_type, self, "keys")
-        if len(x) != len(y):
+        if queries.coords is keys.coords is None and len(x) != len(y):
             raise ValueError(f"keys: got {len(y)} images, and there are {len(x)} of queries; needed as many")
         return x, y
 
@@ -311,10 +336,37 @@ class GroupCrossAttention(EquivariantModule):
         if values is None:
             raise ValueError(f"values: got None, needed features of type {self.value_type}; keys are of another type")
         z = _check_set(values, self.value_type, self, "values")
-        if len(z) != len(y) or z.shape[2:] != y.shape[2:]:
+        if len(z) != len(y) or z.shape[2:] != y.shape[2:] or (values.coords is None) != (keys.coords is None):
             shape = (len(y), self.value_type.size, *y.shape[2:])
             raise ValueError(f"values: got shape {tuple(z.shape)}, needed {shape}, where the keys are")
         return x, y, z
+
+    def _check_points(
+        self,
+        sets: tuple[GeometricTensor, GeometricTensor],
+        batches: tuple[Tensor | None, Tensor | None],
+        mask: Tensor | None,
+    ) -> None:
+        """Points are finite where no mask hides them, and the numbers of clouds are those of images."""
+        if self.plain.window.kernel_size is not None:
+            raise ValueError(
+                f"kernel_size: got {self.plain.window.kernel_size}, which is a window on a grid, and scattered points "
+                "(coords are set); needed kernel_size=None"
+            )
+        images = {len(x.tensor) for x in sets if x.coords is None}
+        for name, x, batch, hidden in zip(("query", "key"), sets, batches, (None, mask), strict=True):
+            if x.coords is None:
+                _check_no_batch((batch,), name)
+                continue
+            coords = x.coords if hidden is None else x.coords.masked_fill(hidden.unsqueeze(1), 0.0)
+            kept(check_cloud, coords, None, batch)
+            number = 1 if batch is None else int(numbers_of(f"{name}_batch", batch).max()) + 1
+            if images and number > min(images):
+                raise ValueError(f"{name}_batch: got clouds up to number {number - 1}, needed {min(images)}, as images")
+            if batch is None and images and min(images) > 1:
+                raise ValueError(
+                    f"{name}_batch: got None, needed the number of the image of each point, of {min(images)}"
+                )
 
     def extra_repr(self) -> str:
         core, window = self.plain, self.plain.window
@@ -328,6 +380,15 @@ class GroupCrossAttention(EquivariantModule):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
+
+
+def _check_no_batch(batches: Sequence[Tensor | None], *names: str) -> None:
+    """Grids have images, and no numbers of clouds."""
+    for name, batch in zip(names or ("query", "key"), batches, strict=True):
+        if batch is not None:
+            raise ValueError(
+                f"{name}_batch: got a tensor for features on a grid, whose images are told apart; needed None"
+            )
 
 
 def _check_types(query_type: Any, key_type: Any, value_type: Any, out_type: Any) -> None:
@@ -364,6 +425,11 @@ def _choose_encoding(encoding: Encoding | str | None, asking: GSpace, one_space:
     return as_encoding(encoding)
 
 
+def _check_backend(backend: str) -> str:
+    """``backend``, if there is one of this name on grids or between points."""
+    return backend if backend in BETWEEN_POINTS.backends else ON_GRIDS.check(backend)
+
+
 def _check_needs(encoding: Encoding, reads_both: bool) -> None:
     if encoding.has_start or not reads_both:
         raise ValueError(
@@ -398,14 +464,8 @@ def _choose_spacing(spacing: float | None, one_space: bool) -> tuple[int, int] |
 
 
 def _check_set(x: Any, needed: FieldType, layer: GroupCrossAttention, name: str) -> Tensor:
-    """The tensor of ``x``, if it is a feature field of this type on a grid."""
-    x = check_field(x, needed, layer, name)
-    if x.coords is not None:
-        raise ValueError(
-            f"{name}: {type(layer).__name__} got scattered points (coords are set), needed features on a grid, of "
-            f"shape (batch, {needed.size}{', space' * needed.gspace.dimensionality})"
-        )
-    tensor: Tensor = x.tensor
+    """The tensor of ``x``, if it is a feature field of this type."""
+    tensor: Tensor = check_field(x, needed, layer, name).tensor
     return tensor
 
 

@@ -6,16 +6,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from escnn_attention._precision import working_precision
 from escnn_attention.encodings import Encoding
 from escnn_attention.encodings.bias import positional_bias
-from escnn_attention.functional import ON_GRIDS, GridCall, KeyMode, QueryMode
+from escnn_attention.exporting.mode import in_programs
+from escnn_attention.functional import BETWEEN_POINTS, ON_GRIDS, GridCall, KeyMode, PointCall, QueryMode
+from escnn_attention.functional.points.bias import PairTables
 from escnn_attention.geometry.grid import Grid, kept_grid
 from escnn_attention.geometry.grid_pair import GridPair
+from escnn_attention.geometry.neighbours import Neighbourhood
+from escnn_attention.geometry.points import Points
+from escnn_attention.geometry.relations import Offset
 from escnn_attention.geometry.windows import Window
+from escnn_attention.plain.point_attention import SeenFromPoses
 from escnn_attention.plain.projections import FromPoses, Scalars, ScoredHeads, ToPoses
 from escnn_attention.plain.self_attention import (
     AttentionMode,
@@ -57,11 +65,27 @@ class Places:
             keys; they stand at the centre of the keys.
         window: which keys a query sees.
         spacing: of the grids of queries and keys, in a unit that both have; None for grids of the same extent.
+        length_scale: the unit of length of the encoding between points.
     """
 
     one_space: bool
     window: Window
     spacing: tuple[int, int] | None = None
+    length_scale: float = 1.0
+
+
+class Scattered(NamedTuple):
+    """Features at points.
+
+    Attributes:
+        x: ``(N, size)``.
+        coords: ``(N, d)``.
+        batch: ``(N,)``, the number of the cloud of each; None for a single cloud.
+    """
+
+    x: Tensor
+    coords: Tensor
+    batch: Tensor | None
 
 
 class CrossAttention(ScoredHeads):
@@ -122,9 +146,28 @@ class CrossAttention(ScoredHeads):
         return sees or self.window.kernel_size is not None
 
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor | None = None, key_padding_mask: Tensor | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        query_coords: Tensor | None = None,
+        key_coords: Tensor | None = None,
+        query_batch: Tensor | None = None,
+        key_batch: Tensor | None = None,
     ) -> Tensor:
-        """Features ``(B, out, *space)``: see :meth:`escnn_attention.GroupCrossAttention.forward`."""
+        """Features ``(B, out, *space)``, or ``(N, out)`` of queries at points.
+
+        See :meth:`escnn_attention.GroupCrossAttention.forward`; points have coordinates ``(N, d)``.
+        """
+        if query_coords is not None or key_coords is not None:
+            asking = self.scattered(queries, query_coords, query_batch)
+            asked = self.scattered(keys, key_coords, key_batch)
+            values = None if values is None else self.scattered(values, key_coords, key_batch).x
+            y = self.attend_points(asking, asked, values, key_padding_mask)
+            if query_coords is not None:
+                return y
+            return fields_of(y.unflatten(0, (queries.shape[0], -1)), queries.shape[2:])
         call = self.call(queries, keys, values, self.grids(queries, keys), key_padding_mask)
         return self.output(ON_GRIDS.compute(call, self.backend), queries.shape[2:])
 
@@ -185,6 +228,54 @@ class CrossAttention(ScoredHeads):
         dropout = self.dropout if self.training else 0.0
         return GridCall(q, k, v, bias, *grids, query=self.query, keys=self.keys, dropout=dropout)
 
+    def scattered(self, x: Tensor, coords: Tensor | None, batch: Tensor | None) -> Scattered:
+        """Features at points, or those on a grid, ``(B, size, *space)``, at its positions, with their centre at 0."""
+        if coords is not None:
+            return Scattered(x, coords.to(working_precision(self.inverse_action.dtype)), batch)
+        space, images = x.shape[2:], x.shape[0]
+        grid = kept_grid(space, Window(), self.inverse_action.dtype, x.device)
+        places = grid.coordinates * ((max((1, *space)) - 1) / 2 or 1.0)
+        cloud = torch.arange(images, device=x.device).repeat_interleave(grid.num_positions)
+        return Scattered(rows_of(x).flatten(0, -2), places.repeat(images, 1), cloud)
+
+    def attend_points(
+        self, queries: Scattered, keys: Scattered, values: Tensor | None, hidden: Tensor | None
+    ) -> Tensor:
+        """The output ``(N, out)`` for queries and keys at points, of which a mask hides some keys."""
+        batch, features, coords = keys.batch, keys.x, keys.coords
+        if hidden is not None:
+            # Of no cloud, and whatever they hold, it reaches nothing, gradients included.
+            rows = hidden.flatten().unsqueeze(1)
+            features, coords = features.masked_fill(rows, 0.0), coords.masked_fill(rows, 0.0)
+            values = None if values is None else values.masked_fill(rows, 0.0)
+            batch = torch.where(hidden.flatten(), -1, 0 if batch is None else batch)
+        places = queries.coords
+        if not self.sees_places:
+            places = coords.new_zeros(queries.x.shape[0], coords.shape[1])
+        elif not self.places.one_space:
+            places = _centres(coords, batch, queries.batch, queries.x.shape[0])
+        asking, asked = (
+            Points(x if self.places.length_scale == 1 else x / self.places.length_scale, x, None, of, Neighbourhood())
+            for x, of in ((places, queries.batch), (coords, batch))
+        )
+        q, k, v = self.to_heads(queries.x[None], features[None], None if values is None else values[None])
+        dropout = self.dropout if self.training else 0.0
+        bias = self.encoding.pair_bias(self._pair_tables())
+        call = PointCall(q, k, v, bias, asking, asked, query=self.query, keys=self.keys, dropout=dropout)
+        return self._written(BETWEEN_POINTS.compute(call, self.backend)).squeeze(0)
+
+    def _pair_tables(self) -> PairTables:
+        quotient, measure = self.quotient, self.log_measure
+        return PairTables(
+            relate=SeenFromPoses(Offset(), self.inverse_action) if self.sees_places else nothing_seen,
+            inverse_action=self.inverse_action,
+            quotient=torch.zeros(0, dtype=torch.long) if quotient is None else quotient,
+            relative=self.relative,
+            query=self.query,
+            keys=self.keys,
+            log_measure=None if measure is None else measure.unsqueeze(0),
+        )
+
     def to_heads(self, queries: Tensor, keys: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``(M, B, N, P, C)`` of features ``(B, *space, size)``.
 
@@ -197,15 +288,44 @@ class CrossAttention(ScoredHeads):
 
     def output(self, y: Tensor, space: Sequence[int]) -> Tensor:
         """Features ``(B, out, *space)`` of what heads give, ``(M, B, N, |H|, C)``."""
-        if self.query_weight != 1:
-            y = self.query_weight * y
-        return fields_of(self.project_out(y), space)
+        return fields_of(self._written(y), space)
+
+    def _written(self, y: Tensor) -> Tensor:
+        """Rows of channels ``(B, N, out)`` of what heads give."""
+        out: Tensor = self.project_out(y if self.query_weight == 1 else self.query_weight * y)
+        return out
 
 
 def _heads_of(project: ToPoses | Scalars, x: Tensor) -> Tensor:
     """What a projection makes of features ``(B, *space, size)``, for each of M heads: ``(M, B, N, P, C)``."""
     made: Tensor = project(x)
     return made.reshape(len(made), x.shape[0], math.prod(x.shape[1:-1]), *made.shape[-2:])
+
+
+def nothing_seen(query: Tensor, key: Tensor) -> Tensor:
+    """The relation of points for an encoding without offsets: no numbers, ``(G, 1, A, 1, K, 0)``."""
+    return query.new_zeros(query.shape[0], 1, query.shape[1], 1, key.shape[2], 0)
+
+
+def _centres_in_programs(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, queries: int) -> Tensor:
+    if batch is None:
+        return coords.mean(0).expand(queries, -1)
+    asking = batch.new_zeros(queries) if query_batch is None else query_batch
+    same = (asking.unsqueeze(1) == batch).to(coords.dtype)
+    return same @ coords / same.sum(1, keepdim=True).clamp(min=1)
+
+
+@in_programs(_centres_in_programs)
+def _centres(coords: Tensor, batch: Tensor | None, query_batch: Tensor | None, queries: int) -> Tensor:
+    """For each query the mean of the points of its cloud, ``(queries, d)``; a number below zero is of none."""
+    if batch is None:
+        return coords.mean(0).expand(queries, -1)
+    asking = batch.new_zeros(queries) if query_batch is None else query_batch
+    number = int(torch.cat([asking, batch]).max()) + 1
+    place = torch.where(batch < 0, number, batch)  # one more, for points of no cloud
+    sums = coords.new_zeros(number + 1, coords.shape[1]).index_add(0, place, coords)
+    counts = coords.new_zeros(number + 1).index_add(0, place, coords.new_ones(coords.shape[0]))
+    return (sums / counts.clamp(min=1).unsqueeze(1)).index_select(0, asking)
 
 
 def spacing_between(space: Sequence[int], key_space: Sequence[int]) -> tuple[int, int]:

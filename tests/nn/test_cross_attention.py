@@ -14,6 +14,7 @@ from escnn_attention import (
     ConvolutionalEncoding,
     GroupCrossAttention,
     GroupSelfAttention,
+    PointSelfAttention,
     RotaryEncoding,
     Samples,
     sequence_space,
@@ -555,3 +556,117 @@ def test_what_does_not_fit():
     apart = GroupCrossAttention(tokens, image, tokens, value_type=scalars(C4, 1)).double()
     with pytest.raises(ValueError, match="values: got None, needed features of type"):
         apart(x, y)
+
+
+def points_of(field_type, number, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, field_type.size, generator=generator, dtype=torch.float64)
+    coords = torch.randn(number, field_type.gspace.dimensionality, generator=generator, dtype=torch.float64)
+    return GeometricTensor(x, field_type, coords)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("modes", [("own", "all"), ("all", "all"), ("own", "own")], ids="-".join)
+@pytest.mark.parametrize("kinds", ["points-points", "sequence-points", "points-sequence", "grid-points", "points-grid"])
+@pytest.mark.parametrize("name", ["C8", "D4", "C4 3D", "octahedral"])
+def test_equivariant_between_points(encoding, modes, kinds, name):
+    """And the same by every backend, and in a file."""
+    space = spaces.ALL[name]()
+    query_kind, key_kind = kinds.split("-")
+    elements = grid_generators(space) if "grid" in kinds else None
+
+    def made(kind, number, seed):
+        gspace = sequence(space) if kind == "sequence" else space
+        field_type = (
+            mixed(gspace) if name != "octahedral" else FieldType(gspace, [gspace.trivial_repr, gspace.irrep(1)])
+        )
+        if kind == "points":
+            return points_of(field_type, number, seed)
+        return random_field(field_type, *((3,) if kind == "sequence" else spaces.shape_of(space, 2)), batch=1)
+
+    x, y = made(query_kind, 4, 0), made(key_kind, 5, 1)
+    options = {"encoding": encoding, "query": modes[0], "keys": modes[1], "head_fields": 4, "length_scale": 1.5}
+    layer = drawn(GroupCrossAttention(x.type, y.type, x.type, **options))
+    assert error_of(layer, x, y, elements=elements) < TOLERANCE
+    expected = layer(x, y)
+    assert expected.coords is x.coords
+    for backend in ("reference", "neighbours"):
+        layer.plain.backend = backend
+        torch.testing.assert_close(layer(x, y).tensor, expected.tensor)
+    if encoding not in ("none", "rotary", "absolute") and (query_kind != "sequence" or key_kind == "points"):
+        spoilt_action(layer, None)
+        assert key_kind == "sequence" or error_of(layer, x, y, elements=elements) > 1e-5
+
+
+def test_points_of_one_set_are_point_self_attention():
+    fields = mixed(D4)
+    own = drawn(PointSelfAttention(fields, fields, 2, head_fields=4))
+    layer = with_weights_of(own, fields, fields, fields)
+    x = points_of(fields, 6)
+    torch.testing.assert_close(layer(x, x).tensor, own(x).tensor)
+
+
+@pytest.mark.parametrize("encoding", ["mlp", "none"])
+def test_clouds_of_points_are_apart(encoding):
+    """A batch of clouds of any sizes, in any order, with hidden keys, is cloud by cloud; and so in programs."""
+    tokens, atoms = mixed(sequence(C4)), mixed(C4)
+    layer = drawn(
+        GroupCrossAttention(tokens, atoms, tokens, head_fields=4, encoding=encoding, value_type=regular(C4, 1))
+    )
+    x, y, batch = random_field(tokens, 3), points_of(atoms, 9), torch.tensor([1, 0, 1, 1, 0, 1, 0, 1, 1])
+    z = GeometricTensor(torch.randn(9, 4, dtype=torch.float64), layer.value_type, y.coords)
+    hidden = torch.zeros(9, dtype=torch.bool)
+    hidden[[2, 4]] = True
+    y.tensor[hidden] = torch.nan
+    y.coords[hidden] = torch.inf
+    found = layer(x, y, z, hidden, key_batch=batch).tensor
+    for i in range(2):
+        some = (batch == i) & ~hidden
+        one = GeometricTensor(y.tensor[some], atoms, y.coords[some])
+        values = GeometricTensor(z.tensor[some], layer.value_type, y.coords[some])
+        alone = layer(tokens(x.tensor[i : i + 1]), one, values).tensor
+        torch.testing.assert_close(found[i : i + 1], alone)
+    arguments = (x.tensor, y.tensor, z.tensor, hidden, None, y.coords, None, batch)
+    torch.testing.assert_close(layer.export()(*arguments), found)
+    torch.testing.assert_close(torch.export.export(layer.export(), arguments).module()(*arguments), found)
+    back = drawn(GroupCrossAttention(atoms, tokens, atoms, head_fields=4))
+    y.tensor[hidden], y.coords[hidden] = 1.0, 0.0
+    together = back(y, x, query_batch=batch).tensor
+    alone = back(GeometricTensor(y.tensor[batch == 1], atoms, y.coords[batch == 1]), tokens(x.tensor[1:])).tensor
+    torch.testing.assert_close(together[batch == 1], alone)
+
+
+def test_values_and_gradients_between_points_are_those_of_the_formula():
+    fields = mixed(C4)
+    x, y = points_of(fields, 2), points_of(fields, 3, 1)
+    layer = drawn(GroupCrossAttention(fields, fields, fields, head_fields=4, length_scale=1.3))
+    inputs = [t.clone().requires_grad_() for t in (x.tensor, y.tensor, x.coords, y.coords)]
+    a, b, p, r = inputs
+    found = layer(GeometricTensor(a, fields, p), GeometricTensor(b, fields, r)).tensor
+    of_sets = (t.T.unsqueeze(0) for t in (a, b))
+    expected = written_out(layer, *of_sets, lambda i, j: (r[j] - p[i]) / 1.3).squeeze(0).T
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    for one, other in zip(*(torch.autograd.grad((t * weight).sum(), inputs) for t in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+    moved = GeometricTensor(a, fields, p + 1), GeometricTensor(b, fields, r + 1)
+    torch.testing.assert_close(layer(*moved).tensor, found)
+    assert (layer(moved[0], GeometricTensor(b, fields, r)).tensor - found).abs().max() > 1e-4
+
+
+def test_points_that_do_not_fit():
+    tokens, atoms = regular(sequence(C4), 1), regular(C4, 1)
+    layer, window = GroupCrossAttention(tokens, atoms, tokens).double(), GroupCrossAttention(atoms, atoms, atoms, 1, 3)
+    x, y, batch = random_field(tokens, 3), points_of(atoms, 4), torch.tensor([0, 0, 1, 2])
+    one = random_field(atoms, 4, 4)
+    for call, error, message in (
+        (lambda: layer(x, y), ValueError, "key_batch: got None, needed the number of the image"),
+        (lambda: layer(x, y, key_batch=batch), ValueError, "key_batch: got clouds up to number 2, needed 2"),
+        (lambda: layer(x, y, query_batch=batch), ValueError, "query_batch: got a tensor for features on a grid"),
+        (lambda: layer(x, one, key_batch=batch), ValueError, "key_batch: got a tensor for features on a grid"),
+        (lambda: window.double()(y, y), ValueError, "kernel_size: got 3, which is a window on a grid"),
+        (lambda: layer.attention_maps(x, y, [(0,)]), ValueError, "queries: attention_maps got scattered points"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

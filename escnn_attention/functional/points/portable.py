@@ -107,7 +107,7 @@ def attend_in_export(call: PointCall, kind: type[Chunks]) -> Tensor:
 
     ``torch.jit.trace`` has no loops: there all is one chunk.
     """
-    one, shape = call.query_points.at_once(), _shape(call)
+    one, shape = call.query_points.at_once(call.key_points), _shape(call)
     if torch.jit.is_tracing():
         tensors, measure = _vectors(call, one.padded)
         out = in_place([kind(call, measure).attend(one, *tensors)], [one], shape)
