@@ -67,7 +67,7 @@ def attention_between_points():
     [
         (attention_on_a_grid, (22, 83, 52)),
         (block_on_a_grid, (30, 99, 102)),
-        (attention_between_points, (25, 130, 82)),
+        (attention_between_points, (25, 132, 85)),
     ],
 )
 def test_a_forward_pass_is_short(make, most):
