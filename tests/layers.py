@@ -146,6 +146,10 @@ CASES = {
     "FeatureAttention": Case(lambda: ea.FeatureAttention(FIELDS, kernel_size=3)),
     "FieldLayerNorm": Case(lambda: ea.FieldLayerNorm(spaces.mixed(D4))),
     "FieldLayerNorm, fields": Case(lambda: ea.FieldLayerNorm(FIELDS, kind="fields")),
+    "FieldLayerNorm, groups": Case(lambda: ea.FieldLayerNorm(FIELDS + FIELDS, "sample", num_groups=2)),
+    "FieldLayerNorm, groups of a mixture": Case(
+        lambda: ea.FieldLayerNorm(spaces.mixed(D4), "sample", kind="layer", num_groups=2)
+    ),
     "FieldLayerNorm, poses": Case(lambda: ea.FieldLayerNorm(FIELDS, "pose", kind="rms")),
     "FieldBatchNorm": Case(lambda: ea.FieldBatchNorm(spaces.mixed(D4))),
     "FieldLinear": Case(lambda: ea.FieldLinear(spaces.mixed(D4), FIELDS)),

@@ -91,6 +91,7 @@ class ConditionedFieldNorm(_Conditioned):
         scope: over what the statistics are, as in :class:`FieldLayerNorm`.
         kind: of the norm, as in :class:`FieldLayerNorm`. The shift is there for every kind.
         eps: added to the mean square.
+        num_groups: the number of groups of fields with statistics of their own, as in :class:`FieldLayerNorm`.
 
     Shape:
         ``(B, in_type.size, *space)`` with a condition ``(B, n)`` or ``(B, n, *space)`` to the same;
@@ -124,8 +125,9 @@ class ConditionedFieldNorm(_Conditioned):
         *,
         kind: NormKind | None = None,
         eps: float = 1e-5,
+        num_groups: int = 1,
     ):
-        norm = FieldLayerNorm(in_type, scope, kind=kind, eps=eps, affine=False)
+        norm = FieldLayerNorm(in_type, scope, kind=kind, eps=eps, affine=False, num_groups=num_groups)
         modulation = Modulation(field_of_channels(in_type), invariant_vectors(in_type), check_int("n", n), offset=1.0)
         super().__init__(in_type, in_type, ConditionedNorm(norm.plain, modulation))
         self.condition = n

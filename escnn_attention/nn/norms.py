@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from escnn.nn import EquivariantModule, FieldType
 
-from escnn_attention._checks import check_option, check_unused
+from escnn_attention._checks import check_int, check_option, check_unused
 from escnn_attention.groups.fibers import (
     FrameSegment,
     columns_of,
@@ -52,6 +52,10 @@ class FieldLayerNorm(PlainModule):
     With ``scope="pose"`` each pose of regular fields is normalised separately, over the fields, as in Platonic
     Transformers; group elements permute the poses with their statistics.
 
+    With ``num_groups`` each group of consecutive fields has statistics of its own. With ``scope="sample"`` it is the
+    group norm, and with as many groups as fields the instance norm. To take a mean of the scalars of a mixed type, and
+    none of other fields, set ``kind="layer"``.
+
     Args:
         in_type: the type of the input and of the output.
         scope: ``"position"`` takes the statistics at each position by itself, ``"sample"`` over all positions of a
@@ -64,6 +68,7 @@ class FieldLayerNorm(PlainModule):
             that are many fields of each irrep.
         eps: added to the mean square.
         affine: whether to learn :math:`\gamma` and :math:`\beta`.
+        num_groups: the number of groups of as many fields each.
 
     Shape:
         ``(B, in_type.size, *space)`` to the same; ``(N, in_type.size)`` at scattered points,
@@ -73,7 +78,9 @@ class FieldLayerNorm(PlainModule):
         ValueError: an unknown scope or kind, or a representation in ``in_type`` that is not orthogonal; so few fields
             that a field would become zero, or all of them signs: a single channel, a single scalar with
             ``kind="layer"``; with ``kind="fields"``, a field that is the only one of its representation, or poses as
-            ``scope``; with ``scope="pose"``, a field that is not regular, which has no poses.
+            ``scope``; with ``scope="pose"``, a field that is not regular, which has no poses; groups that do not
+            divide the fields, or with poses as ``scope`` or ``kind="fields"``. On application, a single position of
+            groups over positions of which it would leave zeros or signs.
 
     Example:
         >>> import torch
@@ -85,10 +92,14 @@ class FieldLayerNorm(PlainModule):
         >>> y = norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
         >>> bool((y.square().mean(1) - 1).abs().max() < 1e-3)
         True
+        >>> instance_norm = FieldLayerNorm(fields, "sample", num_groups=10)
+        >>> y = instance_norm(fields(5 + 3 * torch.randn(2, 36, 7, 7))).tensor
+        >>> bool((y[:, :4].square().mean((1, 2, 3)) - 1).abs().max() < 1e-3)  # of the first field
+        True
 
     Source: Ba, Kiros and Hinton, "Layer Normalization", 2016; GSA-Nets, Figure F.1; Zhang and Sennrich, "Root Mean
-    Square Layer Normalization", NeurIPS 2019; Nordström et al., "Stronger ViTs With Octic Equivariance", 2025, for
-    ``kind="fields"``.
+    Square Layer Normalization", NeurIPS 2019; Wu and He, "Group Normalization", ECCV 2018; Nordström et al., "Stronger
+    ViTs With Octic Equivariance", 2025, for ``kind="fields"``.
     """
 
     plain: LayerNorm
@@ -101,22 +112,28 @@ class FieldLayerNorm(PlainModule):
         kind: NormKind | None = None,
         eps: float = 1e-5,
         affine: bool = True,
+        num_groups: int = 1,
     ):
         check_type("in_type", in_type)
         check_option("scope", scope, get_args(NormScope))
-        kind = _kind_of(in_type, scope) if kind is None else check_option("kind", kind, get_args(NormKind))
+        parts = _parts(in_type, scope, kind, num_groups)
+        kind = _kind_of(parts[0], scope) if kind is None else check_option("kind", kind, get_args(NormKind))
         poses = None
         if scope == "pose":
             check_regular("in_type", in_type, 'scope="pose", the norm over the fields of each pose,')
             poses = in_type.gspace.fibergroup.order()
         field, mean = channels_of(in_type)
         alike = _alike(in_type, scope) if kind == "fields" else None
+        bounds = np.cumsum([part.size for part in parts])[:-1]
+        permuted = [int(of_part.sum()) for of_part in np.split(mean, bounds)]
         if not _over_positions(in_type, scope):
-            _check_varies(in_type, kind, int(mean.sum()), 1 if poses is None else poses)
+            for part, number in zip(parts, permuted, strict=True):
+                _check_varies(part, kind, number, 1 if poses is None else poses)
+        varied = all(_varies(_left(p, kind, n), kind, n) for p, n in zip(parts, permuted, strict=True))
+        group = None if num_groups == 1 else np.repeat(np.arange(num_groups), [part.size for part in parts])
+        options: dict[str, Any] = {"poses": poses, "alike": alike, "group": group, "varied": varied}
         invariants, eps = invariant_vectors(in_type), check_eps(eps)
-        plain = LayerNorm(
-            field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, poses=poses, alike=alike
-        )
+        plain = LayerNorm(field, mean, invariants, scope=scope, eps=eps, affine=affine, kind=kind, **options)
         super().__init__(in_type, in_type, plain)
         self.pointwise = scope != "sample"
 
@@ -151,6 +168,19 @@ def _alike(in_type: FieldType, scope: NormScope) -> np.ndarray:
     return alike
 
 
+def _parts(in_type: FieldType, scope: NormScope, kind: NormKind | None, num_groups: int) -> list[FieldType]:
+    """The types of the groups of fields."""
+    if check_int("num_groups", num_groups) == 1:
+        return [in_type]
+    for name, value, others in (("scope", scope, "pose"), ("kind", kind, "fields")):
+        if value == others:
+            raise ValueError(f'num_groups: got {num_groups} with {name}="{value}", whose statistics have no groups')
+    if len(in_type) % num_groups:
+        raise ValueError(f"num_groups: got {num_groups}, needed a number that divides the {len(in_type)} fields")
+    fields, each = in_type.representations, len(in_type) // num_groups
+    return [FieldType(in_type.gspace, fields[i : i + each]) for i in range(0, len(fields), each)]
+
+
 def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int) -> None:
     """The statistics are of enough numbers at a position, or pose: what is left of these has a direction.
 
@@ -160,16 +190,26 @@ def _check_varies(in_type: FieldType, kind: NormKind, permuted: int, poses: int)
         permuted: the number of channels over which the mean of a layer norm is.
         poses: how many statistics of their own a position has.
     """
+    left = _left(in_type, kind, permuted, poses)
+    if _varies(left, kind, permuted):
+        return
+    made = "its only scalar, which is its own mean, zero" if left != 1 else "a sign of what it is to tell"
+    needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
+    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" makes {made}; needed more fields, or {needed}')
+
+
+def _left(in_type: FieldType, kind: NormKind, permuted: int, poses: int = 1) -> int:
+    """How many numbers a norm leaves free of fields at a position, or pose."""
     left = in_type.size // poses
     if kind == "fields":
         left -= sum(representation.size for representation, _ in columns_of(in_type))
     elif kind == "layer":
         left -= permuted > 0
-    if left >= 2 and not (kind == "layer" and permuted == 1):
-        return
-    made = "its only scalar, which is its own mean, zero" if left != 1 else "a sign of what it is to tell"
-    needed = 'kind="rms", which has no mean' if kind != "rms" else 'scope="sample" on a grid, or a FieldBatchNorm'
-    raise ValueError(f'in_type: got {in_type}, of which kind="{kind}" makes {made}; needed more fields, or {needed}')
+    return left
+
+
+def _varies(left: int, kind: NormKind, permuted: int) -> bool:
+    return left >= 2 and not (kind == "layer" and permuted == 1)
 
 
 def field_of_channels(in_type: FieldType) -> np.ndarray:

@@ -34,6 +34,9 @@ class LayerNorm(ExactBuffers):
         poses: with ``scope="pose"`` the number of poses of every field.
         alike: with ``kind="fields"`` ``(size,)``, the number of what each channel is a component of: equal for the
             same component of all fields of one representation.
+        group: ``(size,)``, the number of the group of each channel, each of which has statistics of its own; None for
+            one group.
+        varied: whether a group at a single position keeps its information.
     """
 
     field: Tensor
@@ -41,6 +44,8 @@ class LayerNorm(ExactBuffers):
     invariants: Tensor
     alike: Tensor | None
     counts: Tensor | None
+    group: Tensor | None
+    sizes: Tensor | None
 
     def __init__(
         self,
@@ -54,8 +59,12 @@ class LayerNorm(ExactBuffers):
         kind: NormKind = "layer",
         poses: int | None = None,
         alike: np.ndarray | None = None,
+        group: np.ndarray | None = None,
+        varied: bool = True,
     ):
         super().__init__()
+        self.groups = 1 if group is None else int(group.max()) + 1
+        self.varied = varied
         self.scope = scope
         self.kind = kind
         self.poses = poses
@@ -66,6 +75,13 @@ class LayerNorm(ExactBuffers):
         self.register_buffer("field", torch.as_tensor(field), persistent=False)
         self.register_exact("mean", mean)
         self.register_exact("invariants", invariants)
+        if group is None:
+            self.group = self.sizes = None
+        else:
+            # In front of buffers that are None, behind which torch.export misses others.
+            self.register_buffer("group", torch.as_tensor(group), persistent=False)
+            # How many channels of each group have a mean, and how many it has.
+            self.register_exact("sizes", np.stack([np.bincount(group, mean), np.bincount(group)]))
         self.register_buffer("alike", None if alike is None else torch.as_tensor(alike), persistent=False)
         self.register_exact("counts", None if alike is None else np.bincount(alike).astype(float))
         self.weight = Parameter(torch.ones(int(field.max()) + 1)) if affine else None
@@ -75,6 +91,8 @@ class LayerNorm(ExactBuffers):
     def forward(self, x: Tensor) -> Tensor:
         # Statistics of half precision numbers are taken in single precision, as torch's own layer norm does.
         y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        if self.group is not None:
+            return self._in_groups(y, self.group).to(x.dtype)
         if self.poses is not None:
             return self._in_one_pass(y.unflatten(1, (-1, self.poses)), self.poses).flatten(1, 2).to(x.dtype)
         if self.scope == "position" and self.kind != "fields" and (self.centred or self.kind == "rms"):
@@ -95,11 +113,41 @@ class LayerNorm(ExactBuffers):
                 mean = mean.mean(over[1:], keepdim=True)
             y = y - mean.index_select(1, self.alike)
         y = y * torch.rsqrt(y.square().mean(over, keepdim=True) + self.eps)
+        return self._affine(y, shape).to(x.dtype)
+
+    def _affine(self, y: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The scale of each field, and the shift."""
         if self.weight is not None:
             y = y * self.weight.index_select(0, self.field).to(y.dtype).view(shape)
         if self.bias is not None:
             y = y + (self.invariants @ self.bias).to(y.dtype).view(shape)
-        return y.to(x.dtype)
+        return y
+
+    def _in_groups(self, y: Tensor, group: Tensor) -> Tensor:
+        """The norm with statistics of each group of fields."""
+        if not self.varied and math.prod(y.shape[2:]) == 1:
+            raise ValueError(
+                f"input: FieldLayerNorm got a single position, of which num_groups={self.groups} leaves zeros or "
+                "signs; needed several positions, or fewer groups"
+            )
+        if self.scope == "sample" and self.kind == "layer" and self.centred and self.equal_sizes:
+            weight, bias = self._of_channels(y, 1)
+            return torch.group_norm(y, self.groups, weight, bias, self.eps)
+        assert self.sizes is not None
+        shape = (-1,) + (1,) * (y.dim() - 2)
+        permuted, all_channels = self.sizes.to(y.dtype).view(2, *shape)
+
+        def mean(values: Tensor, counts: Tensor) -> Tensor:
+            """Over the channels of a group that count, and with ``scope="sample"`` over space; for every channel."""
+            total = values.new_zeros(values.shape[0], self.groups, *values.shape[2:]).index_add(1, group, values)
+            if self.scope == "sample":
+                total = total.mean(tuple(range(2, y.dim())), keepdim=True) if y.dim() > 2 else total
+            return (total / counts.clamp(min=1)).index_select(1, group)
+
+        if self.kind == "layer":
+            has_mean = self.mean.to(y.dtype).view(shape)
+            y = y - has_mean * mean(y * has_mean, permuted)
+        return self._affine(y * torch.rsqrt(mean(y.square(), all_channels) + self.eps), shape)
 
     def _in_one_pass(self, y: Tensor, step: int) -> Tensor:
         """The norm over axis 1 by one operation of torch; its entries are every so many channels.
@@ -126,6 +174,7 @@ class LayerNorm(ExactBuffers):
 
     def extra_repr(self) -> str:
         kind = "" if self.kind == "layer" else f"kind={self.kind!r}, "
+        kind += "" if self.groups == 1 else f"num_groups={self.groups}, "
         return f"scope={self.scope!r}, {kind}eps={self.eps}, affine={self.weight is not None}"
 
 

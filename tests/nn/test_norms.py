@@ -516,3 +516,97 @@ def test_transforms_take_it_in_eval_mode():
     expected = x.clone().requires_grad_()
     loss(expected).backward()
     torch.testing.assert_close(torch.func.grad(loss)(x), expected.grad)
+
+
+GROUPS = {"position, rms": ("position", "rms"), "sample, rms": ("sample", "rms"), "sample, layer": ("sample", "layer")}
+
+
+@pytest.mark.parametrize("num_groups", [2, 6])
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("gspace", [C4, gspaces.rot2dOnR2(8), gspaces.flipRot2dOnR2(4), gspaces.octaOnR3()], ids=str)
+def test_groups_are_equivariant(gspace, name, num_groups):
+    scope, kind = GROUPS[name]
+    some = [gspace.regular_repr, gspace.trivial_repr, *gspace.fibergroup.irreps()[-2:]]
+    several = [r for r in some if r.size > 1]
+    drawn_ones = [(several if scope == "position" else some)[int(i)] for i in torch.randint(len(several), (6,))]
+    module = drawn(FieldLayerNorm(FieldType(gspace, drawn_ones), scope, kind=kind, num_groups=num_groups))
+    assert fibers_error(module, offset(module.in_type, 3)) < 1e-10
+
+
+def test_means_of_vectors_in_groups_would_break_it():
+    fields = FieldType(C4, [C4.regular_repr, C4.irrep(1), C4.trivial_repr, C4.irrep(1)])
+    module = drawn(FieldLayerNorm(fields, "sample", kind="layer", num_groups=2))
+    assert fibers_error(module, offset(fields)) < 1e-10
+    module.plain.mean.fill_(1)
+    assert fibers_error(module, offset(fields)) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("num_groups", [2, 4])
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("scope", ["position", "sample"])
+def test_groups_by_the_formula(scope, alike, num_groups, kind):
+    """Numbers and gradients, group by group."""
+    quotient = C4.quotient_repr(2)
+    fields = spaces.regular(C4, 4) if alike else FieldType(C4, [C4.irrep(1), quotient, quotient, C4.regular_repr])
+    if kind == "layer" and scope == "position" and not alike and num_groups == 4:
+        with pytest.raises(ValueError, match=r"in_type: got .* makes a sign"):
+            FieldLayerNorm(fields, scope, kind=kind, num_groups=num_groups)
+        return
+    module = drawn(FieldLayerNorm(fields, scope, kind=kind, eps=0.1, num_groups=num_groups))
+    x = (1 + torch.randn(2, fields.size, 3, 2)).double().requires_grad_()
+    over, start, expected = (1,) if scope == "position" else (1, 2, 3), 0, []
+    for g in range(num_groups):
+        part = FieldType(C4, fields.representations[g * 4 // num_groups : (g + 1) * 4 // num_groups])
+        y, has_mean = x[:, start : start + part.size], module.plain.mean[start : start + part.size].view(-1, 1, 1)
+        assert has_mean.sum() == sum(r.size for r in part.representations if r != C4.irrep(1))
+        if kind == "layer" and has_mean.any():
+            permuted = y[:, has_mean.flatten() == 1]
+            y = y - has_mean * permuted.mean(over, keepdim=True)
+        expected.append(y / (y.square().mean(over, keepdim=True) + 0.1).sqrt())
+        start += part.size
+    expected = torch.cat(expected, 1) * module.plain.weight[module.plain.field].view(-1, 1, 1)
+    if kind == "layer":
+        expected = expected + (module.plain.invariants @ module.plain.bias).view(-1, 1, 1)
+    found = module(fields(x)).tensor
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    wanted = [x, *module.parameters()]
+    for a, b in zip(*(torch.autograd.grad(t.sin().sum(), wanted) for t in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_groups_of_scalars_are_torchs():
+    scalars = spaces.scalars(C4, 6)
+    x = spaces.random_field(scalars, 4, 4)
+    for num_groups, other in ((3, torch.nn.GroupNorm(3, 6)), (6, torch.nn.InstanceNorm2d(6))):
+        module = FieldLayerNorm(scalars, "sample", kind="layer", num_groups=num_groups).double()
+        torch.testing.assert_close(module(x).tensor, other.double()(x.tensor))
+        torch.testing.assert_close(module.export()(x.tensor), module(x).tensor)
+
+
+def test_groups_erase_nothing():
+    """A group norm of a scalar at one position would be zero, or a sign."""
+    scalars = spaces.scalars(C4, 4)
+    instance = FieldLayerNorm(scalars, "sample", num_groups=4)
+    assert instance(scalars(torch.randn(2, 4, 2, 1))).tensor.any()
+    for kind in ("layer", "rms"):
+        with pytest.raises(ValueError, match="input: FieldLayerNorm got a single position, of which num_groups=4"):
+            FieldLayerNorm(scalars, "sample", kind=kind, num_groups=4)(scalars(torch.randn(2, 4, 1, 1)))
+        with pytest.raises(ValueError, match=f'in_type: .* of which kind="{kind}" makes'):
+            FieldLayerNorm(scalars, kind=kind, num_groups=4)
+    regular = spaces.regular(C4, 4)
+    assert FieldLayerNorm(regular, "sample", num_groups=4)(regular(torch.randn(2, 16, 1, 1))).tensor.std() > 0.5
+
+
+def test_bad_groups():
+    fields = spaces.regular(C4, 4)
+    for options, error, match in (
+        ({"num_groups": 3}, ValueError, "num_groups: got 3, needed a number that divides the 4 fields"),
+        ({"num_groups": 0}, ValueError, "num_groups: got 0"),
+        ({"num_groups": 2.0}, TypeError, r"num_groups: got 2\.0"),
+        ({"num_groups": 2, "scope": "pose"}, ValueError, 'num_groups: got 2 with scope="pose"'),
+        ({"num_groups": 2, "kind": "fields"}, ValueError, 'num_groups: got 2 with kind="fields"'),
+    ):
+        with pytest.raises(error, match=match):
+            FieldLayerNorm(fields, **options)
+    assert "num_groups=2" in repr(FieldLayerNorm(fields, num_groups=2))
